@@ -1,6 +1,8 @@
 """`manyhands join` without a ticket: what is listed, which swarm is meant, and what a person who types sees."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,43 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     monkeypatch.setattr(nearby, "ask_ticket", made.ask)
     yield made
     assert not made.answers
+
+
+LOOKS_AND_ASKS = """
+import asyncio, os, time
+from manyhands.cli import nearby
+from tests.cli.test_nearby import DESK, HOME, rows_of
+
+async def resolve():
+    await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+
+async def search(is_enough):
+    await resolve()
+    return rows_of([DESK])
+
+async def ask(ways, swarm, code):
+    await resolve()
+    return HOME.encode()
+
+def threads():
+    return set(os.listdir("/proc/self/task"))
+
+before, end = threads(), time.monotonic() + 30
+nearby.search, nearby.ask_ticket = search, ask
+nearby.ticket_by_code("ABCDEF", "")
+while threads() - before and time.monotonic() < end:
+    time.sleep(0.05)
+print(len(threads() - before))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists threads as Linux does")
+def test_joining_by_code_leaves_no_thread_behind() -> None:
+    """`join -d` forks after it. At its end the child would wait for threads of libuv that only its parent has."""
+    shown = subprocess.run(
+        [sys.executable, "-c", LOOKS_AND_ASKS], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert shown.stdout == "0\n"
 
 
 def types(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

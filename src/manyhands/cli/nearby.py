@@ -1,13 +1,12 @@
 """The swarms that a machine sees on its network, and joining one by the code that a machine of it shows."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import typer
 
-from manyhands.cli import options
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, LinkClosed, WrongCode
@@ -17,6 +16,8 @@ from manyhands.net.pairing.dial import ask_ticket
 from manyhands.plain import one_line
 from manyhands.swarm.lan import Browser, Nearby
 from manyhands.swarm.ticket import MAX_ADDRESSES, PREFIX, Ticket
+
+T = TypeVar("T")
 
 SEARCH_S: Final = 5.0  # for the first swarm
 SETTLE_S: Final = 0.8  # for others, after the last news
@@ -117,7 +118,7 @@ def look(name: str) -> list[Row]:
         return any(row.shown and name in ("", row.swarm, row.fingerprint, machine(row.shown)) for row in rows)
 
     with doing("looking for swarms on this network"):
-        rows = options.run(search(is_enough))
+        rows = _run(search(is_enough))
     if not rows:
         here = reachable(NodeAddr("0.0.0.0", 0)).host
         raise BadRequest(
@@ -125,6 +126,13 @@ def look(name: str) -> list[Row]:
             f"no guest network), and do both firewalls let UDP port 5353 (mDNS) in? Else {TICKET_WAY}"
         )
     return rows
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    """Run it on asyncio's own loop, which leaves no thread behind: `join -d` forks next, and a process that is forked while
+    libuv's threads run waits for them at its end, although it has none of them.
+    """
+    return asyncio.run(main)
 
 
 # -- joining ----------------------------------------------------------------------------------------------------------
@@ -213,7 +221,7 @@ def _ask(near: Nearby, ways: list[NodeAddr], code: str) -> str:
     """What the machine that shows the code hands over. Raises as ask_ticket, with what to do."""
     try:
         with doing(f"showing the code to {machine(near)}"):
-            return options.run(ask_ticket(ways, near.fingerprint, code))
+            return _run(ask_ticket(ways, near.fingerprint, code))
     except LinkClosed as error:
         raise LinkClosed(
             f"{machine(near)} cannot be asked ({error}): its code may have ended (`manyhands code` there shows one), or "
