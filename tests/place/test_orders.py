@@ -14,7 +14,7 @@ from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
 from manyhands.place import orders
-from manyhands.place.orders import MAX_HASTY, PAUSE_S, Standing, judge
+from manyhands.place.orders import MAX_ASKERS, MAX_HASTY, PAUSE_S, Standing, judge
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_node
 from manyhands.wire.control import TEXT_LIMITS
@@ -166,6 +166,47 @@ def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.Mon
         assert len(seen) == 2 and answers[-1].code is None
 
     _play(scene)
+
+
+def test_who_floods_keeps_out_neither_the_owner_nor_another_member() -> None:
+    """One member's orders were everybody's pause: an operator's, and the owner's own, were told to wait, or nothing."""
+    seen, told = list[NodeId](), list[Reassigned]()
+    me, flooder, member, *more = [NodeId(f"{number:064x}") for number in range(40)]
+
+    class Line:
+        def __init__(self, peer: NodeId) -> None:
+            self.peer = peer
+
+        def send(self, answer: Reassigned) -> None:
+            told.append(answer)
+
+    async def main() -> None:
+        asked = orders.Orders()
+        asked._me = me
+        asked.decide_by(lambda node, order: seen.append(node) or "moves")  # type: ignore[func-returns-value]
+
+        def ask(peer: NodeId, times: int = 1) -> None:
+            for _ in range(times):
+                asked.on_asked(ORDER, Line(peer))  # type: ignore[arg-type]
+
+        ask(flooder, 1000)
+        for node in (member, me):
+            ask(node)
+        assert seen == [flooder, member, me] and len(told) == 1 + MAX_HASTY + 2
+        await asyncio.sleep(PAUSE_S)
+        seen.clear()
+        told.clear()
+        for _ in range(100):
+            for node in more:
+                ask(node)
+        ask(me)
+        assert len(seen) == MAX_ASKERS + 1 and seen[-1] == me
+        assert len(told) <= (MAX_ASKERS + 1) * (1 + MAX_HASTY) + 1 and len(asked._pauses) <= MAX_ASKERS + 2
+        await asyncio.sleep(PAUSE_S)
+        ask(more[-1])
+        assert seen[-1] == more[-1]
+
+    run_virtual(main())
 
 
 def test_who_does_not_answer_is_told_from_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@
     ask ◄─ Reassigned ─────────────────────────── what it does, or why not ◄────┘
 
 Every member may ask; each node decides for itself. `judge` is pure. A flood of orders costs a node one decision in
-PAUSE_S and a bounded number of short answers.
+PAUSE_S and a bounded number of short answers, and keeps out neither its owner nor another member.
 """
 
 import asyncio
@@ -21,12 +21,22 @@ from manyhands.node import Node
 from manyhands.wire.message import Reassign, Reassigned
 
 ANSWER_S: Final = 5.0  # for an answer, which is a decision and not a move
-PAUSE_S: Final = 1.0  # between two orders that are looked at
+PAUSE_S: Final = 1.0  # between two orders of a node that are looked at
 MAX_HASTY: Final = 16  # orders that are told so in a pause; more are not answered
+MAX_ASKERS: Final = 8  # other nodes of which orders are looked at in a pause; those of more are as hasty as of one
 
 _REFUSALS: Final[dict[str, type[ManyhandsError]]] = {e.code: e for e in (BadRequest, Conflict, WeightsMismatch)}
 
 Obey = Callable[[NodeId, Reassign], str]  # begins to move and says so; raises ManyhandsError
+_OTHERS: Final = NodeId("")  # all that are more than MAX_ASKERS
+
+
+@dataclass(slots=True)
+class _Pause:
+    """Of one node that has asked: until when its orders are hasty, and how many of them were."""
+
+    until: float
+    num_hasty: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +104,15 @@ class Orders:
         self._obey: Obey = _refuse
         self._numbers = count()
         self._asked: dict[int, tuple[Link, asyncio.Future[Reassigned | str]]] = {}
-        self._paused_until = 0.0
-        self._num_hasty = 0
+        self._me: NodeId | None = None
+        self._pauses: dict[NodeId, _Pause] = {}
 
     def __repr__(self) -> str:
         return f"<Orders asked={len(self._asked)}>"
 
     def register(self, node: Node) -> None:
         """Take orders and their answers as they arrive on control links."""
+        self._me = node.transport.node
         node.handle(Reassign, self.on_asked)
         node.handle(Reassigned, self.on_answer)
         node.observe_links(lost=self.on_lost)
@@ -135,20 +146,29 @@ class Orders:
     def on_asked(self, order: Reassign, link: Link) -> bool:
         """Decide and answer, or, in a flood, neither."""
         now = asyncio.get_running_loop().time()
-        is_hasty = now < self._paused_until
-        self._num_hasty = self._num_hasty + 1 if is_hasty else 0
-        if self._num_hasty > MAX_HASTY:
+        pause, is_hasty = self._pause_of(link.peer, now)
+        pause.num_hasty += is_hasty
+        if pause.num_hasty > MAX_HASTY:
             return True
         try:
             if is_hasty:
                 raise Conflict(f"asked again within {PAUSE_S:g} s: wait a moment")
-            self._paused_until = now + PAUSE_S
             answer = Reassigned(order.request, None, self._obey(link.peer, order))
         except ManyhandsError as error:
             answer = Reassigned(order.request, error.code, str(error))
         with suppress(LinkClosed):
             link.send(answer)
         return True
+
+    def _pause_of(self, asker: NodeId, now: float) -> tuple[_Pause, bool]:
+        """The pause that an order of `asker` begins, or falls into."""
+        self._pauses = {node: pause for node, pause in self._pauses.items() if now < pause.until}
+        is_one_more = asker not in (*self._pauses, self._me) and len(self._pauses) >= MAX_ASKERS
+        key = _OTHERS if is_one_more else asker
+        if (pause := self._pauses.get(key)) is not None:
+            return pause, True
+        self._pauses[key] = _Pause(now + PAUSE_S)
+        return self._pauses[key], is_one_more
 
     def on_answer(self, answer: Reassigned, link: Link) -> bool:
         """An answer without a question, or from another node, is ignored."""

@@ -415,7 +415,7 @@ def test_a_reassignment_is_asked_of_the_node(folder: Path, monkeypatch: pytest.M
         body = {"node_info": {"id": scene.node(1)}, "new_stage": "3-5", "status": "reassigned", "said": "as you wish"}
         assert (told.status_code, told.json()) == (200, body)
         monkeypatch.setattr(workers, "REASSIGN_WAIT_S", 0.1)
-        scene.swarm.hops[1].orders._paused_until = 0.0  # the next one may come at once
+        scene.swarm.hops[1].orders._pauses.clear()  # the next one may come at once
         told = await client.post("/api/workers/n1/reassign", json={"to": "0-2", "force": True})
         assert (told.status_code, told.json()["status"]) == (202, "accepted")
         model = scene.swarm.origin.model
