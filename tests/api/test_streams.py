@@ -410,6 +410,25 @@ def test_a_text_that_nothing_would_be_made_of_is_refused(folder: Path) -> None:
     play(folder, scene)
 
 
+def test_an_answer_whose_prompt_went_with_loss_is_not_gone_on_with(folder: Path) -> None:
+    """What was rounded on its way is not known of a stream that was cut: its rest could be that of another text."""
+
+    async def scene(it: Doors) -> None:
+        for path, body in (
+            (CHAT, chat(manyhands={"codec": "int8"})),
+            (NATIVE, {"prompt": "Once upon", "max_tokens": 9, "codec": "int8"}),
+        ):
+            status, whole = await it.tell(path, body)
+            assert status == 200
+            event = next(event for event in whole if event.id)
+            status, told = await it.tell(path, body, event.id)
+            assert status == 400 and "codec int8 cannot be gone on with" in json.dumps(told[0].data), (path, told)
+            status, again = await it.tell(path, body)
+            assert status == 200 and len(again) > 3
+
+    play(folder, scene)
+
+
 # -- what a gateway remembers -----------------------------------------------------------------------------------------
 
 
