@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -134,6 +135,38 @@ def test_text_depends_on_no_cut_chunk_company_or_back_end(family: str) -> None:
     for back_end in library.supported():
         assert rows_of("bf16+c8", family, back_end, (0, 1, layers), (3, 1, 64, ROWS - 68), 1) == right
     assert rows_of("bf16", family, library.supported()[0], (0, layers), (ROWS,), 0) != right
+
+
+def test_going_back_and_forking_leave_no_trace() -> None:
+    """Guesses that are rolled back, and copies of caches to any position, in any order: the rows are those of one step. A scale
+    of another position, or one that stayed, would show."""
+    program = build_program({**golden_models.configs()["llama"], "max_position_embeddings": 256})
+    read, team = golden_models.tensors(program, "bf16").__getitem__, Team(1)
+    span = CpuSpan(program, Span(0, len(program.layers)), read, "bf16+c8", team, library.supported()[0])
+    x, guesses = [
+        (reals(seed, ROWS, program.hidden, spread=wide).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        for seed, wide in ((9, 1), (10, 5))
+    ]
+    right = span.step(x, [Piece(span.new_cache(), 0, ROWS)], 1)
+    random = Random(3)
+    for _ in range(6):
+        caches = [(span.new_cache(), 0)]
+        for _ in range(16):
+            index = random.randrange(len(caches))
+            cache, at = caches[index]
+            count = min(random.choice([1, 2, 31, 33, 63, 64, 65]), ROWS - at)
+            if random.random() < 0.5 and count:
+                span.step(guesses[at : at + count].copy(), [Piece(cache, at, count)], 1)
+                rows = span.step(x[at : at + count].copy(), [Piece(cache, at, count)], 1)
+                assert np.array_equal(rows, right[at : at + count])
+                caches[index] = cache, at + count
+            elif random.random() < 0.5:
+                caches[index] = cache, random.choice([0, at // 2, max(0, at - 1), at // 64 * 64])
+            elif at:
+                fork, end = span.new_cache(at), random.randint(1, at)
+                for start in range(0, end, 64):
+                    fork.take(cache, start, min(end, start + 64))
+                caches.append((fork, end))
 
 
 def test_the_memory_is_half() -> None:
