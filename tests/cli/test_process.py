@@ -31,3 +31,26 @@ print(before - resident_mb())
 def test_free_pages_below_what_is_kept_are_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 50
+
+
+# What only the collector frees, in a process that makes no objects.
+CYCLE = """
+import asyncio, gc, weakref
+from manyhands.cli import process
+process.TRIM_S = 0.05
+class Node: pass
+async def main():
+    async with process.steady_memory():
+        gc.disable()  # it does not come by itself
+        node = Node()
+        node.itself, left = node, weakref.ref(node)
+        del node
+        async with asyncio.timeout(60):
+            while left() is not None:
+                await asyncio.sleep(0.05)
+asyncio.run(main())
+"""
+
+
+def test_a_process_at_rest_frees_cycles() -> None:
+    subprocess.run([sys.executable, "-c", CYCLE], check=True)

@@ -1,6 +1,8 @@
 """manyhands.origin.ends_batch: what requests need of the ends runs in batches, and each gets its own or its own error."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from manyhands.worker.runner import load_ends
 from tests.origin.scenes import play
 
 Logits = NDArray[np.float32]
+GUARD_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +140,30 @@ def test_an_error_of_one_request_is_its_own(ends: EndsRunner) -> None:
             )
             assert isinstance(bad, KeyError) and embeds(ends, good, [4])
             assert await host.turn(hidden(1, 3), lambda _: []) is None
+
+    play(main)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_ended_request_leaves_nothing_behind(ends: EndsRunner, fails: bool) -> None:
+    """The last batch before a pause kept its requests: of one with a large grammar, 12 MB."""
+
+    class Grammar:
+        def decide(self, _: Logits) -> Sequence[int]:
+            if fails:
+                raise KeyError("mine")
+            return [4]
+
+    async def main() -> None:
+        async with host_of(ends) as host:
+            grammar = Grammar()
+            left = weakref.ref(grammar)
+            await asyncio.gather(host.turn(hidden(1, 1), grammar.decide), return_exceptions=True)
+            del grammar
+            async with asyncio.timeout(GUARD_S):
+                while left() is not None:
+                    gc.collect()
+                    await asyncio.sleep(0.01)
 
     play(main)
 

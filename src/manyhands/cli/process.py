@@ -12,7 +12,7 @@ from typing import Any
 from manyhands.plain import one_line
 
 MAX_LINE_CHARS = 4000
-TRIM_S = 30.0  # between two times that free pages of the C heap are given back
+TRIM_S = 30.0  # between two times that garbage is collected and free pages of the C heap are given back
 # A ticket, a key of the gateway, and in arguments a code: every user of a machine can read those of every process.
 SECRETS = "(mh1|mhk_)[A-Za-z0-9_-]{16,}"
 _SECRETS = re.compile(SECRETS.encode() + rb"|(?<=\0--code[=\0])[^\0]+")
@@ -113,6 +113,8 @@ async def _trim_forever() -> None:
     import asyncio
 
     trim = heap_trimmer()
-    while trim is not None:
+    while True:
         await asyncio.sleep(TRIM_S)
-        await asyncio.to_thread(trim, 0)
+        gc.collect()  # a process that has come to rest makes nothing that would bring a run about; some 2 ms
+        if trim is not None:
+            await asyncio.to_thread(trim, 0)

@@ -61,10 +61,13 @@ class EndsBatcher:
         while True:
             await self._wake.wait()
             self._wake.clear()  # set in the loop turn before, so by all whose rows came in one read
-            turns, self._waiting = self._waiting, []
-            turns = [t for t in turns if not t.done.done()]
-            if turns:
-                self._settle(turns, await self._run(turns))
+            await self._next()  # a call each, so that no name keeps a request's rows and grammar while there is none
+
+    async def _next(self) -> None:
+        turns, self._waiting = self._waiting, []
+        turns = [t for t in turns if not t.done.done()]
+        if turns:
+            self._settle(turns, await self._run(turns))
 
     async def _run(self, turns: list[_Turn]) -> list[Payload | Exception | None]:
         try:
