@@ -8,7 +8,8 @@ that floods steps, opens, records and control messages. Attackers share the two 
 elsewhere would bring cores of its own.
 A first minute of attack is not measured: code that it touches for the first time and the allocator's arenas stay resident
 (`start_mb_fds` to `before_mb_fds`), which is no growth that goes on. Memory is read after 15 s of honest streams and 150 s
-without any: what a node keeps for a while on purpose (parked sessions of an origin that is gone: 120 s) is then over.
+without any: what a node keeps for a while on purpose (parked sessions of an origin that is gone, compiled grammars: 120 s)
+is then over. `mb_each_minute` is every node's memory under attack: of a leak it goes on rising to the last minute.
 Holds if no stream is lost or changed, /health p99 <= 100 ms, first token p99 <= 3 s, and memory and descriptors of every
 node return within 5 % (at least 8 MB, 4 descriptors) of what they were before the minutes that are measured.
 
@@ -32,7 +33,8 @@ from manyhands.cli.options import run as run_loop
 
 STREAMS = 8
 CALM_S = 15.0
-REST_S = 150.0  # sessions of an origin that is gone stay parked for 120 s, and freed pages go back every 30 s
+REST_S = 150.0  # parked sessions of a lost origin and compiled grammars stay for 120 s, freed pages go back every 30 s
+SAMPLE_S = 60.0
 REHEARSAL_S = 60.0
 HALVES = (("gateway", "0-5"), ("b", "6-11"), ("c", "0-5"), ("d", "6-11"))
 TARGET = {"lost": 0, "changed": 0, "health_p99_ms": 100.0, "first_token_p99_s": 3.0, "growth": 0.05}
@@ -190,6 +192,14 @@ async def attack(town: Colony, api: str, seconds: float) -> dict[str, Any]:
     return found
 
 
+async def watch_memory(town: Colony, samples: dict[str, list[float]]) -> None:
+    """Note every node's resident MB each SAMPLE_S, until cancelled."""
+    while True:
+        await asyncio.sleep(SAMPLE_S)
+        for resident in town.residents:
+            samples.setdefault(resident.name, []).append(round(usage(resident)[0], 1))
+
+
 async def under_attack(
     town: Colony, api: str, tokens: int, wanted: dict[int, str], tally: Tally, seconds: float
 ) -> dict[str, Any]:
@@ -224,7 +234,10 @@ async def siege(minutes: float, tokens: int) -> dict[str, Any]:
         await under_attack(town, api, tokens, wanted, Tally(), REHEARSAL_S)
         before = await calm(town, api, tokens, wanted, REST_S)
         note(f"before: {before}")
+        mb_each_minute: dict[str, list[float]] = {}
+        watch = asyncio.create_task(watch_memory(town, mb_each_minute))
         attacks = await under_attack(town, api, tokens, wanted, tally, minutes * 60)
+        watch.cancel()
         after = await calm(town, api, tokens, wanted, REST_S)
         note(f"after: {after}")
     return {
@@ -239,6 +252,7 @@ async def siege(minutes: float, tokens: int) -> dict[str, Any]:
         "health_ms": quantiles([1e3 * s for s in tally.health_s]),
         "health_failed": tally.health_failed,
         "attacks": attacks,
+        "mb_each_minute": mb_each_minute,
         "start_mb_fds": start,
         "before_mb_fds": before,
         "after_mb_fds": after,
