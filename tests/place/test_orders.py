@@ -169,7 +169,7 @@ def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.Mon
 
 
 def test_who_floods_keeps_out_neither_the_owner_nor_another_member() -> None:
-    """One member's orders were everybody's pause: an operator's, and the owner's own, were told to wait, or nothing."""
+    """One member's orders were every member's pause: an operator's, and the owner's own, were told to wait, or nothing."""
     seen, told = list[NodeId](), list[Reassigned]()
     me, flooder, member, *more = [NodeId(f"{number:064x}") for number in range(40)]
 
