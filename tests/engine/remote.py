@@ -45,7 +45,7 @@ class Remote:
         return int(at)
 
     def address(self, array: Array | None) -> int | None:
-        """In place of library.address."""
+        """In place of library.address and of library._fresh."""
         if array is None:
             return None
         given = array
@@ -59,6 +59,11 @@ class Remote:
             self._lent.append((array, at))
         return at
 
+    @property
+    def cache_address(self) -> property:
+        """In place of SessionCache._address: asked at every step, for a cache goes there and comes back at each."""
+        return property(lambda cache: self.address(cache._bytes), lambda cache, kept: None)
+
     def tensor(self, array: Array | None) -> Tensor:
         """In place of library.tensor."""
         return Tensor(None, 0) if array is None else Tensor(self.upload(array.tobytes()), array.nbytes)
@@ -69,7 +74,7 @@ class Remote:
         def call(*arguments: Any) -> int:
             integers, real = [number], 0.0
             for argument in arguments:
-                if isinstance(argument, ctypes.Array):
+                if isinstance(argument, bytes | ctypes.Array):
                     integers.append(self.upload(bytes(argument)))
                 elif isinstance(argument, float):
                     real = argument

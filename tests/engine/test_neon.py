@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.engine import golden, golden_models, library
+from manyhands.engine.cache import SessionCache
 from tests.engine.conftest import NATIVE
 from tests.engine.remote import SOURCE, Remote
 from tests.nightly import daily
@@ -63,7 +64,9 @@ def test_neon_reproduces_the_digests(
     try:
         monkeypatch.setattr(library, "load", lambda: remote)
         monkeypatch.setattr(library, "address", remote.address)
+        monkeypatch.setattr(library, "_fresh", remote.address)
         monkeypatch.setattr(library, "tensor", remote.tensor)
+        monkeypatch.setattr(SessionCache, "_address", remote.cache_address, raising=False)
         assert library.supported() == ["neon", "scalar"]
         found = golden.digests(name)
         if models:
