@@ -33,8 +33,8 @@ from manyhands.worker.execute import Device
 TARGET = {"repeats_x": 1.15, "prose_x": 0.98, "four_x": 0.98, "lookup_us": 50.0}
 PROSE = "Once upon a time there was a king who had three sons, and"
 LIST = "one two three four five six seven eight nine ten " * 8
-SCENES = {"repeats": (LIST, 0.0, 1), "prose": (PROSE, 0.7, 1), "four": (PROSE, 0.7, 4)}
-TOKENS = 100
+# The text, the temperature, how many streams, and tokens of each: the list takes some 100 before it repeats itself.
+SCENES = {"repeats": (LIST, 0.0, 1, 200), "prose": (PROSE, 0.7, 1, 200), "four": (PROSE, 0.7, 4, 100)}
 IDS = 32768
 ARMS = {"off": "off", "auto": "auto", "again": "off"}
 Samples = dict[tuple[str, str], list[float]]
@@ -42,14 +42,14 @@ Samples = dict[tuple[str, str], list[float]]
 
 async def rate(origin: Origin, scene: str, draft: str, seed: int) -> tuple[float, list[list[int]]]:
     """Tokens per second after the first of each stream, in sum, and the answers."""
-    text, temperature, streams = SCENES[scene]
-    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, ignore_eos=True)
+    text, temperature, streams, tokens = SCENES[scene]
+    params = SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True)
 
     async def one(number: int) -> tuple[float, list[int]]:
         own = replace(params, seed=10 * seed + number)
         answer = origin.answer(origin.request(text, own))
         at = [time.monotonic() async for _ in origin.stream(answer, draft=draft)]
-        return (TOKENS - 1) / (at[-1] - at[0]), answer.token_ids
+        return (tokens - 1) / (at[-1] - at[0]), answer.token_ids
 
     told = await asyncio.gather(*map(one, range(streams)))
     return sum(each for each, _ in told), [ids for _, ids in told]
