@@ -69,10 +69,19 @@ class Stalls:
         self._late.append((now, late_s))
 
 
-async def tick_forever(stalls: Stalls, on_stall: Callable[[float], None] = lambda late_s: None) -> NoReturn:
-    """Tick `stalls` by the running loop's clock until cancelled; `on_stall` gets each lateness above GRACE_S."""
+async def tick_forever(
+    stalls: Stalls,
+    on_stall: Callable[[float], None] = lambda late_s: None,
+    period: Callable[[], float] | None = None,
+) -> NoReturn:
+    """Tick `stalls` by the running loop's clock until cancelled; `on_stall` gets each lateness above GRACE_S.
+
+    `period`: asked before each tick for its `period_s`; None: that stays as it is.
+    """
     loop = asyncio.get_running_loop()
     while True:
+        if period is not None:
+            stalls.period_s = period()
         await asyncio.sleep(stalls.period_s)
         late_s = stalls.tick(loop.time())
         if late_s:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NoReturn
 
-from manyhands.stalls import Stalls
+from manyhands.stalls import Stalls, tick_forever
 
 # A stall shows with its length less up to one period. 50 timers a second cost 0.7 % of a core: while a client is connected.
 PERIOD_S = 0.02
@@ -35,10 +35,5 @@ class Watchdog:
 
     async def run(self, has_clients: Callable[[], bool]) -> NoReturn:
         """Watch the running loop until cancelled: each PERIOD_S while there are clients, else each IDLE_PERIOD_S."""
-        loop = asyncio.get_running_loop()
-        stalls = Stalls(loop.time())
-        while True:
-            stalls.period_s = PERIOD_S if has_clients() else IDLE_PERIOD_S
-            await asyncio.sleep(stalls.period_s)
-            if late_s := stalls.tick(loop.time()):
-                self.note(late_s)
+        stalls = Stalls(asyncio.get_running_loop().time())
+        await tick_forever(stalls, self.note, lambda: PERIOD_S if has_clients() else IDLE_PERIOD_S)
