@@ -68,10 +68,10 @@ class Resident:
         if self.pid == 0:
             return False
         try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # its parent has reaped it, before or while we read
             return False
-        return "Z" not in Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[:1]
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
