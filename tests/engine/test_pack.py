@@ -1,5 +1,7 @@
 """Packing: every number where kernels.h says, of any view, and nothing beyond what was given."""
 
+import gc
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -85,6 +87,36 @@ def test_memory_lies_in_lines_and_is_given_back() -> None:
     for i, array in enumerate(arrays):
         array[:] = i
     assert all((array == i).all() for i, array in enumerate(arrays))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 100])
+def test_threads_that_fill_memory_take_every_part_and_end(parts: int) -> None:
+    memory, taken = Memory(), set[int]()
+    left = iter(range(parts))
+    memory.fill(lambda: taken.update(left), parts)
+    assert taken == set(range(parts))
+    del memory
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("pack"):
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("failing", [0, 99])
+def test_what_a_thread_that_fills_memory_raises_is_raised_when_all_have_ended(failing: int) -> None:
+    left, taken = iter(range(100)), set[int]()
+
+    def work() -> None:
+        for part in left:
+            taken.add(part)
+            if part == failing:
+                raise ModelError(f"part {part}")
+
+    memory = Memory()
+    with pytest.raises(ModelError, match=f"part {failing}"):
+        memory.fill(work, 100)
+    assert failing in taken
 
 
 def test_what_was_not_written_is_not_resident() -> None:

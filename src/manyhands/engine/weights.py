@@ -10,13 +10,13 @@ from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.core import SMALL_WEIGHTS, Precision
 from manyhands.engine import library
 from manyhands.engine.blocks import dequantise
-from manyhands.engine.library import Array
+from manyhands.engine.library import SIDE, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
 from manyhands.program.ops import Rows, Weight
 
-STRETCH: Final = 4 << 20  # numbers that are dequantised at a time: 16 MB in fp32, and some three times that on the way
+STRETCH: Final = 1 << 20  # numbers that a thread packs at a time: as fp32 4 MB, and some three times that on the way
 
 
 class Stored(NamedTuple):
@@ -135,8 +135,8 @@ def _held_blocks(stored: Stored, precision: Precision) -> Stored:
 
 
 def _stretches(rows: int, width: int) -> Iterator[slice]:
-    """All rows, in stretches of whole panels of 16 with some STRETCH numbers."""
-    step = max(16, STRETCH // width // 16 * 16)
+    """All rows, in stretches of whole panels with some STRETCH numbers."""
+    step = max(SIDE, STRETCH // width // SIDE * SIDE)
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
@@ -175,25 +175,36 @@ def matrices(
             packed = memory.array(count * size, dtype)
         elif kept_type(stored.type, precision) != kept:
             raise ModelError(f"matrices of one kind are stored as {kept} and as {stored.type}")
-        _pack((stored, rows), kept, packed[i * size : (i + 1) * size], back_end)
+        _pack((stored, rows), kept, packed[i * size : (i + 1) * size], memory, back_end)
     return Stored(kept, packed, order)
 
 
-def _pack(found: Found, kept: str, out: Array, back_end: str) -> None:
-    """A matrix into `out`; blocks that are not kept as they are a stretch of rows at a time, as fp32."""
+def _pack(found: Found, kept: str, out: Array, memory: Memory, back_end: str) -> None:
+    """A matrix into `out`, which lies in `memory`, a stretch of rows at a time. Threads enter no bit."""
     stored, rows = found
+    n, width = stored.shape[0] if rows is None else len(rows), stored.shape[1]
+    panel = packed_bytes(kept, SIDE, width) // out.itemsize
+    parts = list(_stretches(n, width))
+    left = iter(parts)  # of a list: threads may share it
+
+    def work() -> None:
+        for part in left:
+            view = stored if rows is not None else stored._replace(array=stored.array[part])
+            start, end = part.start // SIDE * panel, -(-part.stop // SIDE) * panel
+            _pack_part(view, None if rows is None else rows[part], kept, out[start:end], back_end)
+
+    memory.fill(work, len(parts))
+
+
+def _pack_part(stored: Stored, rows: NDArray[np.int64] | None, kept: str, out: Array, back_end: str) -> None:
+    """Rows of a matrix into `out`. Blocks that are not kept as they are go by way of fp32."""
     if KEPT.get(stored.type) == kept:
         pack_blocks(stored.array, stored.type, rows, out)
-        return
-    if stored.type not in BLOCKS:
+    elif stored.type in BLOCKS:
+        raw = stored.array if rows is None else stored.array[rows]
+        _pack_numbers(Stored("f32", dequantise(raw, stored.type)), kept, None, out, back_end)
+    else:
         _pack_numbers(stored, kept, rows, out, back_end)
-        return
-    raw, width = stored.array if rows is None else stored.array[rows], stored.shape[1]
-    at = 0
-    for part in _stretches(len(raw), width):
-        end = at + packed_bytes(kept, part.stop - part.start, width) // out.itemsize
-        _pack_numbers(Stored("f32", dequantise(raw[part], stored.type)), kept, None, out[at:end], back_end)
-        at = end
 
 
 def _pack_numbers(stored: Stored, kept: str, rows: NDArray[np.int64] | None, out: Array, back_end: str) -> None:
