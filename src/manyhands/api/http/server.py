@@ -6,7 +6,7 @@ bytes ─ Http (slow headers are cut, pending connections are bounded) ─ appli
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI
@@ -164,15 +164,27 @@ class Http(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Tells when it listens, and leaves signals to the command that runs us."""
+    """Tells when it listens, ends when told, and leaves signals to the command that runs us."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
+        self._told_to_end = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_listening.set()
+
+    async def main_loop(self) -> None:
+        """Until `end`, renew the Date header once a second. uvicorn's own looks ten times a second whether it shall end."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._told_to_end.wait(), 1)
+
+    def end(self) -> None:
+        """Have `serve` take no more connections and return when those there are have ended."""
+        self.should_exit = True
+        self._told_to_end.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -224,7 +236,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         except Exception as error:  # raised below, as it is and not in a group
             failure = error
         finally:
-            server.should_exit = True
+            server.end()
             await asyncio.wait([task])
             watchdog.cancel()
             for part in gateway.parts:
