@@ -37,10 +37,10 @@ class Resident:
         return self.home / f"said-{self.starts}.jsonl"
 
     def events(self) -> list[dict[str, Any]]:
-        """What this start said so far. Raises RuntimeError if it ended with an error."""
-        text = self.output.read_text() if self.output.exists() else ""
-        lines = [line for line in text.splitlines() if line.startswith("{")]
-        found = [json.loads(line) for line in lines if line.endswith("}")]
+        """What this start said so far, in whole lines. Raises RuntimeError if it ended with an error."""
+        text = self.output.read_bytes() if self.output.exists() else b""
+        lines = text[: text.rfind(b"\n") + 1].splitlines()  # it may be writing another one just now
+        found = [json.loads(line) for line in lines if line.startswith(b"{")]
         for event in found:
             if event["event"] == "error":
                 raise RuntimeError(f"{self.name}: {event['text']}")
@@ -50,9 +50,10 @@ class Resident:
         """The first such event. Raises RuntimeError with its last lines if the process ends before."""
         async with asyncio.timeout(timeout_s):
             while True:
+                is_alive = self.is_alive  # before we read: what it said last has been written
                 if (found := next((e for e in self.events() if e["event"] == event), None)) is not None:
                     return found
-                if not self.is_alive:
+                if not is_alive:
                     raise RuntimeError(f"{self.name} ended: {self.output.read_text()[-800:]}")
                 await asyncio.sleep(0.02)
 

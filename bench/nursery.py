@@ -2,9 +2,11 @@
 second instead of the seconds that imports take, so that a soak kills as often as it means to.
 
 Reads JSON lines {"arguments": [...], "environment": {...}, "output": path} on stdin, answers each with the child's pid.
-The end of stdin kills all children. It starts no thread, so forking is safe; children load their own models.
+The end of stdin kills all children, and this process ends after the last of them. It starts no thread, so forking is safe;
+children load their own models.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -47,6 +49,8 @@ def main() -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+    with contextlib.suppress(ChildProcessError):  # no child is left: none writes into its home any more
+        os.wait()
 
 
 if __name__ == "__main__":

@@ -75,7 +75,9 @@ class Machine:
             )
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.home / "said").read_text().splitlines() if line.endswith("}")]
+        said = (self.home / "said").read_bytes()
+        whole = said[: said.rfind(b"\n") + 1]  # it may be writing just now
+        return [json.loads(line) for line in whole.splitlines() if line.endswith(b"}")]
 
     def until(self, is_so: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         assert self.node is not None

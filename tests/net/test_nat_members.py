@@ -69,7 +69,9 @@ class Resident:
     def said(self, event: str) -> dict[str, Any]:
         end = time.monotonic() + START_S
         while time.monotonic() < end:
-            lines = [line for line in self.output.read_text().splitlines() if re.fullmatch(r"\{.*\}", line)]
+            said = self.output.read_text()
+            whole = said[: said.rfind("\n") + 1]  # it may be writing just now
+            lines = [line for line in whole.splitlines() if re.fullmatch(r"\{.*\}", line)]
             for line in lines:
                 told: dict[str, Any] = json.loads(line)
                 if told.get("event") == event:
