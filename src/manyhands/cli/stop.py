@@ -27,9 +27,9 @@ def stop(
     pid = running_pid(path)
     if pid is None:
         raise NotFound(f"no node {name!r} runs here; {nodes_here()}")
-    _tell(path, pid, name)
+    _tell(path, pid, name, signal.SIGTERM)
     if now:
-        _tell(path, pid, name)
+        _tell(path, pid, name, signal.SIGINT)  # the second of two SIGTERMs is lost while the first waits to be taken
     with contextlib.ExitStack() as stack:
         has_left = _wait(path, pid, min(wait, SHOWN_S))
         if not has_left:
@@ -44,13 +44,13 @@ def stop(
     typer.echo(f"{name} has left")
 
 
-def _tell(path: Path, pid: int, name: str) -> None:
-    """Send SIGTERM to the process that wrote `path`, and to no other that got its id meanwhile. Raises BadRequest."""
+def _tell(path: Path, pid: int, name: str, number: signal.Signals) -> None:
+    """Send a signal to the process that wrote `path`, and to no other that got its id meanwhile. Raises BadRequest."""
     try:
         process = os.pidfd_open(pid)  # what is signalled is this process, whatever becomes of its id
         try:
             if running_pid(path) == pid:
-                signal.pidfd_send_signal(process, signal.SIGTERM)
+                signal.pidfd_send_signal(process, number)
         finally:
             os.close(process)
     except ProcessLookupError:
