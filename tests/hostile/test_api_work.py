@@ -25,7 +25,7 @@ from manyhands.api.preparation.process import IDS_A_TURN, read_answer
 from manyhands.api.streams import request_digest
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, SamplingParams
-from manyhands.testing.stalls import watched_loop
+from manyhands.testing.turns import Turns
 from manyhands.text import grammar
 from manyhands.text.received import MAX_RECEIVED, ReceivedText, read_received
 from manyhands.text.tokenizer import load_tokenizer
@@ -110,13 +110,14 @@ def test_large_bodies_are_refused_elsewhere(folder: Path, inline: list[int]) -> 
         stream = asyncio.create_task(raw_slowly(it, post(TEXT, body(prompt="hi", max_tokens=200, stream=True))))
         began = time.thread_time()
         attacking = asyncio.create_task(attack(it))
-        async with watched_loop() as seen:
+        turns = Turns()
+        with turns.watching():
             while not attacking.done():
                 status, _ = await raw(it.addr, f"GET /v1/models HTTP/1.1\r\nhost: {it.addr}\r\n{CLOSE}".encode())
                 assert status == 200
                 await asyncio.sleep(0.02)
         await attacking
-        assert time.thread_time() - began < 3 * MAX_CPU_S and seen.worst_s < 3.0
+        assert time.thread_time() - began < 3 * MAX_CPU_S and 0 < turns.longest_s < MAX_CPU_S, turns.longest
         status, said = await stream
         assert status == 200 and b"[DONE]" in said
         assert preparing(it).num_killed == 0, "none took until its deadline"
