@@ -110,12 +110,13 @@ def test_the_queue(folder: Path) -> None:
             assert status == 429 and b"retry-after" in said and b"max_queue" in said
             assert held.job.id in it.gateway.jobs
         assert await waiting == 40
+        it.gateway.limits = replace(it.gateway.limits, patience_s=0.05)
         async with it.gateway.run(ask()):
-            with pytest.raises(RateLimited, match=r"no place within 0.5 s"):
+            with pytest.raises(RateLimited, match=r"no place within 0.05 s"):
                 await one()
         assert it.watcher.outcomes == ["refused", "cancelled", "done", "refused", "cancelled"]
 
-    play(folder, scene, limits=LimitsConfig(max_running=1, max_queue=1, patience_s=0.5))
+    play(folder, scene, limits=LimitsConfig(max_running=1, max_queue=1, patience_s=GUARD_S))
 
 
 def test_one_key_waits_for_itself(folder: Path) -> None:
