@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import GUARD_S
+
 pytest.importorskip("readline", reason="NOT RUN: this Python has no line editor")
 TYPIST = """
 import asyncio, fcntl, pathlib, sys, termios
@@ -58,7 +60,7 @@ class Typist:
 
     def see(self, text: str) -> None:
         """Wait until the terminal has shown `text`, and forget what stood before it."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + GUARD_S
         while text not in self._seen:
             ready, _, _ = select.select([self._terminal], [], [], max(0.0, until - time.monotonic()))
             assert ready, f"{text!r} was not shown, but {self._seen!r}"
@@ -80,7 +82,7 @@ def terminal(history: Path | str) -> Iterator[Typist]:
     os.close(theirs)
     try:
         yield Typist(ours)
-        assert process.wait(20) == 0
+        assert process.wait(GUARD_S) == 0
     finally:
         process.kill()
         process.wait()

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from manyhands.cli.progress import TICK_S, Phase, doing, no_line
+from tests.waiting import GUARD_S
 
 
 class Terminal(io.StringIO):
@@ -24,7 +25,7 @@ def test_a_narrow_terminal_keeps_the_name_and_drops_the_bar() -> None:
 def test_a_dumb_terminal_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
     with doing("reading tales", out):
-        assert out.getvalue().endswith("reading tales")
+        assert "reading tales" in out.getvalue()
     monkeypatch.setenv("TERM", "dumb")
     out = Terminal()
     with doing("reading tales", out):
@@ -40,7 +41,7 @@ def test_nothing_is_drawn_over_what_is_printed() -> None:
             before = out.getvalue()
             time.sleep(3 * TICK_S)
             assert out.getvalue() == before
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + GUARD_S
         while out.getvalue() == before:  # it goes on afterwards
             assert time.monotonic() < deadline
             time.sleep(TICK_S)
