@@ -214,6 +214,10 @@ const checks = {
       await page.waitForTimeout(1200);
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       assert.ok(wide <= 0, `${panel} is ${wide} px too wide`);
+      if (panel === "swarm") {
+        const [tag, table] = await page.evaluate(() => [".strip ~ td .tag", ".scroll"].map((one) => document.querySelector(one).getBoundingClientRect().right));
+        assert.ok(tag <= table, `a node's state ends at ${tag} px, where ${table} px are seen`);
+      }
       await accessible(page, `small ${panel}`);
       await shot(page, `narrow-${panel}`);
     }
