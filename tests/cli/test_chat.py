@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import io
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -130,6 +132,20 @@ async def talk(source: object, *lines: str) -> None:
         return waiting.pop(0)
 
     await ChatHistory(source, ask).run()  # type: ignore[arg-type]
+
+
+def test_help_and_mistakes_break_no_word_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    asyncio.run(talk(Echo(), "/help", "/nonsense"))
+    lines = terminal.getvalue().split("\n")
+    assert max(map(len, lines)) <= 40
+    assert terminal.getvalue().split() == [*HELP.split(), *parse("/nonsense").why.split()]  # type: ignore[union-attr]
 
 
 def test_a_conversation_and_its_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import Source, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, introduced, parse
 from manyhands.cli.line_editor import Ask, line_editor
-from manyhands.cli.lines import error_line
+from manyhands.cli.lines import error_line, fitted
 from manyhands.cli.terminal import without_echo
 from manyhands.config import home_from_env
 from manyhands.errors import ManyhandsError
@@ -50,14 +50,14 @@ class ChatHistory:
                 case Command(name, argument):
                     await self._do(name, argument)
                 case Mistake(why):
-                    typer.echo(why)
+                    typer.echo(fitted(why, sys.stdout))
                 case Said(text):
                     await self._turn(text)
 
     async def _do(self, name: str, argument: str) -> None:
         match name:
             case "help":
-                typer.echo(HELP)
+                typer.echo(fitted(HELP, sys.stdout))
             case "reset":
                 self._turns.clear()
                 typer.echo("forgotten")

@@ -1,11 +1,13 @@
 """`manyhands code`: show the code by which a machine of the same network joins, from the member that runs here."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import ApiKey, GatewayError, call, print_json, running_api
+from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
 from manyhands.cli.status import Swarm
 from manyhands.errors import BadRequest
@@ -30,7 +32,7 @@ def code(
     if as_json:
         print_json({"swarm": told["swarm"], "code": told["code"]})
     else:
-        typer.echo(say_code(told["code"]))
+        typer.echo(fitted(say_code(told["code"]), sys.stdout))
 
 
 def _told(api: str, key: str, *, new: bool, off: bool) -> dict[str, Any]:
