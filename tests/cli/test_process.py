@@ -33,6 +33,35 @@ def test_free_pages_below_what_is_kept_are_given_back() -> None:
     assert float(done.stdout) > 50
 
 
+# Threads that all hold memory of the C heap: how many heaps did they get?
+HEAPS = """
+import ctypes, re, sys, threading
+from manyhands.cli.process import limit_arenas
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+if sys.argv[1] == "limited":
+    limit_arenas()
+all_hold = threading.Barrier(9)
+def hold():
+    libc.malloc(1000)
+    all_hold.wait(60)
+threads = [threading.Thread(target=hold) for _ in range(8)]
+for thread in threads:
+    thread.start()
+all_hold.wait(60)
+libc.malloc_stats()
+"""
+
+
+@pytest.mark.skipif(heap_trimmer() is None, reason="not glibc")
+def test_threads_share_two_heaps() -> None:
+    def heaps(limited: str) -> int:
+        done = subprocess.run([sys.executable, "-c", HEAPS, limited], capture_output=True, text=True, check=True)
+        return done.stderr.count("Arena ")
+
+    assert heaps("limited") == 2 < heaps("")
+
+
 # What only the collector frees, in a process that makes no objects.
 CYCLE = """
 import asyncio, gc, weakref

@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import warnings
 
-from manyhands.cli.process import uncollected
+from manyhands.cli.process import limit_arenas, uncollected
 
 _NODE = (
     "manyhands.cli.signals",
@@ -60,7 +60,11 @@ _OF_LIBRARIES = ("pydantic._internal._dataclasses", "pydantic.v1")
 def import_ahead(
     *, owns_requests: bool, has_ends: bool = False, is_member: bool = False, has_api: bool = False
 ) -> None:
-    """Import what a node that hosts uses, and beyond that what owners of requests, ends, members and gateways use."""
+    """Import what a node that hosts uses, and beyond that what owners of requests, ends, members and gateways use.
+
+    The heaps of the threads that follow are limited first.
+    """
+    limit_arenas()
     with uncollected():
         for name in _NODE + _ENDS * has_ends + _ORIGIN * owns_requests + _MEMBER * is_member + _GATEWAY * has_api:
             importlib.import_module(name)
