@@ -4,6 +4,8 @@ Each topology is node processes on this machine (TLS on loopback), the layers cu
 (testing/wan.py) of so many milliseconds round trip to the origin; two nodes are the sum of theirs apart. Before each round
 the machine is measured as `plan` does (place/measure.py, cli/rehearsal.py), afresh; the prediction is place/plan.py's for the
 same cut.
+The prompt of a route of several nodes is one chunk: longer ones go in chunks that the hops compute at once, as machines of
+their own do, and processes that share two cores do not.
 Holds if on every topology the medians of predicted / measured tokens/s and time to first token are within 15 % of 1.
 Run: python -m bench.plan [--shape tales|0.5b] [--reps N] [--quick]
 """
@@ -32,6 +34,7 @@ from manyhands.place.machines import Fleet, Machine
 from manyhands.place.measure import machine_of, measure_speed
 from manyhands.place.plan import PlacementPlan, Task, evaluate
 from manyhands.place.shape import Checkpoint, look_up
+from manyhands.route.chunks import LEAST_ROWS
 from manyhands.testing.wan import WanProfile, WanTransport
 
 TARGET = {"off_by": 0.15, "ttft_off_by": 0.15}
@@ -49,7 +52,6 @@ TOPOLOGIES: list[tuple[int, ...]] = [
     (5, 20, 60, 10),
 ]
 QUICK: list[tuple[int, ...]] = [(0,), (0, 20), (10, 30, 5), (0, 0, 0, 0)]
-PROMPT = 64
 KINDS = ("", "ttft_")  # tokens/s, and time to first token
 
 
@@ -69,6 +71,10 @@ def serve() -> None:
     main()
 
 
+def prompt_length(rtts_ms: tuple[int, ...]) -> int:
+    return 64 if len(rtts_ms) == 1 else LEAST_ROWS
+
+
 async def start(stack: AsyncExitStack, home: Base, model: Checkpoint, rtts_ms: tuple[int, ...]) -> Origin:
     """Node processes at these distances, and an origin that asks them."""
     spans = even_cut(model.shape.num_layers, len(rtts_ms))
@@ -80,7 +86,8 @@ async def start(stack: AsyncExitStack, home: Base, model: Checkpoint, rtts_ms: t
 
 def predict(model: Checkpoint, here: Machine, rtts_ms: tuple[int, ...], new: int) -> PlacementPlan:
     nodes = [replace(here, name=f"node-{i}", rtt_s=rtt / 1e3) for i, rtt in enumerate(rtts_ms)]
-    task = Task(model.shape, Fleet((here, *nodes), "origin"), PROMPT + new, PROMPT)
+    prompt = prompt_length(rtts_ms)
+    task = Task(model.shape, Fleet((here, *nodes), "origin"), prompt + new, prompt)
     return evaluate(task, list(zip(nodes, even_cut(model.shape.num_layers, len(nodes)), strict=True)))
 
 
@@ -92,13 +99,14 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[int, 
         async with AsyncExitStack() as stack:
             home = await stack.enter_async_context(base(folder, os.cpu_count() or 1))
             for rtts in topologies:
+                prompt = prompt_length(rtts)
                 async with AsyncExitStack() as nodes:
                     origin = await start(nodes, home, model, rtts)
-                    await generate(origin, prompt_ids(PROMPT), 8)  # warm up
+                    await generate(origin, prompt_ids(prompt), 8)  # warm up
                     for rep in range(options.reps):
                         with measuring(f"{rtts} rep {rep}"):
                             speed, overheads = thread.submit(measure_speed, model).result(), await rehearse()
-                            run = await generate(origin, prompt_ids(PROMPT, rep), options.new)
+                            run = await generate(origin, prompt_ids(prompt, rep), options.new)
                         here = machine_of("origin", 1 << 40, speed, overheads)
                         plan = predict(model, here, rtts, options.new)
                         samples[rtts].append(

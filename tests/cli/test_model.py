@@ -60,7 +60,7 @@ def test_inspect_and_plan_tell_bytes_and_speed_of_a_gguf_file_at_each_precision(
 ) -> None:
     """At w8 and w4 blocks are as they are stored: the same bytes and speed; bf16 and fp32 hold more."""
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, 1.0, "layers"))
+    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, 1.0, 0.0, "layers"))
     monkeypatch.setattr("manyhands.cli.rehearsal.rehearsed", measure.Overheads)
     file, _ = tiny_gguf("llama", tmp_path / "tiny.gguf", "Q4_1")
     facts = json.loads(run("inspect", str(file), "--json"))

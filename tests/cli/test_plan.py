@@ -35,7 +35,7 @@ rtt_ms = 8
 
 @pytest.fixture(autouse=True)
 def speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, 1.0, "layers"))
+    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, 1.0, 0.0, "layers"))
     monkeypatch.setattr(rehearsal, "rehearsed", lambda: Overheads(0.0, 0.0, 0.004))
     monkeypatch.setattr(kernels, "measure_kernels", lambda _, types: Kernels(dict.fromkeys(types, 1e-9), 1e-6))
 

@@ -110,7 +110,7 @@ def test_a_joiner_takes_its_share_by_the_strategy(
 ) -> None:
     """F23, F09, HN-53, L9-18: it has room for the model, three times the cores, and is much slower than the first, which holds
     the model, or (measured) four layers, of which the plan leaves it three beside the ends."""
-    slow = Speed(0.5, 0.0, 0.0, 0.001, 1.0, "layers")
+    slow = Speed(0.5, 0.0, 0.0, 0.001, 1.0, 0.0, "layers")
     monkeypatch.setattr("manyhands.member.claim.measured_speed", lambda *_: slow)
 
     async def scene(place: Town) -> None:

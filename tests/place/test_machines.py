@@ -18,7 +18,7 @@ from manyhands.place.machines import (
     read_machines_file,
 )
 
-HERE = Machine("here", 8 << 30, 0.002, 1e-5, 0.004, 0.001, cores=4)
+HERE = Machine("here", 8 << 30, 0.002, 1e-5, 0.004, 0.001, cores=4, pass_s=3e-4)
 DESK = '[[machine]]\nname = "desk"\nmemory = "16GB"\nlayer_ms = 1.5\n'
 NAS = '[[machine]]\nname = "nas"\nmemory = 4_000_000_000\nspeed = 0.5\nrtt_ms = 12\nuplink_mbit = 40\ncores = 2\n'
 
@@ -35,7 +35,13 @@ def test_a_file_says_what_machines_can_do(tmp_path: Path) -> None:
     assert (desk.memory_bytes, desk.layer_s, desk.uplink_Bps) == (16_000_000_000, 0.0015, math.inf)
     assert (nas.layer_s, nas.row_s, nas.ends_s, nas.overhead_s) == (0.004, 2e-5, 0.008, 0.002)
     assert (nas.rtt_s, nas.uplink_Bps, nas.cores, nas.begin_s) == (0.012, 5e6, 2, 2 * HERE.begin_s)
+    assert (nas.open_s, nas.pass_s) == (2 * HERE.open_s, 6e-4)
     assert fleet.origin == "nas" and fleet.leg(desk, nas).rtt_s == 0.003
+
+
+def test_a_row_that_is_stated_is_all_that_a_chunk_takes(tmp_path: Path) -> None:
+    desk, laptop = read(tmp_path, f"{DESK}row_ms = 0.05\n{DESK.replace('desk', 'laptop')}").machines
+    assert (desk.row_s, desk.pass_s) == (5e-5, 0.0) and (laptop.row_s, laptop.pass_s) == (HERE.row_s, HERE.pass_s)
 
 
 def test_what_was_not_measured_is_the_sum_of_both_ways(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def test_the_first_token_waits_for_the_session_to_open() -> None:
     assert evaluate(there, [(far, Span(0, 24))]).ttft_s == pytest.approx(0.100 + 0.004 + 2 * 0.001 + prompt_s)
 
 
+def test_each_further_hop_is_asked_after_the_others() -> None:
+    """The origin's own work for the session grows with the hops, whatever their distance; a machine alone has none of it."""
+    three = task(*(machine(name, 24, open_s=0.002) for name in "abc"))
+    alone_s, all_s = (evaluate(three, hops).ttft_s for hops in ([(three.origin, Span(0, 24))], _thirds(three)))
+    assert all_s - alone_s == pytest.approx(2 * 0.002)
+
+
 def test_all_hops_open_at_once() -> None:
     """Of hops that differ the slowest to answer counts: two more that answer sooner change nothing of the opening."""
     far, slow = machine("far", 8, rtt_ms=50), machine("slow", 8, rtt_ms=40, overhead_s=0.030)

@@ -40,6 +40,7 @@ def test_prefill_pays_for_bytes_and_round_trips() -> None:
 def test_a_chunk_costs_at_least_a_decode_step() -> None:
     assert SpanCost(1 * MS, 0, 0, row_s=1e-5).chunk_s(4, 1) == pytest.approx(4 * MS)
     assert SpanCost(1 * MS, 9, 0, row_s=1e-5).chunk_s(4, 200) == pytest.approx(8 * MS)
+    assert SpanCost(1 * MS, 9, 0, row_s=1e-5, pass_s=3 * MS).chunk_s(4, 200) == pytest.approx(20 * MS)
 
 
 PARTS = st.tuples(st.integers(1, 40), st.floats(0, 0.1), st.floats(0, 1), st.floats(0, 1e-3), st.floats(0, 0.2))

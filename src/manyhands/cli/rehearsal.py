@@ -1,8 +1,9 @@
 """What a token and a request take on this machine beside the compute: *tales* on two node processes, asked a few times.
 
 Tokens over one of them and over both differ by what a hop adds; compute is measured in this process and taken off. A prompt of
-one id takes what a token takes, so its first token comes later than a token does by what opening a session takes. Some three
-seconds.
+one id takes what a token takes, so its first token comes later than a token does by what opening a session takes. What one hop
+more adds to that is the origin's own work, counted in CPU seconds of this process, since the nodes here share its cores. Some
+five seconds.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 from manyhands.cli.connect import tls_node
 from manyhands.cli.options import run
 from manyhands.config import RequestConfig
-from manyhands.core import NodeAddr, SamplingParams, Span
+from manyhands.core import SamplingParams, Span
 from manyhands.errors import ManyhandsError
 from manyhands.local import NodeOptions, node_processes
 from manyhands.origin import Origin, OriginModel
@@ -31,14 +32,16 @@ from manyhands.worker.execute import Device
 from manyhands.worker.runner import load_ends, load_span
 
 REQUESTS: Final = 9
-TOKENS: Final = 16
+TOKENS: Final = 24
 
 
 class Timed(NamedTuple):
-    """Median seconds: to the first token, from one token to the next."""
+    """Seconds, the median over requests: to the first token, from one token to the next in the mean, as tokens/s count, and of
+    this process's CPU to the first token."""
 
     first_s: float
     token_s: float
+    own_s: float
 
 
 class Compute(NamedTuple):
@@ -68,38 +71,35 @@ async def rehearse() -> Overheads:
             spans = [Span(0, model.num_layers)] * 2
             running = await stack.enter_async_context(node_processes(spans, NodeOptions(str(folder)), ticket))
             first = Origin(node, model, device, [running[0].address])
-            one, two = await _ask(first, await _both(first, [each.address for each in running]))
-            return overheads_of(one, two, await device.run(lambda: _compute(folder, spans[0])))
+            near, far = await node.requests.survey([each.address for each in running])
+            half = model.num_layers // 2
+            both = near.part(Span(0, half)), far.part(Span(half, model.num_layers))
+            found, one, two = await _ask(first, (None, (near,), both))
+            return overheads_of(found, one, two, await device.run(lambda: _compute(folder, spans[0])))
     finally:
         device.close()
 
 
-def overheads_of(one: Timed, two: Timed, compute: Compute) -> Overheads:
-    """From times over one hop and over two, the compute among them. None is below 0, however the machine wavers."""
+def overheads_of(found: Timed, one: Timed, two: Timed, compute: Compute) -> Overheads:
+    """From times over one hop that is found, over one and over two that are given, the compute among them. None is below 0,
+    however the machine wavers."""
     hop_s = max(0.0, two.token_s - one.token_s - (compute.halves_s - compute.whole_s))
     origin_s = max(0.0, one.token_s - compute.whole_s - compute.ends_s - hop_s)
-    return Overheads(hop_s, origin_s, max(0.0, one.first_s - one.token_s - hop_s))
+    begin_s = max(0.0, found.first_s - found.token_s - hop_s)
+    return Overheads(hop_s, origin_s, begin_s, max(0.0, two.own_s - one.own_s))
 
 
-async def _both(origin: Origin, addrs: Sequence[NodeAddr]) -> tuple[Offer, ...]:
-    """A route over both nodes, half of the layers on each."""
-    near, far = await origin.node.requests.survey(addrs)
-    num_layers = origin.model.num_layers
-    return near.part(Span(0, num_layers // 2)), far.part(Span(num_layers // 2, num_layers))
-
-
-async def _ask(origin: Origin, both: tuple[Offer, ...]) -> tuple[Timed, Timed]:
-    """Over the route that `origin` finds, and over `both`, in turn; the first request of each opens links."""
-    taken: tuple[list[Timed], list[Timed]] = ([], [])
-    for _, (route, kept) in itertools.product(range(REQUESTS + 1), zip((None, both), taken, strict=True)):
+async def _ask(origin: Origin, routes: Sequence[tuple[Offer, ...] | None]) -> list[Timed]:
+    """Over each of the routes (None: over the one that `origin` finds), in turn; the first request of each opens links."""
+    taken = [list[Timed]() for _ in routes]
+    for _, (route, kept) in itertools.product(range(REQUESTS + 1), zip(routes, taken, strict=True)):
         await asyncio.sleep(DOZE_S)
         answer = origin.answer(origin.request_ids([1], SamplingParams(max_tokens=TOKENS, ignore_eos=True)))
-        at = [time.perf_counter()]
-        at.extend([time.perf_counter() async for _ in origin.stream(answer, route=route)])
-        tokens = [b - a for a, b in itertools.pairwise(at[1:])]
-        kept.append(Timed(at[1] - at[0], statistics.median(tokens)))
-    one, two = (Timed(*map(statistics.median, zip(*kept[1:], strict=True))) for kept in taken)
-    return one, two
+        at = [(time.perf_counter(), time.process_time())]
+        at.extend([(time.perf_counter(), time.process_time()) async for _ in origin.stream(answer, route=route)])
+        (began_s, own_began_s), (first_s, own_first_s) = at[:2]
+        kept.append(Timed(first_s - began_s, (at[-1][0] - first_s) / (TOKENS - 1), own_first_s - own_began_s))
+    return [Timed(*map(statistics.median, zip(*kept[1:], strict=True))) for kept in taken]
 
 
 def _compute(folder: Path, whole: Span) -> Compute:

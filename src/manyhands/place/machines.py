@@ -5,7 +5,7 @@ origin = "desk"             # whose prompts they are; default: the first machine
 name = "desk"
 memory = "16GB"             # may be used for the model: weights, cache, process
 layer_ms = 1.2              # one layer of a decode step; default: as measured here, times 1 / speed
-row_ms = 0.05               # one layer of one prefill row
+row_ms = 0.05               # one layer of one prefill row; given so, a chunk takes no more than its rows do
 ends_ms = 4                 # embedding, head, sampling (matters for the origin only)
 speed = 1                   # relative to this machine, where the three above are not given
 rtt_ms = 0                  # round trip to the origin
@@ -39,14 +39,16 @@ DOZE_S: Final = 0.032
 # What a request takes its origin beside the round trips, the hops and the ends, where it was not measured (cli/rehearsal.py):
 # to find a route, sign the Opens, make the session, and hand the prompt to the device to be embedded.
 BEGIN_S: Final = 0.0046
+# What each hop beyond the first adds to that, likewise; of an AMD EPYC: to sign its Open, send it and take the answer.
+OPEN_S: Final = 0.0018
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine. Seconds of one layer: `layer_s` of a decode step, `row_s` of a prefill row; `ends_s` of embedding,
-    head and sampling of a token; `overhead_s`: what a hop there adds beyond its layers. All with cores that waited for
-    AWAKE_S; after DOZE_S or more they take `doze` times as long. `begin_s`: of a request at its origin, after a pause, before
-    its prompt is on its way.
+    """One machine. Seconds of one layer: `layer_s` of a decode step; of a prefill chunk `pass_s`, and `row_s` for each of its
+    rows; `ends_s` of embedding, head and sampling of a token; `overhead_s`: what a hop there adds beyond its layers. All
+    with cores that waited for AWAKE_S; after DOZE_S or more they take `doze` times as long. `begin_s`: of a request at its
+    origin, after a pause, before its prompt is on its way to one hop; `open_s`: what each further hop adds to that.
 
     `memory_bytes` may be used for the model, all told. `rtt_s`: round trip to the origin. Raises BadRequest naming machine,
     value and limits.
@@ -63,6 +65,8 @@ class Machine:
     cores: int = 1
     doze: float = 1.0
     begin_s: float = BEGIN_S
+    open_s: float = OPEN_S
+    pass_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or len(self.name) > 64:
@@ -74,6 +78,8 @@ class Machine:
             ("row_s", 0),
             ("ends_s", 0),
             ("begin_s", 0),
+            ("open_s", 0),
+            ("pass_s", 0),
             ("overhead_s", 0),
             ("rtt_s", 0),
             ("cores", 1),
@@ -237,6 +243,8 @@ def _machine(table: Mapping[str, Any], like: Machine | None) -> Machine:
         cores=int(_number(table, "cores", where, known.cores)),
         doze=known.doze,
         begin_s=known.begin_s / speed,
+        open_s=known.open_s / speed,
+        pass_s=0.0 if "row_ms" in table else known.pass_s / speed,
     )
 
 

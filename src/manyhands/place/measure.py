@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyhands.core import Precision, Span, weight_precision
-from manyhands.place.machines import AWAKE_S, BEGIN_S, DOZE_S, Machine
+from manyhands.place.machines import AWAKE_S, BEGIN_S, DOZE_S, OPEN_S, Machine
 from manyhands.place.shape import Checkpoint, ModelShape
 from manyhands.resources import available_memory, num_cores
+from manyhands.route.chunks import LEAST_ROWS
 from manyhands.route.cost import HOP_OVERHEAD_S
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ ROWS: Final = 256  # RequestConfig.prefill_chunk
 STEPS: Final = 25
 DOZES: Final = 9  # steps after a long pause: of a large model each takes long
 _WEIGHT_BYTES: Final[Mapping[Precision, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "w8": 1.0625, "w4": 0.5625}
-_VERSION: Final = 5  # of what is measured and how
+_VERSION: Final = 6  # of what is measured and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,20 @@ class Speed:
     ends_s: float
     step_s: float
     doze: float
+    pass_s: float
     source: Literal["layers", "bandwidth"]
 
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
     """Seconds beside the compute: what a hop adds to a step, what a token takes its origin (to draw it, the text, hand-overs
-    between threads), and what a request takes its origin before its prompt is on its way."""
+    between threads), what a request takes its origin before its prompt is on its way, and what each hop beyond the first
+    adds to that."""
 
     hop_s: float = HOP_OVERHEAD_S
     origin_s: float = ORIGIN_OVERHEAD_S
     begin_s: float = BEGIN_S
+    open_s: float = OPEN_S
 
 
 def this_machine(
@@ -95,13 +99,15 @@ def machine_of(name: str, memory_bytes: int, speed: Speed, overheads: Overheads)
         cores=num_cores(),
         doze=speed.doze,
         begin_s=overheads.begin_s,
+        open_s=overheads.open_s,
+        pass_s=speed.pass_s,
     )
 
 
 def measured_speed(model: Checkpoint, home: Path, now_s: float) -> Speed:
     """As measure_speed, or what it said within MAX_AGE_S for the same machine, shape and versions."""
     key = _key(model.shape)
-    known = _figures(home, key, now_s, ("layer_s", "row_s", "ends_s", "step_s", "doze"))
+    known = _figures(home, key, now_s, ("layer_s", "row_s", "ends_s", "step_s", "doze", "pass_s"))
     if known is not None and known["layer_s"] > 0 and known["doze"] >= 1:
         return Speed(**known, source="layers")
     speed = measure_speed(model)
@@ -114,7 +120,7 @@ def measured_overheads(home: Path, now_s: float, rehearse: Callable[[], Overhead
     """As `rehearse` says, or said within MAX_AGE_S on the same machine with the same version."""
     facts = [_VERSION, platform.node(), platform.machine(), num_cores(), _version("manyhands")]
     key = "overheads " + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    known = _figures(home, key, now_s, ("hop_s", "origin_s", "begin_s"))
+    known = _figures(home, key, now_s, ("hop_s", "origin_s", "begin_s", "open_s"))
     if known is not None:
         return Overheads(**known)
     overheads = rehearse()
@@ -229,11 +235,21 @@ def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, precisi
     layer_s = (all_s - one_s) / (count - 1) if count > 1 else one_s
     if not layer_s > 0:  # layers too small to tell from noise
         layer_s = all_s / count
-    _, chunk_s = paired(lambda: None, stepping(span, whole, ROWS, num_cores(), dtype), steps=3)
+    few, many = (stepping(span, whole, rows, num_cores(), dtype) for rows in (LEAST_ROWS, ROWS))
+    few_s, many_s = paired(few, many, steps=3)
     fixed_s = max(0.0, all_s - count * layer_s)
-    row_s = max(0.0, chunk_s - fixed_s) / count / ROWS
+    pass_s, row_s = of_chunks(max(0.0, few_s - fixed_s) / count, max(0.0, many_s - fixed_s) / count)
     ends_s, _ = paired(ending(ends, dtype), lambda: None)
-    return Speed(layer_s, row_s, ends_s, fixed_s, _doze(every), "layers")
+    return Speed(layer_s, row_s, ends_s, fixed_s, _doze(every), pass_s, "layers")
+
+
+def of_chunks(few_s: float, many_s: float) -> tuple[float, float]:
+    """Seconds of a chunk and of each of its rows, from what chunks of LEAST_ROWS and of ROWS take: neither is below 0. Where
+    the machine wavered so much that these contradict each other, rows alone count.
+    """
+    row_s = (many_s - few_s) / (ROWS - LEAST_ROWS)
+    pass_s = many_s - ROWS * row_s
+    return (pass_s, row_s) if pass_s > 0 and row_s > 0 else (0.0, many_s / ROWS)
 
 
 def stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType") -> Callable[[], None]:
@@ -305,4 +321,4 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     weight_s = product_s / len(squares) / 512**3
     layer = max(shape.layer_bytes)
     row_s = weight_s * layer / _WEIGHT_BYTES[weight_precision(shape.precision)]
-    return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s, 0.0, 1.0, "bandwidth")
+    return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s, 0.0, 1.0, 0.0, "bandwidth")

@@ -189,8 +189,8 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
 def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Sequence[Leg]) -> float:
     """Until a prompt's first token is drawn; the prompt finds every machine dozing.
 
-    The origin finds a route and signs an Open for each hop; all hops get theirs at once and answer when they have a lease,
-    which takes a round trip and a hop's overhead. Then the prompt is embedded and runs down the route in chunks.
+    The origin finds a route and signs an Open for each hop, one after the other; they answer when they have a lease, which
+    takes a round trip and a hop's overhead. Then the prompt is embedded and runs down the route in chunks.
     """
     origin, row_bytes = task.origin, task.shape.hidden_bytes
     dozing = [(len(span), _cost(machine, machine.doze)) for machine, span in hops]
@@ -199,12 +199,17 @@ def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Seque
     stages = [Stage(n * cost.layer_s, n * cost.row_s, rtt_s) for rtt_s, (n, cost) in zip(rtts, dozing, strict=True)]
     most = max(1, min(REQUEST.prefill_chunk, REQUEST.frame_bytes // row_bytes))
     chunk = chunk_rows(task.prompt, stages, REQUEST.window, most)
-    own_s = origin.begin_s + origin.ends_s * origin.doze
+    own_s = origin.begin_s + (len(hops) - 1) * origin.open_s + origin.ends_s * origin.doze
     return opened_s + prefill_s(dozing, legs, task.prompt, row_bytes, chunk, own_s)
 
 
 def _cost(machine: Machine, slowed: float = 1.0) -> SpanCost:
-    return SpanCost(machine.layer_s * slowed, overhead_s=machine.overhead_s * slowed, row_s=machine.row_s * slowed)
+    return SpanCost(
+        machine.layer_s * slowed,
+        overhead_s=machine.overhead_s * slowed,
+        row_s=machine.row_s * slowed,
+        pass_s=machine.pass_s * slowed,
+    )
 
 
 def _missing(task: Task, placed: int) -> Missing:

@@ -43,7 +43,7 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class SpanCost:
-    """Of one hop. `layer_s`, `row_s`: of one layer, for a decode step and for each row of a prefill chunk.
+    """Of one hop. Of one layer: `layer_s` for a decode step, `pass_s` for a prefill chunk and `row_s` for each of its rows.
 
     `queue_s`: wait for the device before a step; `overhead_s`: what a hop adds beyond compute. Raises BadRequest unless
     all are finite and 0 or more.
@@ -53,9 +53,10 @@ class SpanCost:
     queue_s: float = 0.0
     overhead_s: float = HOP_OVERHEAD_S
     row_s: float = 0.0
+    pass_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("layer_s", "queue_s", "overhead_s", "row_s"):
+        for name in ("layer_s", "queue_s", "overhead_s", "row_s", "pass_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 or more seconds")
 
@@ -65,7 +66,7 @@ class SpanCost:
 
     def chunk_s(self, num_layers: int, num_rows: int) -> float:
         """One prefill chunk, without the wait. Never less than a decode step: few rows cost what one does."""
-        return num_layers * max(self.layer_s, num_rows * self.row_s) + self.overhead_s
+        return num_layers * max(self.layer_s, self.pass_s + num_rows * self.row_s) + self.overhead_s
 
 
 Hop = tuple[int, SpanCost]  # layers served there, and what they cost
