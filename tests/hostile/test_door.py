@@ -365,7 +365,7 @@ def test_a_listener_that_stops_closes_what_is_pending(run: Run) -> None:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
         listener = Listener(
-            listening, Tokens(SECRET, os.urandom), lambda connection: None, pending_limits(1 << 16, 3.0)
+            listening, Tokens(SECRET, os.urandom), lambda connection: None, pending_limits(1 << 16, GUARD_S)
         )
         task = asyncio.create_task(listener.serve())
         callers = [socket.create_connection(listening.getsockname()) for _ in range(5)]

@@ -5,13 +5,14 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from manyhands.net.admission import PendingLimits, Tokens
 from manyhands.net.listener import Listener
-from tests.waiting import until
+from tests.waiting import GUARD_S, until
 
 
 @asynccontextmanager
@@ -64,7 +65,6 @@ def test_a_sweep_that_fails_ends_neither_the_next_nor_the_listening(
             callers = [call() for _ in range(3)]
             await until(lambda: all(map(ended, callers)))
             last = call()
-            await until(lambda: len(made.pending) == 1)
             await until(lambda: ended(last))
             assert made.num_refused == 4
 
@@ -88,13 +88,15 @@ def test_a_descriptor_that_the_loop_will_not_let_go_costs_that_connection_alone(
                 raise RuntimeError(f"File descriptor {fd.fileno()} is used by transport")
             return result
 
-        async with listener(0.1) as (made, call):
-            callers = [call() for _ in range(3)]
+        async with listener(GUARD_S) as (made, call):
+            patient, callers = made.pending.limits, [call() for _ in range(3)]
             await until(lambda: len(made.pending) == 3)
             monkeypatch.setattr(loop, "remove_reader", remove_reader)
             stuck.update(connection.fileno() for connection in list(made._num_peeked)[:2])
+            made.pending.limits = replace(patient, patience_s=0.0)
             await until(lambda: all(map(ended, callers)))
             stuck.clear()
+            made.pending.limits = patient
 
             def add_reader(fd: Any, *args: Any) -> Any:
                 if args[0] == made._look:

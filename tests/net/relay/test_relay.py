@@ -290,8 +290,9 @@ def test_a_mailbox_comes_back_after_the_relay_was_away(run: Run) -> None:
 
 def test_half_open_a_call_without_an_answer_ends_at_the_deadline(run: Run) -> None:
     async def body() -> None:
-        async with scene(limits=RelayLimits(answer_s=0.1)) as s:
+        async with scene() as s:
             deaf = await s.b.tunnels._ask(s.at, LISTEN)  # replaces b's mailbox and never answers
+            s.relay.limits = RelayLimits(answer_s=0.1)
             with pytest.raises(LinkClosed, match="closed the connection"):
                 await s.a.tunnels.dial(s.addr, "data")
             deaf.transport.abort()
@@ -307,7 +308,8 @@ def test_half_open_a_call_without_an_answer_ends_at_the_deadline(run: Run) -> No
 )
 def test_garbage_after_the_handshake_costs_its_sender(run: Run, garbage: bytes) -> None:
     async def body() -> None:
-        async with scene(limits=RelayLimits(answer_s=0.2)) as s, linked(s, "data") as (near, far):
+        async with scene() as s, linked(s, "data") as (near, far):
+            s.relay.limits = RelayLimits(answer_s=0.2)  # from now on: what was opened had all the time it needed
             context = client_context(Ed25519PrivateKey.generate(), SECRET)
             context.set_alpn_protocols([RELAY_ALPN])
             reader, writer = await asyncio.open_connection(
