@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -244,6 +245,36 @@ def test_an_answer_that_is_stopped_frees_its_session(folder: Path) -> None:
             assert scene.num_sessions
             await stream.aclose()
             await scene.freed()
+
+    asyncio.run(main())
+
+
+def test_stats_of_a_stopped_answer_name_what_its_job_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    hop = {"name": "nas", "layers": "0-3"}
+    job = {"route": [{**hop, "name": "desk"}], "hops": [hop]}
+    repairs = [{"at_token": 41, "lost": ["desk"], "total_s": 0.6}]
+    told: list[dict[str, Any]] = [{**job, "repairs": repairs}, {"error": "of no gateway of ours"}]
+
+    async def main() -> None:
+        source = GatewaySource(["http://127.0.0.1:9"], "", "tiny", SamplingParams(), "ring")
+
+        async def pieces(messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
+            source._note_job("a")
+            stats.count(1)
+            yield "x"
+
+        async def tell() -> dict[str, Any]:
+            return told.pop(0)
+
+        monkeypatch.setattr(source, "_pieces", pieces)
+        monkeypatch.setattr(source, "_told", tell)
+        for said in ("repair at token 41: desk was lost, 0.60 s", "finish: stopped"):
+            stats = Stats()
+            stream = source.answer([], stats)
+            await anext(stream)
+            await stream.aclose()
+            assert said in str(stats)
+        assert not told
 
     asyncio.run(main())
 

@@ -174,8 +174,7 @@ class GatewaySource:
         if not self._job:
             return waiting_for(None)
         try:
-            path = f"/api/jobs/{self._job}"
-            return waiting_for(await aside(call, self._apis[0], self._key, "GET", path, timeout_s=ASK_S))
+            return waiting_for(await self._told())
         except LinkClosed:
             return "the gateway does not answer; waiting for it"
         except (ManyhandsError, KeyError, TypeError):
@@ -183,6 +182,36 @@ class GatewaySource:
 
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
         """Raises BrokenStream if the answer is cut and no gateway goes on with it in RETRY_PAUSES_S."""
+        self._job = ""
+        try:
+            async with contextlib.aclosing(self._pieces(messages, stats)) as pieces:
+                async for text in pieces:
+                    yield text
+        except (
+            GeneratorExit,
+            asyncio.CancelledError,
+        ):  # stopped: the event that would have told the rest does not come
+            await self._learn(stats)
+            raise
+
+    async def _told(self) -> Mapping[str, Any]:
+        """The job of the answer that is under way. Raises LinkClosed and GatewayError."""
+        job: Mapping[str, Any] = await aside(
+            call, self._apis[0], self._key, "GET", f"/api/jobs/{self._job}", timeout_s=ASK_S
+        )
+        return job
+
+    async def _learn(self, stats: Stats) -> None:
+        """Over which nodes an answer that was stopped went, and what was repaired, if the gateway tells. Raises nothing."""
+        if not self._job:
+            return
+        with contextlib.suppress(ManyhandsError, KeyError, TypeError):
+            job = await self._told()
+            stats.route, stats.hops = _told_route(job["route"]), _told_route(job["hops"])
+            stats.repairs = [_repair(each["at_token"], each["lost"], each["total_s"]) for each in job["repairs"]]
+
+    async def _pieces(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
+        """The text, over all cuts."""
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True, **self._wishes}
         last, has_begun, pauses = "", False, list(RETRY_PAUSES_S)
         while True:
