@@ -34,6 +34,7 @@ _ONCE: Final = frozenset({"host", "origin", "authorization", "content-type", KEY
 _AUTHORITY: Final = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\.?)(?::(?P<port>[0-9]{0,5}))?"
 )
+MAX_AUTHORITY_CHARS: Final = 300  # a name has at most 253
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -59,7 +60,7 @@ class Authority:
     @classmethod
     def parse(cls, text: str) -> "Authority":
         """Raises BadRequest for anything else: user names, spaces, lists, ports beyond 65535."""
-        match = _AUTHORITY.fullmatch(text)
+        match = _AUTHORITY.fullmatch(text) if len(text) <= MAX_AUTHORITY_CHARS else None
         port = int(match["port"]) if match and match["port"] else None
         if match is None or (port or 0) > 65535 or (match["ipv6"] and address_of(match["ipv6"]) is None):
             raise BadRequest(f"{text!r:.100} is not HOST or HOST:PORT")

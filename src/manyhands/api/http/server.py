@@ -21,6 +21,12 @@ from manyhands.net.listener import RESERVED_DESCRIPTORS, descriptor_limit
 
 STOP_TIMEOUT_S = 2
 MAX_HEADER_BYTES = 64 << 10
+# What one read may cost in calls of the parser: a read of 256 KiB holds 13,000 header lines, 43,000 parts of a body of one byte
+# each, or 9,000 requests. Browsers send some 20 lines.
+MAX_HEADER_LINES = 128
+MAX_TARGET_BYTES = 8 << 10
+MAX_PARTS, PART_BYTES = 4096, 64
+MAX_PIPELINED = 16
 KEEP_ALIVE_S = 75  # an idle connection
 # Of a body that is refused: so much of it may still come before the connection is closed, and for so long.
 DRAIN_BYTES = 256 << 10
@@ -39,18 +45,24 @@ class Http(HttpToolsProtocol):
     oldest of the address with the most gives way to a new one (net/admission.py).
 
     A header has at most MAX_HEADER_BYTES; so has anything else that the parser keeps to itself (a trailer), of which it may
-    take one read more. `request.state.abort()` ends the connection at once, whatever is still to be written, and while
+    take one read more. It has MAX_HEADER_LINES lines at most, trailers among them, and a target of MAX_TARGET_BYTES; a body
+    comes in MAX_PARTS parts at most, and one more for each PART_BYTES; MAX_PIPELINED requests wait for those before them. What
+    exceeds any of these is answered by 400, and the connection ends. Cookies are dropped: nothing here reads them.
+
+    `request.state.abort()` ends the connection at once, whatever is still to be written, and while
     `request.state.flow.write_paused` is false, writing does not wait.
     """
 
     read_timeout_s = 30.0
     pending: Pending["Http"]
     _deadline: asyncio.TimerHandle | None = None
-    _header_bytes = 0
+    _header_bytes = _num_lines = 0
+    _body_bytes = _num_parts = 0
     _kept_bytes = 0  # since the parser last told of anything
     _is_whole = True  # the last request has come to its end
     _drained = 0  # bytes of its body after its answer
     _is_ending = False
+    _refusal = ""  # why the parser was made to give up
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -65,7 +77,7 @@ class Http(HttpToolsProtocol):
         self._kept_bytes += len(data)
         super().data_received(data)
         if self._kept_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"A header has at most {MAX_HEADER_BYTES} bytes.")
+            self.send_400_response(f"at most {MAX_HEADER_BYTES} bytes in a header are taken: send less")
         if self._is_busy:
             self._disarm()
         self._end_in_time()
@@ -79,26 +91,35 @@ class Http(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        self._header_bytes = 0
+        self._header_bytes = self._num_lines = self._body_bytes = self._num_parts = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._check(len(self.url), MAX_TARGET_BYTES, "bytes in the target of a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
-        if self._header_bytes > MAX_HEADER_BYTES:
-            raise ValueError("the header is too large")  # to the parser, which gives up
-        super().on_header(name, value)
+        self._num_lines += 1
+        self._check(self._header_bytes, MAX_HEADER_BYTES, "bytes in a header")
+        self._check(self._num_lines, MAX_HEADER_LINES, "lines in a header")
+        if name.lower() != b"cookie":
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check(len(self.pipeline) + 1, MAX_PIPELINED, "requests that wait for the answer to one before")
         self._kept_bytes = self._drained = 0
         self._is_whole = False
         self.scope["state"]["target"] = self.url
-        if not self._is_busy:
-            self._cycles.clear()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         super().on_headers_complete()
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._kept_bytes = 0
+        self._body_bytes += len(body)
+        self._num_parts += 1
+        self._check(self._num_parts, MAX_PARTS + self._body_bytes // PART_BYTES, "parts of a body, by its length")
         super().on_body(body)
         if not self._is_busy:
             self._drained += len(body)
@@ -142,12 +163,26 @@ class Http(HttpToolsProtocol):
         if evicted is not None:
             evicted.transport.abort()
 
+    def _should_upgrade(self) -> bool:
+        """Never; uvicorn takes the header apart to find out."""
+        return False
+
     def _unsupported_upgrade_warning(self) -> None:
         """The request has its answer; the parser reads nothing after it, so the connection ends with it."""
         if self._is_busy:
             self.cycle.keep_alive = False
         else:
             self.transport.close()
+
+    def _check(self, count: int, most: int, of_what: str) -> None:
+        """Have the parser give up beyond `most`, and say so."""
+        if count > most:
+            self._refusal = f"at most {most} {of_what} are taken: send less"
+            raise ValueError(self._refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        """`msg`: what the parser says of bytes that mean nothing."""
+        super().send_400_response(self._refusal or msg)
 
     @property
     def _is_busy(self) -> bool:
