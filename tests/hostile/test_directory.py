@@ -32,7 +32,7 @@ from manyhands.swarm.gossip import (
 )
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.news import NEWS_BYTES, VERSION, News
-from manyhands.swarm.record import Record
+from manyhands.swarm.record import Record, RecordKey
 from manyhands.swarm.record_store import MAX_RECORDS_PER_NODE, RecordStore
 from manyhands.swarm.statement import sign
 from manyhands.testing.clock import run_virtual
@@ -139,6 +139,35 @@ class Unwalked(dict[int, Any]):
         pytest.fail("it walks through all keys")
 
     __iter__ = items = keys = values
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_two_keys_with_one_tag_stop_no_node(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member finds two keys of its own with one tag of 64 bits in 2^32 hashes. When one of them ended, the next look at the
+    directory raised KeyError, on every node of the swarm: it stopped.
+    """
+    real = RecordKey.tag.fget  # type: ignore[attr-defined]
+    alike = property(lambda key: real(key._replace(hosted=None) if key.node == ATTACKER else key))
+    monkeypatch.setattr(RecordKey, "tag", alike)
+    pair = [record_of(1, info=info_of(start)) for start in (0, 3)]
+    ends = replace(pair[gone], sequence=8, is_withdrawn=True)
+    honest, attacker = record_of(2), Peer(ATTACKER)
+    gossip, dht = Gossip(ME, Random(1)), DhtStore(ME)
+    said = [sign(record, key_of(1)) for record in (*pair, ends)]
+    for data in said:
+        news = News(statements=[data])
+        gossip.receive(attacker, news.encode(RUMOUR), NOW)
+        dht.put(data, NOW, ATTACKER, node=ATTACKER)
+    gossip.store.take(sign(honest, key_of(2)), NOW, HONEST)
+    assert dht.put(sign(honest, key_of(2)), NOW, HONEST, node=HONEST)
+    assert [e.record.node for e in gossip.store.in_order()].count(ATTACKER) == 1
+    assert gossip.joined(Peer(HONEST), NOW) and len(dht) == 2
+    assert honest in gossip.records(NOW) and honest in dht.records(NOW)
+    for later in (NOW + 125, NOW + 1000):  # the honest one and the other of the pair end, then what was withdrawn
+        gossip.tick(later)
+        gossip.joined(Peer(HONEST), later)
+        dht.expire(later)
+    assert not len(gossip.store) and not len(dht)
 
 
 def test_what_a_peer_says_to_a_dht_that_holds_many_keys_walks_through_none(monkeypatch: pytest.MonkeyPatch) -> None:

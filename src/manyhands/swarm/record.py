@@ -67,7 +67,8 @@ class RecordKey(NamedTuple):
 
     @property
     def tag(self) -> bytes:
-        """8 bytes that stand for the key where a whole one is too long. 64 bits: not to be hit on purpose."""
+        """8 bytes that stand for the key where a whole one is too long. 64 bits: that of a given key is not to be hit on
+        purpose. A member can find two keys of its own with one tag; a node keeps one of them (record_store.py)."""
         hosted = "" if self.hosted is None else " ".join(str(part) for part in self.hosted)
         return hashlib.sha256(f"{self.node} {hosted}".encode()).digest()[:TAG_BYTES]
 

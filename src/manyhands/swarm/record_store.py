@@ -17,6 +17,8 @@ that is no longer fresh: it comes back only by a later word of its node.
 Room is shared out by accounts. What a node says is on its own account once a link proved its key here (now or earlier);
 before that it is on the account of the peer that passed it on. Where room has ended, a statement of a small account takes the
 place of the newest one of the largest; own statements always do. An introducer's account ends at half of the store.
+
+Of two keys with one tag the first stays: a member finds such a pair of its own in 2^32 hashes.
 """
 
 from bisect import bisect_left, insort
@@ -225,8 +227,11 @@ class RecordStore:
     def _replace(
         self, entry: HeldRecord | None, record: Record, signed: bytes, now: float, sender: NodeId | None
     ) -> Verdict:
+        key = record.key
         if entry is not None and record.sequence <= entry.record.version and record.sequence != entry.record.sequence:
             return "stale"
+        if entry is None and key.tag in self._by_tag:
+            raise RecordRefused("full", f"another key that is held here has the tag {key.tag.hex()}")
         teller = sender or record.node
         account = entry.account if entry is not None else record.node if self.is_known(record.node) else teller
         crowded = None if entry is not None else self._make_way(record.node, account)
@@ -240,7 +245,7 @@ class RecordStore:
         if crowded is not None:
             self._remove(crowded)
         trusted_from = 0 if entry is None else entry.trusted_from
-        self._keep(HeldRecord(record, signed, b"", now, now, record.key.tag, account, teller, trusted_from))
+        self._keep(HeldRecord(record, signed, b"", now, now, key.tag, account, teller, trusted_from))
         return "new"
 
     def _beat(self, entry: HeldRecord, beat: int, value: bytes, now: float) -> Verdict:
