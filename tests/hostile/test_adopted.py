@@ -4,7 +4,6 @@ hop that sends what it likes: without it nothing is adopted, with it the text is
 import asyncio
 import contextlib
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -272,7 +271,8 @@ def test_rows_that_cannot_be_cost_the_last_hop_its_place(
     def replay(session: HopSession, until: int) -> bool:
         said = plain(session, until)
         if session.is_last and session.opened.resume is not None and session.opened.replay_until:
-            session.outbox = deque(forge(list(session.outbox)))
+            box = session.outbox
+            box.send_again(forge([box.pop() for _ in iter(lambda: bool(box), False)]))
             return True
         return said
 

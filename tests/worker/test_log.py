@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import SessionId
 from manyhands.wire.message import Payload, Step
-from manyhands.worker.log import REPLAY_ROWS, LogBudget, OutputLog, join, split_step
+from manyhands.worker.log import LOOSE_STEPS, REPLAY_ROWS, LogBudget, OutputLog, join, split_step
 
 SESSION = SessionId(bytes(16))
 WIDTH = 2
@@ -86,6 +86,41 @@ def test_short_steps_are_replayed_together_and_long_ones_as_they_were() -> None:
     assert [s.count for s in log.replay(310)] == [300, 10]
     assert [s.count for s in log.replay(7)] == [7]
     assert list(log.replay(0)) == []
+
+
+def test_a_long_text_of_single_rows_is_replayed_and_handed_on_in_few_steps() -> None:
+    """An Open of a few bytes has a hop replay, copy or cut its log: of 16,384 decode steps that took 150 ms of the event loop,
+    30 ms and 10 ms. Older steps stand together by then."""
+    log, rows = OutputLog(), 20 * REPLAY_ROWS
+    for position in range(rows):
+        log.append(step(position, 1, 1))
+    most = 20 + 2 * LOOSE_STEPS
+    assert len(log._steps) <= most and log.num_bytes == rows * ROW_BYTES
+    later = OutputLog()
+    later.begin_with(log, rows - 5)
+    later.append(step(rows - 9, 1, 2))
+    assert len(later._steps) <= most and rows_of(list(later.replay(rows))) == [
+        *((position, 1) for position in range(rows - 9)),
+        (rows - 9, 2),
+    ]
+    assert rows_of(list(log.replay(rows))) == [(position, 1) for position in range(rows)]
+
+
+def test_steps_are_joined_to_a_mebibyte_at_most() -> None:
+    """Wide rows, which are copied on the event loop."""
+    log, width = OutputLog(), 1 << 15
+    for position in range(3 * LOOSE_STEPS):
+        log.append(Step(SESSION, 1, 1, position, 1, 0, 0, "hidden", None, Payload("fp32", width, bytes(4 * width))))
+    assert {s.count for s in log._steps} == {8, 1} and {s.count for s in log.replay(10_000)} == {8}
+
+
+def test_steps_of_two_kinds_are_not_joined() -> None:
+    log = OutputLog()
+    for position in range(3 * LOOSE_STEPS):
+        log.append(step(position, 1, 0, has_ids=position % 4 < 2, has_rows=position % 4 > 0))
+    assert log.num_bytes == 3 * LOOSE_STEPS * ROW_BYTES
+    assert all((s.ids is None or len(s.ids) == s.count) and s.count <= 2 for s in log.replay(10_000))
+    assert rows_of(list(log.replay(10_000))) == [(position, 0) for position in range(3 * LOOSE_STEPS)]
 
 
 def test_what_a_rollback_leaves_keeps_no_more_alive_than_it_counts() -> None:

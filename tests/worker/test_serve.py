@@ -18,6 +18,7 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import STANDBY, Close, Credit, Opened, Probe, Progress, Retract, Step
 from manyhands.worker.execute import Result, SpanModel, Work
+from manyhands.worker.session import HopSession
 from manyhands.worker.thread import computing
 from tests.worker.hop import AFTER, BEFORE, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
 from tests.worker.tensors import decode_tensor
@@ -621,6 +622,34 @@ def test_a_rebuilt_hop_sends_on_only_what_its_successor_lacks(folder: Path) -> N
         assert one.origin.of(Opened)[-1].has_log
         await one.open(1, epoch=3, replay_until=10)
         assert not one.origin.of(Opened)[-1].has_log, "so many it has not"
+
+    play(folder, scenario)
+
+
+def test_what_is_sent_again_is_made_as_credits_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Open of a few bytes asks for all that the log holds: made at once, 16,384 steps of coded rows held the event loop."""
+    made, plain = [0], HopSession._addressed
+    monkeypatch.setattr("manyhands.worker.log.REPLAY_ROWS", 1)  # no two are joined
+
+    def counting(place: HopSession, *args: Any) -> Step:
+        made[0] += 1
+        return plain(place, *args)
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        for position in range(8):
+            one.step(1, position, hidden(1, seed=position))
+        await computed(one, 1, 8)
+        rows, made[0] = one.rows(1), 0
+        monkeypatch.setattr(HopSession, "_addressed", counting)
+        one.after.sent.clear()
+        await one.open(1, epoch=2, replay_until=8, window=2)
+        assert len(one.after.of(Step)) == 2 and made == [3]
+        for _ in range(6):
+            one.credit(1, 1)
+        sent = one.after.of(Step)
+        assert [s.position for s in sent] == list(range(8)) and {s.committed for s in sent} == {8}
+        assert torch.equal(one.rows(1), rows) and made == [8]
 
     play(folder, scenario)
 

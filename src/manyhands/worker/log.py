@@ -4,14 +4,18 @@ All logs of a node share one LogBudget, whichever spans they belong to.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from manyhands.core import SessionId
 from manyhands.wire.codec import plain
 from manyhands.wire.message import Payload, Step
 
-# Rows of one replayed step: prefill-sized, so that the replacement computes at prefill speed.
-REPLAY_ROWS = 128
+# Rows of one replayed step, and their bytes: prefill-sized, so that the replacement computes at prefill speed, and joined
+# in about a millisecond.
+REPLAY_ROWS, REPLAY_BYTES = 128, 1 << 20
+# Shorter steps that stay as they came, at the end of a log, where guesses are taken back. Of twice as many the older half is
+# joined: replaying, copying or cutting a log takes time for each step, however few rows it has.
+LOOSE_STEPS = 128
 
 
 class OutputLog:
@@ -24,6 +28,7 @@ class OutputLog:
     def __init__(self, *, begins_late: bool = False) -> None:
         self._begins_late = begins_late
         self._steps: deque[Step] = deque()
+        self._num_loose = 0  # of the last steps, those that may be joined and were not
         self._is_dropped = False
         self.num_bytes = 0
 
@@ -43,6 +48,16 @@ class OutputLog:
             return
         self._steps.append(step)
         self.num_bytes += _size(step)
+        self._num_loose = self._num_loose + 1 if _may_join(step) else 0
+        if self._num_loose == 2 * LOOSE_STEPS:
+            self._gather()
+
+    def _gather(self) -> None:
+        """Join the older half of the loose steps."""
+        loose = [self._steps.pop() for _ in range(self._num_loose)][::-1]
+        self._steps.extend(_joined(loose[:LOOSE_STEPS]))
+        self._steps.extend(loose[LOOSE_STEPS:])
+        self._num_loose -= LOOSE_STEPS
 
     def drop(self) -> None:
         """Forget everything, for good."""
@@ -54,9 +69,10 @@ class OutputLog:
         """Take positions [0, until) of another log, which this empty one shares; no bytes are copied. Dropped, if that lacks
         some of them."""
         self._begins_late = other._begins_late
-        for step in other._steps if other.covers(until, other.start) else ():
-            if step.position < until:
-                self.append(_beginning(step, until - step.position))
+        if other.covers(until, other.start):
+            self._steps.extend(step for step in other._steps if step.position < until)
+            self.num_bytes = sum(map(_size, self._steps))
+            self._cut(until)
         if self.end < until and not self._begins_late:
             self.drop()
 
@@ -79,28 +95,14 @@ class OutputLog:
         return self._steps[0].position if self._steps else 0
 
     def replay(self, until: int, start: int = 0) -> Iterator[Step]:
-        """Positions [start, until) again, in steps of at most REPLAY_ROWS rows (longer ones, and those coded, as they were)."""
-        group: list[Step] = []
-        for step in self._steps:
-            if step.position >= until:
-                break
-            if step.position + step.count <= start:
-                continue
-            part = rows_from(first_rows(step, until - step.position), start - step.position)
-            is_coded = part.payload is not None and part.payload.codec != "plain"
-            if group and (is_coded or sum(s.count for s in group) + part.count > REPLAY_ROWS):
-                yield join(group)
-                group = []
-            if is_coded:
-                yield part
-            else:
-                group.append(part)
-        if group:
-            yield join(group)
+        """Positions [start, until) as they are now, in steps of at most REPLAY_ROWS rows (longer ones, and those coded, as they
+        were), each made as it is taken."""
+        return _joined(_within(list(self._steps), until, start))
 
     def _cut(self, position: int) -> None:
-        while self._steps and self._steps[-1].position + self._steps[-1].count > position:
-            step = self._steps.pop()
+        while self._steps and (step := self._steps[-1]).position + step.count > position:
+            self._steps.pop()
+            self._num_loose -= self._num_loose > 0
             self.num_bytes -= _size(step)
             if step.position < position:
                 kept = _beginning(step, position - step.position)
@@ -211,6 +213,48 @@ def rows_from(step: Step, skipped: int) -> Step:
     rest = split_step(step, skipped)[1] if skipped > 0 else step
     assert rest is not None
     return rest
+
+
+def _within(steps: list[Step], until: int, start: int) -> Iterator[Step]:
+    """Positions [start, until) of consecutive steps."""
+    for step in steps:
+        if step.position >= until:
+            return
+        if step.position >= start and step.position + step.count <= until:
+            yield step
+        elif step.position + step.count > start:
+            yield rows_from(first_rows(step, until - step.position), start - step.position)
+
+
+def _may_join(step: Step) -> bool:
+    """Whether it may become a part of a step of REPLAY_ROWS: neither long nor coded."""
+    return step.count < REPLAY_ROWS and (step.payload is None or step.payload.codec == "plain")
+
+
+def _joined(steps: Iterable[Step]) -> Iterator[Step]:
+    """Consecutive steps as steps of at most REPLAY_ROWS rows and REPLAY_BYTES; longer ones, and those coded, as they were."""
+    group, num_rows, num_bytes = list[Step](), 0, 0
+    for step in steps:
+        may_join, size = _may_join(step), _size(step)
+        has_room = num_rows + step.count <= REPLAY_ROWS and num_bytes + size <= REPLAY_BYTES
+        if group and not (may_join and has_room and _is_like(group[0], step)):
+            yield join(group)
+            group, num_rows, num_bytes = [], 0, 0
+        if may_join:
+            group.append(step)
+            num_rows, num_bytes = num_rows + step.count, num_bytes + size
+        else:
+            yield step
+    if group:
+        yield join(group)
+
+
+def _is_like(one: Step, other: Step) -> bool:
+    """Whether both have rows of one kind."""
+    mine, theirs = one.payload, other.payload
+    if mine is None or theirs is None:
+        return mine is theirs and (one.ids is None) == (other.ids is None)
+    return (mine.dtype, mine.width, one.ids is None) == (theirs.dtype, theirs.width, other.ids is None)
 
 
 def join(steps: list[Step]) -> Step:

@@ -18,6 +18,7 @@ from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget, rows_from, split_step
 from manyhands.worker.opening import rounding_of
+from manyhands.worker.outbox import Outbox
 from manyhands.worker.parking import Parked
 from manyhands.worker.turnaround import Turnaround
 
@@ -70,7 +71,7 @@ class HopSession:
         self._is_spoiled = False
         self.waiting: deque[Step] = deque()
         self.arrived: dict[int, float] = {}  # by first position: when a step that waits came
-        self.outbox: deque[Step] = deque()
+        self.outbox = Outbox()
         self._fit, self._logs = fit, logs
         self._outgoing, self._incoming = self._credits()
         self._newest_window = 0
@@ -113,7 +114,7 @@ class HopSession:
         start = self.opened.replay_from
         if self.log.covers(until, start):  # under the first guess of the epoch
             again = (self._addressed(s, s) for s in self.log.replay(until, start))
-            self.outbox.extend(step._replace(window=0, committed=until) for step in again)
+            self.outbox.send_again(step._replace(window=0, committed=until) for step in again)
         return self.log.covers(until, start)
 
     def _credits(self) -> tuple[Credits, Credits]:
@@ -339,4 +340,4 @@ class HopSession:
 
     def flush(self) -> None:
         while self.outbox and self._outgoing.take():
-            try_send(self.successor, self.outbox.popleft())
+            try_send(self.successor, self.outbox.pop())
