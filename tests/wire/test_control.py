@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,13 @@ def test_near_misses_are_refused(change: Callable[[dict[str, Any]], None]) -> No
     change(body)
     with pytest.raises(ProtocolError, match="Open is malformed"):
         decode(Open, json.dumps(body).encode())
+
+
+def test_the_name_of_a_tensor_is_exact() -> None:
+    """It was cut to 64 characters, as names of nodes are, so no peer had such a tensor."""
+    long = replace(WANT, name="model.language_model.layers.10.mlp.experts.127.down_proj.weight_scale_inv")
+    for message in (long, replace(WANT, name="\x1b[2J")):
+        assert decode(WeightRequest, encode(message)) == message
 
 
 @pytest.mark.parametrize(

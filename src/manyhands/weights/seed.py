@@ -127,7 +127,7 @@ class WeightServer:
 
     async def _refuse(self, want: WeightRequest, link: Link, error: ManyhandsError) -> None:
         level = logging.WARNING if isinstance(error, Damaged) else logging.DEBUG
-        logger.log(level, "peer=%s wants %s %s in vain: %s", link.peer[:8], want.part, want.name, error)
+        logger.log(level, "peer=%s wants %s %.80s in vain: %s", link.peer[:8], want.part, want.name, error)
         try:
             link.send(WeightsNotFound(want.request, error.code))
             async with asyncio.timeout(SEND_S):

@@ -164,7 +164,10 @@ def _items(hints: tuple[Any, ...], name: str) -> Decoder:
 
 def _record(cls: type[Any]) -> Decoder:
     hints = get_type_hints(cls)
-    decoders = {field.name: decoder_for(hints[field.name], field.name) for field in fields(cls)}
+    decoders = {
+        field.name: _SELECTING.get((cls, field.name)) or decoder_for(hints[field.name], field.name)
+        for field in fields(cls)
+    }
 
     def decode_record(value: Any) -> Any:
         if type(value) is not dict or value.keys() != decoders.keys():
@@ -174,6 +177,8 @@ def _record(cls: type[Any]) -> Decoder:
     return decode_record
 
 
+# A text that selects something here is exact: names of tensors have more than 64 characters where experts are quantised.
+_SELECTING: dict[tuple[type[Any], str], Decoder] = {(WeightRequest, "name"): _string}
 _BY_HINT: dict[Any, Decoder] = {
     NodeId: _hex(32),
     ModelId: _hex(32),
