@@ -127,7 +127,7 @@ def test_one_byte_at_a_time() -> None:
 
 
 def test_many_frames_in_one_read_all_come_out() -> None:
-    pings: list[Message] = [Ping(nonce) for nonce in range(500)]
+    pings: list[Message] = [Ping(nonce) for nonce in range(200)]
     reader = greeted("control").reader
     data = to_bytes(*pings)
     assert len(data) < SCRATCH_BYTES

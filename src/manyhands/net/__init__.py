@@ -2,6 +2,7 @@
 
 transport     the interface: Transport listens and dials, Link carries messages
 link          the one Link there is: frames over anything that looks like an asyncio transport
+pings         how many Pings a peer may send
 inbox         what arrived on a link and was not taken yet
 arrivals      links that peers dialled and that were not taken yet
 incoming      how many links one peer may hold open

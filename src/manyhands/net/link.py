@@ -16,6 +16,7 @@ from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.inbox import Inbox
 from manyhands.net.kernel import acknowledged
 from manyhands.net.liveness import LinkEvidence
+from manyhands.net.pings import ANSWERED, PER_S, PingBudget
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
 from manyhands.net.turn import Turn
 from manyhands.wire.frame import FrameReader, encode
@@ -76,6 +77,7 @@ class FramedLink(asyncio.BufferedProtocol):
         )
         self._is_waiting = False  # for its turn, to hand on what came
         self._pings: dict[int, asyncio.Future[None]] = {}
+        self._budget = PingBudget(handshake.clock())
         self._num_pings = 0
         self._pong: PongRoute | None = None  # None: itself
 
@@ -234,11 +236,17 @@ class FramedLink(asyncio.BufferedProtocol):
                 own.append(message)
             else:
                 self._inbox.put(message)
+        if own and not self._budget.take(len(own), self._handshake.clock()):
+            logger.warning("peer=%s lane=%s floods with pings", self._peer, self._reader.lane)
+            self.abort(f"the peer sent more than {PER_S:g} pings a second")
+            return
+        num_answers = ANSWERED
         for message in own:
             match message:
                 case Hello():
                     self._greeted(message)
-                case Ping():
+                case Ping() if num_answers:
+                    num_answers -= 1
                     (self._pong or self._send_pong)(Pong(message.nonce))
                 case Pong():
                     answered = self._pings.get(message.nonce)
