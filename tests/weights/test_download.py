@@ -27,10 +27,11 @@ from manyhands.core import ModelId, Span
 from manyhands.errors import CutError, DiskFull, ModelError, ShardUnavailable
 from manyhands.testing.clock import run_virtual
 from manyhands.weights import workers
-from manyhands.weights.download import Need, Pulled, layout, proven_config, pull
+from manyhands.weights.asking import first_answer
+from manyhands.weights.download import NEXT_S, Need, Pulled, layout, proven_config, pull
 from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.partial import PARTIAL
-from manyhands.weights.provider import Provider
+from manyhands.weights.provider import Lacking, Provider
 from manyhands.weights.workers import Blame
 from tests.gguf_files import tiny_gguf
 from tests.weights.hub_server import REPO, FakeHub, serving
@@ -262,6 +263,53 @@ def test_a_false_manifest_or_config_is_refused(llama: Path, tied: Path, home: Pa
     pulled = get(need(llama), [faulty, vain, good], home)
     check_holds(pulled.folder, llama)
     assert faults(pulled, faulty, vain, good) == ["garbage", "garbage", ""]
+
+
+def test_peers_that_trickle_a_small_file_hold_a_pull_up_for_a_moment_each(llama: Path, home: Path) -> None:
+    """One that sent 64 MiB of wrong bytes, a mebibyte in 19 s, had a newcomer wait for 20 minutes, and the next one again."""
+
+    async def trickle(name: str, at: int, data: bytes) -> bytes:
+        if name != "config.json":
+            raise Lacking(name)
+        await asyncio.sleep(1200)
+        return b"{}"
+
+    async def main() -> tuple[Pulled, float]:
+        began = asyncio.get_running_loop().time()
+        crowd = [FromDisk(f"slow{index}", llama, trickle) for index in range(3)]
+        pulled = await pull(need(llama), [*crowd, FromDisk("good", llama)], home)
+        return pulled, asyncio.get_running_loop().time() - began
+
+    pulled, took_s = run_virtual(main())
+    check_holds(pulled.folder, llama)
+    assert took_s < 4 * NEXT_S
+
+
+def test_so_many_are_asked_at_once_and_the_first_with_an_answer_counts(llama: Path) -> None:
+    asked, under_way = list[Provider](), [0, 0]
+    crowd = [FromDisk(f"{index}", llama) for index in range(9)]
+
+    async def ask(provider: Provider) -> str | None:
+        asked.append(provider)
+        under_way[0] += 1
+        under_way[1] = max(under_way)
+        try:
+            await asyncio.sleep({"0": 100, "1": 0, "6": 45}.get(provider.name, 1000))
+        finally:
+            under_way[0] -= 1
+        if provider.name == "7":
+            raise ModelError("no")
+        return provider.name if provider.name in "06" else None
+
+    def first(providers: Sequence[Provider], most: int) -> str | None:
+        asked.clear()
+        return run_virtual(first_answer(providers, ask, 10, most))
+
+    assert first(crowd, 9) == "6" and len(asked) == 9 and under_way == [0, 8]
+    assert first(crowd, 3) == "0" and [each.name for each in asked] == ["0", "1", "2", "3"] and under_way[0] == 0
+    assert first(crowd[1:4], 1) is None and first((), 3) is None
+    with pytest.raises(ModelError, match="no"):
+        first(crowd[7:], 2)
 
 
 def test_config_arrives_without_fields_that_its_digest_leaves_out(llama: Path, home: Path, tmp_path: Path) -> None:

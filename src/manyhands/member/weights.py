@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of, stored_precision
 from manyhands.swarm.record import Record
 from manyhands.weights import names
+from manyhands.weights.asking import first_answer
 from manyhands.weights.catalogue import SHORT_NAMES
 from manyhands.weights.disk import DiskProvider, find_complete, folders_of, layers_here
 from manyhands.weights.download import Need, pull
@@ -258,26 +260,14 @@ def _hub_id(name: str) -> str | None:
 
 
 async def _described(kind: ServedModel, providers: Sequence[Provider]) -> tuple[Manifest, bytes]:
-    """Manifest and config.json from a provider whose bytes are proven by the model's id: the first is asked, and for each
-    NEXT_S without an answer, or each that has none, one more, MAX_ASKED at once."""
-    waiting, asking = iter(providers), set[asyncio.Task[tuple[Manifest, bytes] | None]]()
-    try:
-        while True:
-            if len(asking) < MAX_ASKED and (provider := next(waiting, None)) is not None:
-                asking.add(asyncio.ensure_future(_ask(kind, provider)))
-            if not asking:
-                raise ShardUnavailable(
-                    f"no node of the swarm has the manifest of {kind.name} {kind.model[:12]} ({len(providers)} asked): is "
-                    "the one that holds it up?"
-                )
-            done, asking = await asyncio.wait(asking, timeout=NEXT_S, return_when=asyncio.FIRST_COMPLETED)
-            for answer in [task.result() for task in done]:
-                if answer is not None:
-                    return answer
-    finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+    """Manifest and config.json from a provider whose bytes are proven by the model's id."""
+    found = await first_answer(providers, partial(_ask, kind), NEXT_S, MAX_ASKED)
+    if found is None:
+        raise ShardUnavailable(
+            f"no node of the swarm has the manifest of {kind.name} {kind.model[:12]} ({len(providers)} asked): is "
+            "the one that holds it up?"
+        )
+    return found
 
 
 async def _ask(kind: ServedModel, provider: Provider) -> tuple[Manifest, bytes] | None:

@@ -31,6 +31,7 @@ from manyhands.checkpoint.store import Store, check_free, disk_errors
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError, ShardUnavailable
 from manyhands.files import write_atomic
+from manyhands.weights.asking import first_answer
 from manyhands.weights.partial import restore_partial
 from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.schedule import DownloadSchedule
@@ -40,6 +41,10 @@ from manyhands.weights.workers import Blame, Blames, DownloadWorkers
 T = TypeVar("T")
 
 MAX_MODEL_BYTES: Final = 16 << 40  # the largest file that ext4 holds
+# A small file is asked of one more provider for each NEXT_S that it takes, of MAX_ASKED at once. 8 Mbit/s bring 30 MB in that;
+# 64 MiB of wrong bytes, sent as slowly as is borne, take 20 minutes.
+NEXT_S: Final = 30.0
+MAX_ASKED: Final = 4
 LOCK_S: Final = 1.0  # how long one attempt waits for another pull of the same folder
 
 
@@ -192,17 +197,17 @@ class _Pull:
     async def run(self, here: list[Provider], providers: list[Provider], hub: Provider | None) -> Pulled:
         self._providers = providers
         last = [] if hub is None else [hub]
-        everyone = [*here, *providers, *last]
-        manifest = await self._manifest(everyone)
-        config = await self._config(everyone, manifest)
+        tiers = [here, providers, last]
+        manifest = await self._manifest(tiers)
+        config = await self._config(tiers, manifest)
         if self.need.with_files:
-            await self._files(everyone, manifest)
-        await self._tensors(manifest, ModelFacts.from_config(parse_config(config)).num_layers, [here, providers, last])
+            await self._files(tiers, manifest)
+        await self._tensors(manifest, ModelFacts.from_config(parse_config(config)).num_layers, tiers)
         return Pulled(self.folder, manifest, tuple(self.blames.all), self.received)
 
     # -- small files --------------------------------------------------------------------------------------------------
 
-    async def _manifest(self, providers: Sequence[Provider]) -> Manifest:
+    async def _manifest(self, tiers: Sequence[Sequence[Provider]]) -> Manifest:
         path = self.folder / MANIFEST
         if path.exists() and sha256(raw := path.read_bytes()) == self.need.model:
             return Manifest.decode(raw)
@@ -212,12 +217,12 @@ class _Pull:
                 raise ModelError(f"its {MANIFEST} has the hash {sha256(raw)[:16]}..., not {self.need.model[:16]}...")
             return raw
 
-        raw = await self._first(MANIFEST, providers, check)
+        raw = await self._first(MANIFEST, tiers, check)
         manifest = Manifest.decode(raw)
         await self.on_disk(write_atomic, path, raw)
         return manifest
 
-    async def _config(self, providers: Sequence[Provider], manifest: Manifest) -> bytes:
+    async def _config(self, tiers: Sequence[Sequence[Provider]], manifest: Manifest) -> bytes:
         path = self.folder / "config.json"
         with contextlib.suppress(ModelError, FileNotFoundError):
             if config_digest(raw := path.read_bytes()) == manifest.config_sha256:
@@ -228,11 +233,11 @@ class _Pull:
                 raise ModelError("its config.json is not the one of the manifest")
             return proven_config(raw)
 
-        raw = await self._first("config.json", providers, check)
+        raw = await self._first("config.json", tiers, check)
         await self.on_disk(write_atomic, path, raw)
         return raw
 
-    async def _files(self, providers: Sequence[Provider], manifest: Manifest) -> None:
+    async def _files(self, tiers: Sequence[Sequence[Provider]], manifest: Manifest) -> None:
         """Tokenizer and the like."""
         for name, wanted in manifest.files:
             path = self.folder / name
@@ -244,17 +249,23 @@ class _Pull:
                     raise ModelError(f"its {name} is not the one of the manifest")
                 return raw
 
-            raw = await self._first(name, providers, check)
+            raw = await self._first(name, tiers, check)
             await self.on_disk(write_atomic, path, raw)
 
-    async def _first(self, name: str, providers: Sequence[Provider], check: Callable[[bytes], bytes]) -> bytes:
+    async def _first(self, name: str, tiers: Sequence[Sequence[Provider]], check: Callable[[bytes], bytes]) -> bytes:
         """The file from the first provider whose bytes pass. Raises ShardUnavailable if there is none."""
-        for provider in providers:
+
+        async def ask(provider: Provider) -> bytes | None:
             if (raw := await self._try(provider, name)) is not None:
                 try:
                     return check(raw)
                 except ModelError as error:
                     self.blames.add(provider, "garbage", str(error))
+            return None
+
+        for tier in tiers:
+            if (found := await first_answer(tier, ask, NEXT_S, MAX_ASKED)) is not None:
+                return found
         raise self._unavailable(name)
 
     async def _try(self, provider: Provider, name: str) -> bytes | None:
