@@ -198,6 +198,29 @@ def test_what_a_peer_says_to_a_dht_that_holds_many_keys_walks_through_none(monke
     assert not len(store) and not store._near and not store._keys_of and not store._stores
 
 
+def test_a_dht_that_holds_many_keys_forgets_a_part_of_them_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers can have it hold 16,384 keys, and every 5 s it looked at all of them at once."""
+    monkeypatch.setattr("manyhands.swarm.dht.store.LOOKED_AT", 8)
+    looks, plain = [0], RecordStore.expire
+
+    def counting(store: RecordStore, now: float) -> list[Record]:
+        looks[0] += 1
+        return plain(store, now)
+
+    monkeypatch.setattr(RecordStore, "expire", counting)
+    store = DhtStore(ME)
+    for number in range(1, 21):
+        record = record_of(number % 3 + 1, info=info_of(model=ModelId(f"{number:064x}")), sequence=number)
+        assert store.put(sign(record, key_of(number % 3 + 1)), NOW, record.node, node=record.node)
+    store.expire(NOW)
+    assert len(store) == 20 and 0 < looks[0] <= 8
+    for _ in range(3 + 3):  # the round that has begun, and a whole one
+        looks[0] = 0
+        store.expire(NOW + 1000)
+        assert looks[0] <= 8
+    assert not len(store) and not store._keys_of and not store._stores and not store._near
+
+
 def test_gossip_takes_its_own_words_while_it_is_flooded(made_up: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyhands.swarm.gossip.MAX_RECORDS", ROOM)
     gossip = Gossip(ME, Random(1))

@@ -55,7 +55,7 @@ SHUN_S = 60.0  # a node that did not answer is not asked again on others' word, 
 RETRY_S = 2.0  # until an errand that reached no node is tried again
 MAINTAIN_S = 120.0  # between lookups that only keep the buckets filled
 PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
-EXPIRE_S = 5.0
+EXPIRE_S = 0.5  # of MAX_RECORDS keys each is looked at every 16 s
 
 
 class Dht(StoreReport[DhtStore]):

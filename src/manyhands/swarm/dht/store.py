@@ -21,6 +21,7 @@ from manyhands.swarm.statement import RecordRefused, Verdict, read
 MAX_PER_KEY = MAX_TAGS  # records of one model: what one listing can name
 MAX_PER_PUBLISHER = 32  # spans of one node, over all models
 MAX_RECORDS = 16384  # in all; about 30 MB
+LOOKED_AT = 512  # keys at a call of `expire`: a millisecond
 HARMLESS: tuple[Verdict, ...] = ("new", "same", "stale", "full", "fork", "expired")  # an honest peer may send such
 STALE_S = 75.0  # a record is stored anew every 30 s; one that missed two turns is of a node that died (IN-22)
 
@@ -46,6 +47,7 @@ class DhtStore:
         self._near: list[int] = []  # how far the keys of `_stores` are from us, in order
         self._keys_of: dict[NodeId, set[int]] = {}  # under which records of a node are held, or lately were
         self._count = 0  # records of all stores
+        self._due: list[tuple[list[int], list[NodeId]]] = []  # keys and nodes that `expire` has still to look at
 
     def __len__(self) -> int:
         return self._count
@@ -128,12 +130,18 @@ class DhtStore:
             store.trust(node)
 
     def expire(self, now: float) -> None:
-        """Forget what is over."""
-        for key, store in list(self._stores.items()):
-            self._count -= len(store.expire(now))
-            if not len(store):
-                self._drop(key)
-        for node in list(self._keys_of):
+        """Forget what is over, of LOOKED_AT keys and as many nodes, in turn."""
+        if not self._due:
+            keys, nodes = list(self._stores), list(self._keys_of)
+            starts = range(0, max(len(keys), len(nodes)), LOOKED_AT)
+            self._due = [(keys[i : i + LOOKED_AT], nodes[i : i + LOOKED_AT]) for i in starts]
+        keys, nodes = self._due.pop() if self._due else ([], [])
+        for key in keys:
+            if (store := self._stores.get(key)) is not None:
+                self._count -= len(store.expire(now))
+                if not len(store):
+                    self._drop(key)
+        for node in nodes:
             self._stores_of(node)
 
     def _find(self, key: int, tag: bytes) -> HeldRecord | None:
