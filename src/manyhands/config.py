@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeAddr, Span
+from manyhands.core import MAX_STEP_IDS, MAX_WINDOW, ORIGIN_HOP, NodeAddr, Span
 from manyhands.errors import BadRequest
 
 SCOPES = ("off", "lan", "trusted", "public")
@@ -138,6 +138,10 @@ class RequestConfig:
         for name in ("window", "frame_bytes", "prefill_chunk", "max_repairs"):
             if getattr(self, name) < (name != "max_repairs"):
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least {int(name != 'max_repairs')}")
+        if self.prefill_chunk > MAX_STEP_IDS:
+            raise BadRequest(
+                f"prefill_chunk is {self.prefill_chunk} positions; a step has at most {MAX_STEP_IDS}: lower it"
+            )
         if self.window > MAX_WINDOW:
             raise BadRequest(f"window is {self.window} steps; hops grant at most {MAX_WINDOW}: lower it")
         for field_ in fields(self):

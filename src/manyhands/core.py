@@ -39,6 +39,7 @@ _WITH_CODES: Final[Mapping[Precision, Precision]] = {"bf16": "bf16+c8", "w8": "w
 _WEIGHTS: Final[Mapping[Precision, Precision]] = {coded: plain for plain, coded in _WITH_CODES.items()}
 # Steps that may be under way to one hop without having been computed: the most that a request may ask for.
 MAX_WINDOW: Final = 64
+MAX_STEP_IDS: Final = 16_384  # rows of one step that come with token ids: so many are decoded in a millisecond
 ORIGIN_HOP = 255  # the hop index that means "the origin"; a route has at most 255 hops
 
 

@@ -5,15 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
+from manyhands.core import MAX_STEP_IDS
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.inbox import MAX_QUEUED_MESSAGES, Inbox
+from manyhands.net.inbox import ID_BYTES, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Inbox
 from manyhands.net.link import FramedLink, Handshake
 from manyhands.net.transport import Link
 from manyhands.net.turn import Turn
 from manyhands.wire.frame import encode
 from manyhands.wire.message import DirectoryUpdate, Lane, Message, Ping, Pong, Step
 from tests.net.conftest import Run
-from tests.net.links import A, Pair, linked, memory_pair, over, receive, says, step, until
+from tests.net.links import SESSION, A, Pair, linked, memory_pair, over, receive, says, step, until
 from tests.net.test_tls import LOOPBACK, node
 
 
@@ -54,6 +55,16 @@ def read(link: FramedLink, *messages: Message) -> None:
     data = b"".join(bytes(part) for message in messages for part in encode(message))
     link.get_buffer(-1)[: len(data)] = data
     link.buffer_updated(len(data))
+
+
+def test_ids_that_wait_are_counted() -> None:
+    """A Step of ids alone counted as nothing, and 64 of them waited."""
+    inbox, ids = Inbox(), tuple(range(MAX_STEP_IDS))
+    waiting = 0
+    while not inbox.is_full:
+        inbox.put(Step(SESSION, 1, 0, 0, len(ids), 0, 0, "hidden", ids, None))
+        waiting += 1
+    assert waiting == -(-MAX_QUEUED_BYTES // (ID_BYTES * len(ids))) < MAX_QUEUED_MESSAGES
 
 
 def numbered(number: int) -> DirectoryUpdate:

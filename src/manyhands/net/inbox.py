@@ -10,6 +10,7 @@ from manyhands.wire.message import Message, Step, WeightsChunk
 # Received and not yet taken. 64 frames: four sessions' default credit (16 each). The last read may go over by one read.
 MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 16 << 20
+ID_BYTES = 40  # of a token id: a number of Python and its place
 
 Take = Callable[[Message], None]
 
@@ -90,7 +91,8 @@ class Inbox:
 def _data_bytes(message: Message) -> int:
     match message:
         case Step():
-            return len(message.payload.data) if message.payload is not None else 0
+            rows = len(message.payload.data) if message.payload is not None else 0
+            return rows + ID_BYTES * len(message.ids or ())
         case WeightsChunk():
             return len(message.data)
         case _:

@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from manyhands.core import MAX_STEP_IDS
 from manyhands.errors import ProtocolError
 from manyhands.wire.message import (
     ITEMSIZE,
@@ -135,6 +136,8 @@ def check_step(header: tuple[Any, ...], max_body: int) -> None:
         raise ProtocolError("Step has a width or dtype without a tensor, or a tensor without width")
     if (has_payload and not count) or (count and not (has_ids or has_payload)):
         raise ProtocolError("Step has rows without content, or content without rows")
+    if has_ids and count > MAX_STEP_IDS:
+        raise ProtocolError(f"Step with {count} token ids: {MAX_STEP_IDS} at most")
     if position + count > U32:
         raise ProtocolError("Step goes beyond position 2**32 - 1")
     tail = TIMING.size * (flags >> TIMINGS_SHIFT)
