@@ -40,6 +40,7 @@ _WEIGHTS: Final[Mapping[Precision, Precision]] = {coded: plain for plain, coded 
 # Steps that may be under way to one hop without having been computed: the most that a request may ask for.
 MAX_WINDOW: Final = 64
 MAX_STEP_IDS: Final = 16_384  # rows of one step that come with token ids: so many are decoded in a millisecond
+MAX_BIASES, MAX_STOP_IDS, MAX_STOPS = 1024, 64, 16  # of one request
 ORIGIN_HOP = 255  # the hop index that means "the origin"; a route has at most 255 hops
 
 
@@ -235,11 +236,14 @@ class SamplingParams:
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, 20)
+        if len(self.logit_bias) > MAX_BIASES or len(self.stop_ids) > MAX_STOP_IDS:
+            counts = f"{len(self.logit_bias)} and {len(self.stop_ids)}"
+            raise BadRequest(f"logit_bias and stop_ids have {counts} tokens; at most {MAX_BIASES} and {MAX_STOP_IDS}")
         for token, bias in self.logit_bias:
             _within("logit_bias token", token, 0, 1 << 24)
             _within("logit_bias", bias, -1e4, 1e4)
-        if len(self.stop) > 16 or any(not 1 <= len(s) <= 256 for s in self.stop):
-            raise BadRequest("stop takes at most 16 strings of 1 to 256 characters each")
+        if len(self.stop) > MAX_STOPS or any(not 1 <= len(s) <= 256 for s in self.stop):
+            raise BadRequest(f"stop takes at most {MAX_STOPS} strings of 1 to 256 characters each")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

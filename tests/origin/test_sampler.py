@@ -280,6 +280,12 @@ def test_bias_outside_the_vocabulary_is_refused() -> None:
         Sampler(SamplingParams(logit_bias=((4, 1.0),)), 4, NO_EOS)
 
 
+@pytest.mark.parametrize("field", [{"logit_bias": ((1, 0.0),) * 1025}, {"stop_ids": (1,) * 65}])
+def test_more_than_a_peer_takes_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="at most 1024 and 64"):
+        SamplingParams(**field)
+
+
 def test_deterministic_switches_every_processor_off() -> None:
     params = replace(LAWS["all"], deterministic=True, ignore_eos=True)
     for position in range(20):

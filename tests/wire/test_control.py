@@ -72,6 +72,10 @@ def _inner(outer: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]
         _inner("sampling", "logit_bias", [[1]]),
         _inner("sampling", "logit_bias", [[1, 2, 3]]),
         _inner("sampling", "logit_bias", 3),
+        _inner("sampling", "logit_bias", [[1, 0.0]] * 1025),
+        _inner("sampling", "stop_ids", [1] * 65),
+        _inner("sampling", "stop", ["a"] * 17),
+        _set("rounding", {"ranges": [[1, 1]] * 33, "if_slow": False}),
         _inner("sampling", "stop", [""]),
         _inner("sampling", "stop", ["\ud800"]),
         _inner("sampling", "stop", "end"),
@@ -81,6 +85,15 @@ def test_near_misses_are_refused(change: Callable[[dict[str, Any]], None]) -> No
     body = json.loads(encode(OPEN))
     change(body)
     with pytest.raises(ProtocolError, match="Open is malformed"):
+        decode(Open, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(("field", "item"), [("logit_bias", [1, 0.0]), ("stop_ids", 1)])
+def test_a_long_list_is_refused_before_its_items_are_looked_at(field: str, item: Any) -> None:
+    """An Open of 57 KB took 32 ms of the event loop: 14 ms to decode 7,000 biases, 18 ms to encode them for its signature."""
+    body = json.loads(encode(OPEN))
+    body["sampling"][field] = ["not such an item", *[item] * 8000]
+    with pytest.raises(ProtocolError, match=f"{field} is not a list of 0 to"):
         decode(Open, json.dumps(body).encode())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from manyhands.core import ModelId, NodeId, SessionId
+from manyhands.core import MAX_BIASES, MAX_STOP_IDS, MAX_STOPS, ModelId, NodeId, SessionId
 from manyhands.errors import ManyhandsError, ProtocolError
 from manyhands.plain import LIMIT, one_line
 from manyhands.wire.message import (
@@ -35,6 +35,7 @@ from manyhands.wire.message import (
     WeightRequest,
     WeightsNotFound,
 )
+from manyhands.wire.rounding import MAX_RANGES
 
 Decoder = Callable[[Any], Any]  # JSON value -> Python value; raises ValueError
 M = TypeVar("M", bound=Message)
@@ -44,6 +45,9 @@ U64 = (1 << 64) - 1
 # Largest value by field name; other integers are u32. None is negative.
 LIMITS = {"hop": 255, "blame": 255, "num_hops": 255, "port": 65535, "nonce": U64, "serial": U64, "seed": U64}
 LIMITS |= {"offset": U64, "length": MAX_CHUNK_BYTES}
+# Items of a list by field name; other lists, of the spans in a Hello, have MAX_SPANS.
+MAX_ITEMS = {"logit_bias": MAX_BIASES, "stop_ids": MAX_STOP_IDS, "stop": MAX_STOPS, "ranges": MAX_RANGES}
+MAX_SPANS = 256
 MAX_ERROR_CHARS = 200  # an error quotes the peer's bytes; logs must not be flooded by them
 # Characters of a text by field name; other texts have plain.LIMIT. What is longer is cut, what is not printable replaced:
 # texts are for people, and are compared at most. Stop strings are exact: they belong to the text, and are never shown.
@@ -152,10 +156,11 @@ def _optional(inner: Decoder) -> Decoder:
 def _items(hints: tuple[Any, ...], name: str) -> Decoder:
     repeated = hints[-1] is Ellipsis
     inner = [decoder_for(hint, name) for hint in hints if hint is not Ellipsis]
+    least, most = (0, MAX_ITEMS.get(name, MAX_SPANS)) if repeated else (len(inner), len(inner))
 
     def decode_items(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list or not (repeated or len(value) == len(inner)):
-            raise ValueError(f"{name} is not a list of the right length")
+        if type(value) is not list or not least <= len(value) <= most:
+            raise ValueError(f"{name} is not a list of {least} to {most}")
         decoders = inner * len(value) if repeated else inner
         return tuple(decode_item(item) for decode_item, item in zip(decoders, value, strict=True))
 
