@@ -28,7 +28,7 @@ from manyhands.net.relay.relay import (
     Switchboard,
     parse_request,
 )
-from manyhands.net.relay.tunnel import Tunnels, relayed
+from manyhands.net.relay.tunnel import MAX_ANSWERING, Tunnels, relayed
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Link
 from manyhands.wire.message import Close, Lane, Payload, Step
@@ -449,7 +449,7 @@ def test_switchboard_only_the_called_node_answers_and_only_once() -> None:
         b.answer(b"1", B, "twice")
 
 
-@pytest.mark.parametrize("limit", ["num_tunnels", "per_caller", "per_callee"])
+@pytest.mark.parametrize("limit", ["num_tunnels", "per_pair", "per_caller", "per_callee"])
 def test_switchboard_limits(limit: str) -> None:
     b = board(**{limit: 1})
     b.listen(B, "box")
@@ -458,6 +458,17 @@ def test_switchboard_limits(limit: str) -> None:
         b.call(b"2", A, B, "other")
     b.leave("near")
     b.call(b"2", A, B, "other")
+
+
+def test_one_caller_does_not_use_up_what_a_node_answers() -> None:
+    """32 calls of one member, left in the handshake and made again, took all that a node answers: no other reached it."""
+    b, limits = board(), RelayLimits()
+    b.listen(B, "box")
+    for number in range(limits.per_pair):
+        b.call(b"%d" % number, A, B, f"{number}")
+    with pytest.raises(Busy, match="limit"):
+        b.call(b"more", A, B, "more")
+    assert b.call(b"other", C, B, "other") == "box" and 5 * limits.per_pair < MAX_ANSWERING
 
 
 def test_switchboard_mailboxes_are_limited_and_the_newest_counts() -> None:

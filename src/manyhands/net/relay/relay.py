@@ -41,13 +41,15 @@ BUFFER_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What a relay does for others. A pair of nodes needs two tunnels: one for each lane.
+    """What a relay does for others. A pair of nodes needs a tunnel for each lane.
 
-    `per_caller` and `per_callee` count a node's tunnels, open or ringing; `per_node` its connections to this relay. An ANSWER
-    must come within `answer_s`; so must the request after a connection has been made.
+    `per_pair` counts the tunnels from one node to another, so that one that calls in vain leaves others a way to it;
+    `per_caller` and `per_callee` a node's tunnels, open or ringing; `per_node` its connections to this relay. An ANSWER must
+    come within `answer_s`; so must the request after a connection has been made.
     """
 
     num_tunnels: int = 512
+    per_pair: int = 12
     per_caller: int = 32
     per_callee: int = 128
     per_node: int = 192
@@ -74,7 +76,7 @@ class Switchboard(Generic[Leg]):
         self._mailboxes: dict[NodeId, Leg] = {}
         self._tunnels: dict[bytes, _Tunnel[Leg]] = {}
         self._calls: dict[Leg, bytes] = {}  # the tunnel of a leg
-        self._load: Counter[tuple[str, NodeId]] = Counter()
+        self._load: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
         return f"<Switchboard mailboxes={len(self._mailboxes)} tunnels={len(self._tunnels)}>"
@@ -92,6 +94,7 @@ class Switchboard(Generic[Leg]):
         if mailbox is None:
             raise ShardUnavailable(f"node {callee[:16]} is not waiting at this relay")
         full = len(self._tunnels) >= self._limits.num_tunnels
+        full = full or self._load["pair", caller + callee] >= self._limits.per_pair
         full = full or self._load["caller", caller] >= self._limits.per_caller
         if full or self._load["callee", callee] >= self._limits.per_callee:
             raise Busy(f"no tunnel from {caller[:16]} to {callee[:16]}: the relay or one of them has reached its limit")
@@ -99,6 +102,7 @@ class Switchboard(Generic[Leg]):
         self._calls[leg] = call_id
         self._load["caller", caller] += 1
         self._load["callee", callee] += 1
+        self._load["pair", caller + callee] += 1
         return mailbox
 
     def answer(self, call_id: bytes, node: NodeId, leg: Leg) -> Leg:
@@ -123,7 +127,9 @@ class Switchboard(Generic[Leg]):
         partner = self.partner(leg)
         tunnel = self._tunnels.pop(self._calls.get(leg, b""), None)
         if tunnel is not None:
-            self._load -= Counter({("caller", tunnel.caller): 1, ("callee", tunnel.callee): 1})
+            self._load -= Counter(
+                [("caller", tunnel.caller), ("callee", tunnel.callee), ("pair", tunnel.caller + tunnel.callee)]
+            )
             for end in (tunnel.near, tunnel.far):
                 if end is not None:
                     self._calls.pop(end, None)

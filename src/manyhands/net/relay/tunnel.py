@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "relay%"
 HANDSHAKE_S = 5.0
-MAX_ANSWERING = (
-    32  # calls being answered at once; more are left to ring, and their callers told by the relay's deadline
-)
+# Calls being answered at once, of five nodes and more (RelayLimits.per_pair); others are left to ring, and their callers told
+# by the relay's deadline.
+MAX_ANSWERING = 64
 RETRY_S, MAX_RETRY_S = 0.5, 30.0
 MAX_UNREAD_BYTES = 4 << 10  # a relay that talks without being asked is dropped
 
