@@ -91,7 +91,7 @@ def test_a_whole_answer_is_written_in_pieces() -> None:
         return {"choices": choices}
 
     async def main() -> None:
-        body, most = await written(lambda send: Single(work, LIMITS).send_to({}, receive, send))  # type: ignore[arg-type]
+        body, most = await written(lambda send: Single(work).send_to({}, receive, send))  # type: ignore[arg-type]
         assert len(body) > 2_000_000 and most < PIECE_BYTES + 2000
         assert [len(c["logprobs"]["content"]) for c in json.loads(body)["choices"]] == [200] * 16
 
@@ -201,6 +201,21 @@ def test_a_reader_that_never_takes_a_finished_answer_is_cut(folder: Path, monkey
                 reader.connect((it.addr.host, it.addr.port))
                 for _ in range(2):
                     reader.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                await until(lambda: sum(waiting()) > 0)
+                await until(lambda: not waiting())
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_asks_on_and_takes_nothing_is_cut(folder: Path) -> None:
+    """The second request waits to be answered until the first answer is taken: it was for ever, with its descriptor."""
+
+    async def main() -> None:
+        async with served(folder, limits=LimitsConfig(write_timeout_s=1)) as it:
+            with socket.socket() as reader:
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.connect((it.addr.host, it.addr.port))
+                reader.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 8)
                 await until(lambda: sum(waiting()) > 0)
                 await until(lambda: not waiting())
 

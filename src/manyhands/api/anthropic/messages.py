@@ -44,7 +44,7 @@ def anthropic_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
         async def work() -> Single:
             gateway.enter(caller_of(request), "tokens")
             _, made = await formats.prepare(COUNT_PATH, body, caller_of(request), client_of(request))
-            return Single(lambda: _counted(made), gateway.limits)
+            return Single(lambda: _counted(made))
 
         return Watched(work(), request.state.release_body)
 
@@ -63,7 +63,7 @@ async def _answer(
     made, ask, choice = await ask_one(formats, PATH, "messages", body, caller, client)
     message = _Message(made, choice)
     if not made.given.get("stream", False):
-        return Single(lambda: _whole(message, gateway, ask), gateway.limits)
+        return Single(lambda: _whole(message, gateway, ask))
     return EventStream(
         lambda emit: _stream(message, gateway, ask, emit),
         gateway.limits,

@@ -31,6 +31,7 @@ KEEP_ALIVE_S = 75  # an idle connection
 # Of a body that is refused: so much of it may still come before the connection is closed, and for so long.
 DRAIN_BYTES = 256 << 10
 DRAIN_S = 2.0
+UNREAD_BYTES = 64 << 10  # as much as a transport of asyncio holds before it asks to write no more
 # What the system may buffer for one reader; more would only let a reader that has stopped be written for longer.
 SEND_BUFFER_BYTES = 64 << 10
 
@@ -49,13 +50,14 @@ class Http(HttpToolsProtocol):
     comes in MAX_PARTS parts at most, and one more for each PART_BYTES; MAX_PIPELINED requests wait for those before them. What
     exceeds any of these is answered by 400, and the connection ends. Cookies are dropped: nothing here reads them.
 
-    `request.state.abort()` ends the connection at once, whatever is still to be written, and while
-    `request.state.flow.write_paused` is false, writing does not wait.
+    A reader takes what was written, but for what the transport holds anyway, at UNREAD_BYTES in write_timeout_s, or the
+    connection ends: whatever the answer is, and whether it is complete.
     """
 
-    read_timeout_s = 30.0
+    read_timeout_s = write_timeout_s = 30.0
     pending: Pending["Http"]
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None  # ends the connection of a reader that takes nothing
     _header_bytes = _num_lines = 0
     _body_bytes = _num_parts = 0
     _kept_bytes = 0  # since the parser last told of anything
@@ -67,7 +69,6 @@ class Http(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._cycles: list[RequestResponseCycle] = []  # the last of them, `cycle`, may wait for the others (pipelining)
-        self.app_state = {**self.app_state, "abort": transport.abort, "flow": self.flow}
         self._arm(self.read_timeout_s)
         self._await_request()
 
@@ -82,8 +83,21 @@ class Http(HttpToolsProtocol):
             self._disarm()
         self._end_in_time()
 
+    def pause_writing(self) -> None:
+        """More waits for the reader than the transport is to hold: uvicorn writes no more until it has been taken."""
+        super().pause_writing()
+        wait_s = self.write_timeout_s * max(1.0, self.transport.get_write_buffer_size() / UNREAD_BYTES)
+        self._unread = self.loop.call_later(wait_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self.resume_writing()
         self.pending.leave(self)
         for cycle in self._cycles:
             cycle.disconnected = True
@@ -244,7 +258,9 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     app.state.access.listen(host, insecure=insecure)
     bound = _bind(host, port)
     waiting = Pending[Http](pending_requests(descriptor_limit()))
-    protocol = type("Http", (Http,), {"read_timeout_s": gateway.limits.read_timeout_s, "pending": waiting})
+    limits = gateway.limits
+    timeouts = {"read_timeout_s": limits.read_timeout_s, "write_timeout_s": limits.write_timeout_s}
+    protocol = type("Http", (Http,), {**timeouts, "pending": waiting})
     config = uvicorn.Config(
         app,
         http=protocol,

@@ -1,7 +1,7 @@
 """Answers that take their time, as ASGI responses: event streams and single JSON bodies.
 
 Nothing is buffered here: a producer awaits `emit`, which waits for the reader. So a slow reader pauses its own generation
-and no other; one that takes nothing for write_timeout_s is cut. A client that leaves cancels the producer at once.
+and no other; one that takes nothing is cut (server.py). A client that leaves cancels the producer at once.
 """
 
 import asyncio
@@ -75,39 +75,22 @@ def error_event(error: Exception) -> bytes:
     return to_event({"error": error_object(error)})
 
 
-class _ReaderStalled(Exception):
-    pass
-
-
 class _Out:
-    """Where one answer goes. A reader that takes nothing for write_timeout_s is cut: its connection ends.
+    """Where one answer goes. `write` waits while its reader does not take what was written; server.py ends one that never does.
 
-    Of what is written at most the transport's high water mark (64 KiB), one piece and the system's send buffer wait for it.
+    Of that at most the transport's high water mark (64 KiB), one piece and the system's send buffer wait.
     """
 
-    def __init__(self, scope: Scope, send: Send, limits: LimitsConfig) -> None:
-        state = scope.get("state", {})
-        self._abort, self._flow = state.get("abort"), state.get("flow")
-        self._send, self._limits = send, limits
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self.has_begun = False
 
     async def write(self, data: bytes, headers: list[tuple[bytes, bytes]], *, more: bool = True) -> None:
         """Write one piece; `headers` go before the first."""
-        if (
-            self.has_begun and self._flow is not None and not self._flow.write_paused
-        ):  # nothing to wait for, nor to time
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
-            return
-        try:
-            async with asyncio.timeout(self._limits.write_timeout_s):
-                if not self.has_begun:
-                    self.has_begun = True
-                    await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            if self._abort is not None:
-                self._abort()
-            raise _ReaderStalled from None
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 class EventStream:
@@ -133,13 +116,11 @@ class EventStream:
     async def send_to(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; within a Watched, which ends it when the client leaves."""
         self._clock = asyncio.get_running_loop().time
-        out = _Out(scope, send, self._limits)
+        out = _Out(send)
         async with asyncio.TaskGroup() as group:
             beat = group.create_task(self._keep_alive(out))
             try:
                 await self._produce(partial(self._emit, out))
-            except _ReaderStalled:
-                return
             except Exception as error:
                 if not isinstance(error, ManyhandsError):
                     logger.exception("a stream failed")
@@ -157,10 +138,7 @@ class EventStream:
             await asyncio.sleep(pause_s)
             is_silent = self._clock() - self._sent_at >= pause_s
             if is_silent and self._framing.keep_alive and self._is_running():
-                try:
-                    await self._emit(out, self._framing.keep_alive)
-                except _ReaderStalled:
-                    return  # the connection is cut, and the producer with it
+                await self._emit(out, self._framing.keep_alive)
 
     async def _emit(self, out: _Out, event: Event) -> None:
         async with self._turn:
@@ -184,21 +162,18 @@ async def _write_all(out: _Out, parts: Iterable[bytes], headers: list[tuple[byte
 class Single:
     """Sends what `work()` returns as JSON (encode.py), or its error. One of a single piece states its length."""
 
-    def __init__(self, work: Callable[[], Awaitable[Mapping[str, Any]]], limits: LimitsConfig) -> None:
-        self._work, self._limits = work, limits
+    def __init__(self, work: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        self._work = work
 
     async def send_to(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; within a Watched, which ends it when the client leaves."""
         parts = pieces(await self._work())
-        out, first, second = _Out(scope, send, self._limits), next(parts), next(parts, None)
-        try:
-            if second is None:
-                await out.write(first, [_JSON_TYPE, (b"content-length", b"%d" % len(first))], more=False)
-                return
-            await _write_all(out, chain((first, second), parts), [_JSON_TYPE])
-            await out.write(b"", [_JSON_TYPE], more=False)
-        except _ReaderStalled:
+        out, first, second = _Out(send), next(parts), next(parts, None)
+        if second is None:
+            await out.write(first, [_JSON_TYPE, (b"content-length", b"%d" % len(first))], more=False)
             return
+        await _write_all(out, chain((first, second), parts), [_JSON_TYPE])
+        await out.write(b"", [_JSON_TYPE], more=False)
 
 
 class Watched(Response):

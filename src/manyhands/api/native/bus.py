@@ -61,7 +61,7 @@ async def _answer(gateway: Gateway, formats: ModelFormats, body: bytes, request:
     (plan,) = plans_of(formats, model_format, made)
     ask, _ = await plan.choose("bus", caller, entry)
     if not made.given["stream"]:
-        return Single(lambda: _whole(gateway, ask), gateway.limits)
+        return Single(lambda: _whole(gateway, ask))
     runs: list[Run] = []
 
     async def produce(emit: Emit) -> None:

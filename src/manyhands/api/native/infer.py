@@ -38,8 +38,8 @@ def infer_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
             entry = gateway.enter(caller_of(request), "native")
             wanted = await _prepare(formats, body, request)
             _check_received(wanted, is_resumed=False)
-            ask, _ = await wanted.plan().choose("native", caller_of(request), entry)
-            return Single(lambda: _whole(gateway, ask, wanted.prompt), gateway.limits)
+            ask, _ = (await wanted.plan()).choose("native", caller_of(request), entry)
+            return Single(lambda: _whole(gateway, ask, wanted.prompt))
 
         return Watched(work(), request.state.release_body)
 

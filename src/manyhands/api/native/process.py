@@ -99,7 +99,7 @@ def process_router(gateway: Gateway) -> APIRouter:
         asked = read_asked(await body_of(request))
 
         async def work() -> Single:
-            return Single(lambda: _answer(gateway, asked, request), gateway.limits)
+            return Single(lambda: _answer(gateway, asked, request))
 
         return Watched(work(), request.state.release_body)
 

@@ -231,7 +231,7 @@ def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
             return {"jobs": rows}
 
         async def work() -> Single:
-            return Single(gather, gateway.limits)
+            return Single(gather)
 
         return Watched(work(), request.state.release_body)
 

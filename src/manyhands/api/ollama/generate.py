@@ -50,11 +50,11 @@ async def _answer(
     model_format, made = await formats.prepare(path, body, caller, client)
     shape = _Shape(path, made, began)
     if not made.prompts:  # a program asks that the model be loaded
-        return Single(shape.loaded, gateway.limits)
-    (plan,) = plans_of(formats, model_format, made)
-    ask, choice = await plan.choose("ollama", caller, entry)
+        return Single(shape.loaded)
+    (plan,) = await plans_of(formats, model_format, made, caller.name or client)
+    ask, choice = plan.choose("ollama", caller, entry)
     if not made.given.get("stream", True):
-        return Single(lambda: _whole(shape, gateway, ask, choice), gateway.limits)
+        return Single(lambda: _whole(shape, gateway, ask, choice))
     return EventStream(
         lambda emit: _stream(shape, gateway, ask, choice, emit),
         gateway.limits,

@@ -156,7 +156,7 @@ class OpenAI:
         asked = [await call.choose(index) for index in range(len(plans))]
         await shape.prepare()
         if told is None:
-            return Single(lambda: _whole(call, shape, asked), self.gateway.limits)
+            return Single(lambda: _whole(call, shape, asked))
         asked = [(told.ask(index, ask), choice.join(told, index)) for index, (ask, choice) in enumerate(asked)]
         with_usage = bool(made.given.get("stream_options", {}).get("include_usage", False))
         choices = [choice for _, choice in asked]

@@ -54,7 +54,7 @@ async def _answer(
     custom = frozenset(tool["name"] for tool in made.given.get("tools", ()) if tool["type"] == "custom")
     answer = _Answer(made, choice, spelling, custom=custom)
     if not made.given.get("stream", False):
-        return Single(lambda: _whole(answer, gateway, ask), gateway.limits)
+        return Single(lambda: _whole(answer, gateway, ask))
     return EventStream(
         lambda emit: _stream(answer, gateway, ask, emit),
         gateway.limits,

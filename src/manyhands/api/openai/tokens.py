@@ -33,7 +33,7 @@ def tokens_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
                 async def told() -> Object:
                     return shape(made, model_format.speaker.context)
 
-                return Single(told, gateway.limits)
+                return Single(told)
 
             return Watched(work(), request.state.release_body)
 
