@@ -189,6 +189,28 @@ def test_compiled_grammars_do_not_stay(folder: Path, monkeypatch: pytest.MonkeyP
     play(folder, scene)
 
 
+def test_a_grammar_is_compiled_once_for_all_choices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is too long to be kept: 2.5 s of the one thread that compiles, and there were 16 of them."""
+    monkeypatch.setattr(grammar, "MAX_KEPT_LETTERS", 10)
+    compiled: list[str] = []
+    compile_matcher = grammar.compile_matcher
+
+    def counted(table: Any, text: str) -> Any:
+        compiled.append(text)
+        return compile_matcher(table, text)
+
+    monkeypatch.setattr(grammar, "compile_matcher", counted)
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    async def scene(it: Served) -> None:
+        status, said = await raw_slowly(it, post(CHAT, body(messages=HI, n=4, max_tokens=40, response_format=wanted)))
+        assert status == 200 and said.count(b'"content"') == 4
+        assert len(compiled) == 1
+
+    play(folder, scene)
+
+
 def test_a_request_is_charged_before_it_is_worked_on(folder: Path) -> None:
     """F14: what was refused after the work was never counted, so no quota bounded it."""
 

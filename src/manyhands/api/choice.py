@@ -19,6 +19,7 @@ from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
 from manyhands.api.streams import ChoiceProgress, Stream
 from manyhands.origin import Origin, Token
 from manyhands.route.offer import Rules
+from manyhands.text.grammar import Grammar
 from manyhands.text.reasoning import Thinking, ThoughtReader
 from manyhands.text.received import ReceivedText
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
@@ -26,32 +27,32 @@ from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolR
 
 @dataclass(slots=True)
 class GenerationPlan:
-    """One choice: what to ask, and how to read what comes. `index` is that of the choice among those of its prompt."""
+    """One choice: what to ask, and how to read what comes. `index` is that of the choice among those of its prompt, `grammar`
+    its own copy of what the answer must look like."""
 
-    formats: ModelFormats
     model_format: ModelFormat
     made: Prepared
     prompt: Sequence[int]
     index: int = 0
     received: ReceivedText | None = None
+    grammar: Grammar | None = None
 
     @property
     def thinking(self) -> Thinking | None:
         """The model's, where the prompt is a conversation."""
         return self.model_format.speaker.thinking if self.made.is_talk else None
 
-    async def choose(self, api: Api, caller: Caller, entry: Admitted) -> tuple[Ask, "Choice"]:
-        """What to ask, and its reader. Raises BadRequest for a grammar that cannot be."""
+    def choose(self, api: Api, caller: Caller, entry: Admitted) -> tuple[Ask, "Choice"]:
+        """What to ask, and its reader."""
         made, params = self.made, self.made.params
         if self.index:
             params = replace(params, seed=_seed_of(params.seed, self.index))
-        constraint = await self.formats.compile(self.model_format, made)
         shown = made.functions or self.thinking is not None
         marks = {token: text for text, token in self.model_format.speaker.special.items()} if shown else {}
         ours = made.given.get("manyhands", {})
         path, draft = made.given.get("path") or ours.get("path", "ring"), ours.get("draft", "")
         rules = _rules_of(self.model_format.origin, made.given | ours)
-        how = (path, constraint, entry, marks, draft, rules)
+        how = (path, self.grammar, entry, marks, draft, rules)
         ask = Ask(made.model, api, self.prompt, params, caller, *how, is_fit=True, received=self.received)
         return ask, Choice(self)
 
@@ -62,12 +63,18 @@ def _rules_of(origin: Origin, given: Mapping[str, Any]) -> Rules:
     return replace(Rules.of(origin.node.request), **told)
 
 
-def plans_of(formats: ModelFormats, model_format: ModelFormat, made: Prepared) -> list[GenerationPlan]:
-    """One plan a choice: every prompt has `count` of them."""
+async def plans_of(formats: ModelFormats, model_format: ModelFormat, made: Prepared, who: str) -> list[GenerationPlan]:
+    """One plan a choice: every prompt has `count` of them. Their grammar is compiled once, in the turn of `who`.
+
+    Raises BadField for a grammar that cannot be, RateLimited.
+    """
     choices = [(prompt, index) for prompt in made.prompts for index in range(made.count)]
     texts: Sequence[ReceivedText | None] = made.received or [None] * len(choices)
+    grammar = await formats.compile(model_format, made, who)
+    copies = [None if grammar is None else grammar.copy() for _ in choices]
     return [
-        GenerationPlan(formats, model_format, made, *choice, text) for choice, text in zip(choices, texts, strict=True)
+        GenerationPlan(model_format, made, *choice, text, copy)
+        for choice, text, copy in zip(choices, texts, copies, strict=True)
     ]
 
 
@@ -80,8 +87,8 @@ async def ask_one(
     """
     entry = formats.gateway.enter(caller, api)
     model_format, made = await formats.prepare(path, body, caller, client)
-    (plan,) = plans_of(formats, model_format, made)
-    ask, choice = await plan.choose(api, caller, entry)
+    (plan,) = await plans_of(formats, model_format, made, caller.name or client)
+    ask, choice = plan.choose(api, caller, entry)
     return made, ask, choice
 
 

@@ -13,7 +13,7 @@ from manyhands.api.gateway import Gateway
 from manyhands.api.http.body import BadField
 from manyhands.api.names import listed
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
-from manyhands.api.preparation.pool import INLINE_BYTES, Preparing
+from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing, TurnQueue
 from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
 from manyhands.api.run import Caller
@@ -79,6 +79,7 @@ class ModelFormats:
         self._specs: list[SpeakerSpec] = []
         self.preparing = Preparing(lambda: self._specs)
         self._compiler = ThreadPoolExecutor(1, "grammar")  # llguidance lets the loop run meanwhile
+        self._compiling = TurnQueue(FairTurns(1))
         self._kept = KeptGrammars()
         self._next_expiry: asyncio.TimerHandle | None = None
         gateway.parts.append(self)
@@ -159,8 +160,11 @@ class ModelFormats:
         if not any(model_format.grammars.has(grammar) for model_format in self._known.values()):
             raise NeedsProcess
 
-    async def compile(self, model_format: ModelFormat, made: Prepared) -> Grammar | None:
-        """The grammar of one choice, which a process has checked. Raises BadField."""
+    async def compile(self, model_format: ModelFormat, made: Prepared, who: str) -> Grammar | None:
+        """The grammar of a request, which a process has checked; in the turn of `who` where it has to be compiled.
+
+        Raises BadField, RateLimited.
+        """
         if made.grammar is None:
             return None
         thinking = model_format.speaker.thinking
@@ -168,7 +172,8 @@ class ModelFormats:
             return copy
         compiling = partial(model_format.grammars.compile, made.grammar, thinking, is_open=made.is_open)
         try:
-            compiled = await asyncio.get_running_loop().run_in_executor(self._compiler, compiling)
+            async with self._compiling.of(who):
+                compiled = await asyncio.get_running_loop().run_in_executor(self._compiler, compiling)
         except BadRequest as error:
             where = "tools" if made.functions else "response_format"
             raise BadField(f"{where}: {error}", where) from error

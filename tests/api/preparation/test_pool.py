@@ -18,7 +18,7 @@ from manyhands.api.formats import ModelFormat
 from manyhands.api.preparation import pool
 from manyhands.api.preparation.child import STARVED
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk
-from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing
+from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing, TurnQueue
 from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, read_answer
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
@@ -61,6 +61,33 @@ def test_a_newcomer_displaces_the_newest_of_the_key_that_has_most() -> None:
     with pytest.raises(RateLimited):
         turns.ask("greedy", 4)
     assert turns.num_waiting == 4
+
+
+def test_a_turn_is_waited_for_and_ends_with_its_block() -> None:
+    """Also where its owner leaves before the turn comes, or within it."""
+    done: list[str] = []
+
+    async def work(turns: TurnQueue, key: str, end: asyncio.Event) -> None:
+        async with turns.of(key):
+            done.append(key)
+            await end.wait()
+
+    async def main() -> None:
+        turns, ends = TurnQueue(FairTurns(1, max_waiting=3)), [asyncio.Event() for _ in range(4)]
+        tasks = [
+            asyncio.create_task(work(turns, key, end)) for key, end in zip(("a", "a", "a", "b"), ends, strict=True)
+        ]
+        await until(lambda: turns.turns.num_waiting == 3)
+        tasks[1].cancel()
+        ends[0].set()
+        await until(lambda: done == ["a", "a"])
+        tasks[2].cancel()
+        await until(lambda: done == ["a", "a", "b"])
+        ends[3].set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not turns.turns.running and not turns.turns.num_waiting
+
+    asyncio.run(main())
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=60))

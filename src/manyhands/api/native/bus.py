@@ -58,8 +58,8 @@ async def _answer(gateway: Gateway, formats: ModelFormats, body: bytes, request:
     if named.partition("@")[0] != CHAT:
         raise NotOffered(f"{named[:80]} is not called here; GET /bus/v1/capabilities lists what is")
     model_format, made = await formats.prepare(PATH, body, caller, client_of(request))
-    (plan,) = plans_of(formats, model_format, made)
-    ask, _ = await plan.choose("bus", caller, entry)
+    (plan,) = await plans_of(formats, model_format, made, caller.name or client_of(request))
+    ask, _ = plan.choose("bus", caller, entry)
     if not made.given["stream"]:
         return Single(lambda: _whole(gateway, ask))
     runs: list[Run] = []

@@ -55,7 +55,7 @@ def infer_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
             names = ["diagnostics"] if diagnostics else []
             digest = await request_digest("/api/infer/stream", wanted.model_format.origin.model.id, wanted.made, names)
             told = gateway.streams.open(claim, digest, caller, wanted.made.params.seed, 1, new_job_id())
-            ask, _ = await wanted.plan(told.position.seed).choose("native", caller, entry)
+            ask, _ = (await wanted.plan(told.position.seed)).choose("native", caller, entry)
             ask = replace(told.ask(0, ask), job_id=told.id)
             return _events(gateway, ask, wanted.prompt, told, diagnostics=diagnostics)
 
@@ -90,12 +90,12 @@ class _Wanted(NamedTuple):
     def prompt(self) -> JsonBytes | None:
         return JsonBytes(self.made.shown) if self.made.shown else None
 
-    def plan(self, seed: int | None = None) -> GenerationPlan:
+    async def plan(self, seed: int | None = None) -> GenerationPlan:
         """The one choice of the request, by another seed where one is given."""
         made = self.made
         if seed is not None:
             made = replace(made, params=replace(made.params, seed=seed))
-        (plan,) = plans_of(self.formats, self.model_format, made)
+        (plan,) = await plans_of(self.formats, self.model_format, made, "")  # this path has no grammars
         return plan
 
 

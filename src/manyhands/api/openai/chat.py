@@ -107,8 +107,8 @@ class _Call:
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
         return {**head, "system_fingerprint": print_, **fields}
 
-    async def choose(self, index: int) -> tuple[Ask, Choice]:
-        return await self.plans[index].choose(self.api, self.caller, self.entry)
+    def choose(self, index: int) -> tuple[Ask, Choice]:
+        return self.plans[index].choose(self.api, self.caller, self.entry)
 
 
 class _Sender(NamedTuple):
@@ -148,12 +148,12 @@ class OpenAI:
         if told is not None:
             made = replace(made, params=replace(made.params, seed=told.position.seed))
         prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
-        plans = plans_of(self.formats, model_format, made)
+        plans = await plans_of(self.formats, model_format, made, sender.caller.name or sender.address)
         name, created = (told.id, told.position.created) if told is not None else (uuid4().hex, int(time.time()))
         whose = (sender.caller, api, entry, made.given.get("return_progress", False))
         call = _Call(self.gateway, model_format, prefix + name, kind, made.model, created, plans, *whose)
         shape = form(Spelling(model_format.grammars) if made.params.logprobs is not None else None)
-        asked = [await call.choose(index) for index in range(len(plans))]
+        asked = [call.choose(index) for index in range(len(plans))]
         await shape.prepare()
         if told is None:
             return Single(lambda: _whole(call, shape, asked))

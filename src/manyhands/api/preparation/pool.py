@@ -12,8 +12,8 @@ A thread would not do: a long call that holds the interpreter's lock stops the e
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from manyhands.api.preparation.child import STARVED, Child
@@ -100,6 +100,37 @@ def busy(num_waiting: int) -> RateLimited:
     return RateLimited(f"{num_waiting} large requests wait to be read: try again later", 5.0)
 
 
+class TurnQueue:
+    """Requests that wait for their turns."""
+
+    def __init__(self, turns: FairTurns) -> None:
+        self.turns = turns
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._count = 0
+
+    @asynccontextmanager
+    async def of(self, key: str) -> AsyncIterator[None]:
+        """Wait for a turn of `key`; it lasts as long as the block. Raises RateLimited if too many wait."""
+        number = self._count = self._count + 1
+        turn = self._futures[number] = asyncio.get_running_loop().create_future()
+        try:
+            dropped = self.turns.ask(key, number)
+            if dropped is not None and not self._futures[dropped].done():
+                self._futures[dropped].set_exception(busy(self.turns.num_waiting))
+            self._fill()
+            await turn
+            yield
+        finally:
+            self._futures.pop(number, None)
+            self.turns.leave(number)
+            self._fill()
+
+    def _fill(self) -> None:
+        while (number := self.turns.next()) is not None:
+            if not self._futures[number].done():
+                self._futures[number].set_result(None)
+
+
 @contextmanager
 def watched(left_s: Callable[[], float], expire: Callable[[], None]) -> Iterator[None]:
     """Meanwhile `expire` is called once nothing is left. `left_s`: how much is, at the earliest in so many seconds."""
@@ -130,11 +161,10 @@ class Preparing:
     ) -> None:
         self._specs, self._deadline_s = specs, deadline_s
         self.turns = turns or FairTurns()
-        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._queue = TurnQueue(self.turns)
         self._idle: list[tuple[Child, Sequence[SpeakerSpec]]] = []
         self._live: list[Child] = []  # all that have not been seen to end
         self._retire: asyncio.TimerHandle | None = None
-        self._count = 0
         self.num_started = self.num_killed = 0
 
     async def run(self, key: str, job: PreparationJob) -> Prepared:
@@ -142,24 +172,8 @@ class Preparing:
 
         Raises what `prepare` does; RateLimited if too many wait; BadRequest if it takes more than the deadline.
         """
-        number = self._count = self._count + 1
-        turn = self._futures[number] = asyncio.get_running_loop().create_future()
-        try:
-            dropped = self.turns.ask(key, number)
-            if dropped is not None and not self._futures[dropped].done():
-                self._futures[dropped].set_exception(busy(self.turns.num_waiting))
-            self._fill()
-            await turn
+        async with self._queue.of(key):
             return await self._do(job)
-        finally:
-            self._futures.pop(number, None)
-            self.turns.leave(number)
-            self._fill()
-
-    def _fill(self) -> None:
-        while (number := self.turns.next()) is not None:
-            if not self._futures[number].done():
-                self._futures[number].set_result(None)
 
     async def _do(self, job: PreparationJob) -> Prepared:
         specs = self._specs()
