@@ -119,6 +119,25 @@ def test_the_queue(folder: Path) -> None:
     play(folder, scene, limits=LimitsConfig(max_running=1, max_queue=1, patience_s=GUARD_S))
 
 
+def test_a_full_queue_gives_way_to_another_key(folder: Path) -> None:
+    async def scene(it: Served) -> None:
+        async def run(name: str) -> str:
+            async with it.gateway.run(ask(caller=Caller(name=name))):
+                return name
+
+        async with it.gateway.run(ask(caller=Caller(name="ann"))):
+            anns = [asyncio.create_task(run("ann")) for _ in range(2)]
+            await until(lambda: it.gateway.num_waiting == 2)
+            bobs = asyncio.create_task(run("bob"))
+            with pytest.raises(RateLimited, match="max_queue 2"):
+                await anns[1]
+            assert it.gateway.num_waiting == 2 and not bobs.done()
+        assert [await anns[0], await bobs] == ["ann", "bob"]
+        assert sorted(it.watcher.outcomes) == ["cancelled"] * 3 + ["refused"]
+
+    play(folder, scene, limits=LimitsConfig(max_running=1, max_queue=2, patience_s=GUARD_S))
+
+
 def test_one_key_waits_for_itself(folder: Path) -> None:
     async def scene(it: Served) -> None:
         greedy, other = Caller("a", Quota(concurrency=1)), Caller("b")

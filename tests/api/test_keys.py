@@ -86,7 +86,7 @@ def test_what_is_no_key_is_refused_and_there_are_not_many(tmp_path: Path, monkey
 
 def test_the_use_of_a_quota_is_what_its_buckets_lack() -> None:
     started: list[str] = []
-    admission = Admission(LimitsConfig(), started.append)
+    admission = Admission(LimitsConfig(), started.append, lambda job, why: None)
     assert admission.use_of("a", 0.0) is None
     quota = Quota(concurrency=2, requests_per_minute=60, tokens_per_minute=600)
     admission.ask("job", "a", quota, 100, 0.0)

@@ -13,7 +13,7 @@ from manyhands.errors import BadRequest, RateLimited
 
 def admission(**limits: int) -> tuple[Admission, list[str]]:
     started: list[str] = []
-    return Admission(LimitsConfig(**limits), started.append), started
+    return Admission(LimitsConfig(**limits), started.append, lambda job, why: None), started
 
 
 def test_first_come_first_served_up_to_the_limit() -> None:
@@ -39,6 +39,32 @@ def test_the_queue_is_fair_by_key() -> None:
     assert started == ["a1", "a2", "b1"]  # not a3, though it waited longer
     gate.leave("a2", 1, 1.0)
     assert started[-1] == "a3"
+
+
+def test_a_full_queue_is_shared_by_keys() -> None:
+    """One key that fills it keeps out no other: the newest of what the fullest has waiting makes room, and costs nothing."""
+    started: list[str] = []
+    dropped: list[tuple[str, str]] = []
+    gate = Admission(
+        LimitsConfig(max_running=1, max_queue=4), started.append, lambda job, why: dropped.append((job, str(why)))
+    )
+    quota = Quota(tokens_per_minute=100)
+    for number in range(5):
+        gate.ask(f"a{number}", "a", quota, 20, 0.0)
+    gate.enter("b", NO_QUOTA, 0.0)
+    gate.ask("b0", "b", NO_QUOTA, 1, 0.0)
+    gate.ask("c0", "c", NO_QUOTA, 1, 0.0)
+    assert [job for job, _ in dropped] == ["a4", "a3"] and "max_queue 4" in dropped[0][1]
+    assert list(gate.waiting) == ["a1", "a2", "b0", "c0"] and gate.use_of("a", 0.0) == {
+        "running": 1,
+        "tokens_per_minute": 60,
+    }
+    for key in "abc":  # two, one and one wait: to trade places would end in nothing
+        with pytest.raises(RateLimited, match="max_queue 4"):
+            gate.enter(key, NO_QUOTA if key != "a" else quota, 0.0)
+    for job in ("a0", "a1", "a2", "b0"):
+        gate.leave(job, 1, 1.0)
+    assert started == ["a0", "a1", "a2", "b0", "c0"]
 
 
 def test_concurrency_of_a_key_holds_only_that_key_up() -> None:
@@ -105,8 +131,9 @@ def test_a_bucket_never_gives_more_than_it_holds(takes: list[tuple[int, float]])
     st.lists(st.tuples(st.sampled_from("ask leave".split()), st.integers(0, 9), st.sampled_from("abc")), max_size=60)
 )
 def test_limits_hold_whatever_happens(steps: list[tuple[str, int, str]]) -> None:
-    gate, started = admission(max_running=3, max_queue=2)
     asked: set[str] = set()
+    started: list[str] = []
+    gate = Admission(LimitsConfig(max_running=3, max_queue=2), started.append, lambda job, why: asked.discard(job))
     for now, (what, number, key) in enumerate(steps):
         job = f"{key}{number}"
         if what == "leave":

@@ -102,7 +102,7 @@ class Gateway:
         self.callers = CallerNames(secret)
         self.jobs: dict[str, Job] = {}  # those that wait or run
         self.started_at = wall_clock()
-        self._admission = Admission(self.limits, self._turn_has_come)
+        self._admission = Admission(self.limits, self._turn_has_come, self._turn_is_lost)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._runs: dict[str, Run] = {}
         self._next_look: asyncio.TimerHandle | None = None
@@ -316,9 +316,12 @@ class Gateway:
         job.queue_s = self._clock() - asked_at
 
     def _turn_has_come(self, job: str) -> None:
-        turn = self._turns[job]
-        if not turn.done():
+        if not (turn := self._turns[job]).done():
             turn.set_result(None)
+
+    def _turn_is_lost(self, job: str, why: RateLimited) -> None:
+        if not (turn := self._turns[job]).done():
+            turn.set_exception(why)
 
     def _keep_looking(self) -> None:
         """Look at what runs every LOOK_S, as long as something does."""

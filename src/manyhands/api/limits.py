@@ -1,11 +1,13 @@
 """Who may run now. Pure: time is an argument, jobs are ids; gateway.py does the waiting.
 
 A request runs at once, waits in the one bounded queue, or is refused with the seconds after which to try again. The
-queue is fair by key: the key with the fewest running goes next, among those the longest waiting. What a request may use
+queue is fair by key: the key with the fewest running goes next, among those the longest waiting; where it is full, a
+request takes the place of the newest of the key that has the most waiting, if its own has fewer. What a request may use
 at most (prompt + max_tokens) is taken from its key's buckets when it is asked for; what it did not use comes back.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -123,10 +125,12 @@ class _Entry:
 
 @dataclass(slots=True)
 class Admission:
-    """The queue and the accounts. `start` is told the ids of jobs whose turn has come, within `ask` or `leave`."""
+    """The queue and the accounts. `start` is told the ids of jobs whose turn has come, within `ask` or `leave`; `drop` of those
+    that wait no longer because another key's took their place, and why, within `ask`."""
 
     limits: LimitsConfig
     start: Callable[[str], None]
+    drop: Callable[[str, RateLimited], None]
     running: dict[str, _Entry] = field(default_factory=dict)
     waiting: dict[str, _Entry] = field(default_factory=dict)  # in order of arrival
     _accounts: dict[str | None, _Account] = field(default_factory=dict)
@@ -147,24 +151,40 @@ class Admission:
         """Let `job` run or wait. Raises RateLimited if the key's quota is used up or the queue is full."""
         account = self._account(key, quota, now)
         account.take(0 if is_paid else 1, tokens, now)
+        if self._is_full_for(account) and (loser := self._displaced_by(key)) is not None:
+            self.drop(loser, self._full())
+            self.leave(loser, 0, now)
         self.waiting[job] = _Entry(key, tokens, now)
         self._fill(now)
 
+    def _is_full_for(self, account: _Account) -> bool:
+        """Whether a request of that account would have to wait, and there is no place to wait."""
+        is_free = len(self.running) < self.max_running and account.has_room
+        return not is_free and len(self.waiting) >= self.limits.max_queue
+
+    def _displaced_by(self, key: str | None) -> str | None:
+        """The newest job of the key that has the most waiting, if `key` has fewer even with one more; else None."""
+        counts = Counter(entry.key for entry in self.waiting.values())
+        newest = {entry.key: job for job, entry in self.waiting.items()}
+        most = max(counts, key=lambda each: counts[each], default=key)
+        return newest[most] if counts[most] > counts[key] + 1 else None
+
+    def _full(self) -> RateLimited:
+        said = (
+            f"{len(self.running)} requests are running and {len(self.waiting)} wait (max_queue {self.limits.max_queue})"
+        )
+        return RateLimited(f"{said}: try again later", self.retry_after_s())
+
     def _account(self, key: str | None, quota: Quota, now: float) -> _Account:
-        """The key's account. Raises RateLimited if it must wait and the queue is full."""
+        """The key's account. Raises RateLimited if it must wait and the queue is full, with no place to take."""
         quota = quota.within(self.limits)
         account = self._accounts.get(key)
         if account is None or account.quota != quota:
             fresh = _Account(quota, now)
             fresh.running = account.running if account else 0
             account = self._accounts[key] = fresh
-        is_free = len(self.running) < self.max_running and account.has_room
-        if not is_free and len(self.waiting) >= self.limits.max_queue:
-            raise RateLimited(
-                f"{len(self.running)} requests are running and {len(self.waiting)} wait (max_queue "
-                f"{self.limits.max_queue}): try again later",
-                self.retry_after_s(),
-            )
+        if self._is_full_for(account) and self._displaced_by(key) is None:
+            raise self._full()
         return account
 
     def leave(self, job: str, used_tokens: int, now: float) -> None:
