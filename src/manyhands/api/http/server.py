@@ -267,6 +267,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # what means nothing is answered and not told: any caller could fill a log with it
         access_log=False,
         server_header=False,
         proxy_headers=False,
