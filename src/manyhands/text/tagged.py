@@ -16,6 +16,9 @@ from manyhands.text.detokenize import overlap
 
 Schema = Mapping[str, Any]
 _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+# Schemas, values and steps of references that are looked at for one value: a millisecond of the event loop. References that
+# lead back multiply, and a request may bring 8,000 of them.
+MAX_LOOKS: Final = 4096
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some templates write them
 
 
@@ -198,23 +201,34 @@ class _Value:
         return text.removeprefix("\n").removesuffix("\n") if self._is_padded else text
 
 
-def kinds_of(schema: Any, root: Schema, depth: int = 8) -> frozenset[str]:
-    """The JSON types that `schema`, a part of `root`, allows; none if it does not say."""
-    if not isinstance(schema, Mapping) or depth == 0:
-        return frozenset()
+def kinds_of(schema: Any, root: Schema) -> frozenset[str]:
+    """The JSON types that `schema`, a part of `root`, allows; none if it does not say, within MAX_LOOKS."""
+    kinds, todo, left = set[str](), [schema], MAX_LOOKS
+    while todo:
+        told, others, cost = _look(todo.pop(), root, left)
+        left -= cost
+        if left < 0 or not (told or others):
+            return frozenset()
+        kinds |= told
+        todo += others
+    return frozenset(kinds)
+
+
+def _look(schema: Any, root: Schema, left: int) -> tuple[set[str], list[Any], int]:
+    """The types that a schema names, or else the schemas that say it in its place, and what to look cost, of `left`."""
+    if not isinstance(schema, Mapping):
+        return set(), [], 1
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-        return frozenset(map(_kind, values))
+        return set(map(_kind, values[:left])), [], 1 + len(values)
     if "type" in schema:
         kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        return frozenset(kind for kind in kinds if isinstance(kind, str))
-    if isinstance(schema.get("$ref"), str):
-        return kinds_of(_referred(schema["$ref"], root), root, depth - 1)
-    for word in ("anyOf", "oneOf"):
-        if isinstance(schema.get(word), list):
-            each = [kinds_of(one, root, depth - 1) for one in schema[word]]
-            return frozenset().union(*each) if all(each) else frozenset()
-    return frozenset()
+        return {kind for kind in kinds[:left] if isinstance(kind, str)}, [], 1 + len(kinds)
+    if isinstance(ref := schema.get("$ref"), str):
+        cost = 1 + ref.count("/")
+        return set(), [_referred(ref, root)] if cost <= left else [], cost
+    others: list[Any] = next((schema[word] for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list)), [])
+    return set(), others, 1 + len(others)
 
 
 def _referred(ref: str, root: Any) -> Any:
