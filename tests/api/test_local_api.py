@@ -46,7 +46,7 @@ async def text(client: AsyncOpenAI, model: str, kill: int | None = None) -> tupl
     """A streamed answer and what the gateway says of it; process `kill` dies after six chunks."""
     said, last = "", None
     stream = await client.completions.create(
-        model=model, prompt="Once", max_tokens=24, seed=7, stream=True, extra_body={"manyhands": {"ignore_eos": True}}
+        model=model, prompt="Once", max_tokens=300, seed=7, stream=True, extra_body={"manyhands": {"ignore_eos": True}}
     )
     num_chunks = 0
     async for chunk in stream:

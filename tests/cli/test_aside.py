@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from manyhands.cli.aside import aside
+from tests.waiting import GUARD_S
 
 
 def test_it_returns_and_raises_what_the_call_does() -> None:
@@ -31,4 +32,4 @@ def test_neither_cancelling_nor_the_end_of_the_loop_waits_for_a_call_that_hangs(
     asyncio.run(main())  # would not return with asyncio.to_thread
     assert not ended.is_set()
     may_end.set()
-    assert ended.wait(10)
+    assert ended.wait(GUARD_S)

@@ -14,6 +14,7 @@ from manyhands.engine.library import Array
 from manyhands.engine.memory import HUGE, LINE, MAPPING, Memory
 from manyhands.engine.weights import Found, Stored, as_bf16, matrices
 from manyhands.errors import ModelError
+from tests.waiting import GUARD_S
 
 SHAPES = [(1, 1), (16, 32), (17, 33), (50, 70), (15, 257), (48, 64), (33, 31)]
 
@@ -99,7 +100,7 @@ def test_threads_that_fill_memory_take_every_part_and_end(parts: int) -> None:
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("pack"):
-            thread.join(10)
+            thread.join(GUARD_S)
             assert not thread.is_alive()
 
 

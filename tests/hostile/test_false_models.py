@@ -42,6 +42,7 @@ from manyhands.text.tokenizer_parts import check_decoder, is_plain
 from manyhands.weights.provider import STALL_S, ProviderError
 from tests.api.served import MODEL, Served, make_model, post, raw_slowly, served
 from tests.swarm.records import NOW, info_of, node_of, record_of
+from tests.waiting import GUARD_S
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_CPU_S = 2.0
@@ -169,7 +170,7 @@ def test_models_that_never_come_hold_up_no_other(tmp_path: Path) -> None:
             gateway = Gateway({}, others=others)
             stuck = [asyncio.create_task(gateway.bring(f"bad{i}")) for i in range(MAX_BRINGING - 1)]
             await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(GUARD_S):
                 await gateway.bring("good")
             assert set(gateway.origins) == {"good"} and sorted(others.asked) == ["bad0", "bad1", "bad2", "good"]
             stuck.append(asyncio.create_task(gateway.bring("bad7")))

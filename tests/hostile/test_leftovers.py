@@ -26,6 +26,7 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Fault, Opened, Payload, Step
 from tests.hostile.test_floods import Flooder, attack
 from tests.kill import Bench, kept_models
+from tests.waiting import until
 
 SECRET = b"\7" * 32
 TURNS = 120  # of each kind of attack that is measured, after a tenth of it that is not
@@ -226,14 +227,16 @@ def test_failed_dials_leave_nothing(patience_s: float) -> None:
         async with tls_node(Ticket.new("leftovers"), None, is_ephemeral=True) as node:
             with socket.create_server(("127.0.0.1", 0), backlog=128) as silent, socket.socket() as bound:
                 bound.bind(("127.0.0.1", 0))  # and does not listen: its port refuses
-                port = (bound if patience_s > 1 else silent).getsockname()[1]
+                port, num_tasks = (bound if patience_s > 1 else silent).getsockname()[1], len(asyncio.all_tasks())
                 with without_collector():
                     for turn in range(67):
                         if turn in (6, 36):
+                            await until(lambda: len(asyncio.all_tasks()) == num_tasks)
                             left.look()
                         with pytest.raises((LinkClosed, TimeoutError)):
                             async with asyncio.timeout(patience_s):
                                 await node.pool.get(NodeAddr("127.0.0.1", port, NodeId(f"{turn:064x}")), "control")
+                    await until(lambda: len(asyncio.all_tasks()) == num_tasks)
                     left.look()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -318,7 +318,7 @@ def test_callers_that_fall_silent_in_an_exchange_hold_few_places(run: Run) -> No
 
 
 def test_a_silent_caller_is_cut_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.net.pairing.host.EXCHANGE_S", 0.3)
+    monkeypatch.setattr("manyhands.net.pairing.host.EXCHANGE_S", 1.0)
 
     async def body() -> None:
         async with shown() as desk:

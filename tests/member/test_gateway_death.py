@@ -16,11 +16,11 @@ from tests.api.test_streams import CHAT, NATIVE, TEXT, Doors, Told
 
 pytestmark = pytest.mark.slow
 
-SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5, "presence_penalty": 0.4, "max_tokens": 120}
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5, "presence_penalty": 0.4, "max_tokens": 300}
 WISHES: dict[str, tuple[str, dict[str, Any]]] = {
     "penalties, stop strings": (TEXT, {"prompt": "Once upon a time", "stop": ["the end of it"], **SAMPLED}),
     "two choices": (CHAT, {"messages": [{"role": "user", "content": "Tell me a tale"}], "n": 2, **SAMPLED}),
-    "native": (NATIVE, {"prompt": "The old king", "temperature": 0.9, "seed": 5, "max_tokens": 120}),
+    "native": (NATIVE, {"prompt": "The old king", "temperature": 0.9, "seed": 5, "max_tokens": 300}),
 }
 
 

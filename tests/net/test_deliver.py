@@ -16,6 +16,7 @@ from manyhands.wire.message import DirectoryUpdate, Lane, Message, Ping, Pong, S
 from tests.net.conftest import Run
 from tests.net.links import SESSION, A, Pair, linked, memory_pair, over, receive, says, step, until
 from tests.net.test_tls import LOOPBACK, node
+from tests.waiting import GUARD_S
 
 
 class Echo(asyncio.Transport):
@@ -377,7 +378,7 @@ async def volley(first: tuple[Link, Link], second: tuple[Link, Link]) -> None:
     for position in range(num_asked):
         near.send(step(position, num_bytes=9000))
     sizes = [total, 2 * total, total]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD_S):
         while [len(taker.taken) for taker in takers] != sizes:
             assert not any(taker.task.done() for taker in takers)
             await asyncio.sleep(0.001)

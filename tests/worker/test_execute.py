@@ -25,6 +25,7 @@ from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
 from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
 from manyhands.worker.runner import load_ends
 from manyhands.worker.thread import computing, current_scope
+from tests.waiting import GUARD_S
 from tests.worker.hop import hidden
 from tests.worker.pipeline import random_ids
 from tests.worker.tensors import decode_tensor, encode_tensor
@@ -215,7 +216,7 @@ def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
         order: list[int] = []
 
         def job(number: int) -> int:
-            release.wait(5)
+            release.wait(GUARD_S)
             order.append(number)
             return threading.get_ident()
 
@@ -250,7 +251,7 @@ def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_dev
 
             def hold() -> None:
                 begun.set()
-                release.wait(5)
+                release.wait(GUARD_S)
 
             busy = device.run(hold)
             begun.wait(5)
@@ -322,7 +323,7 @@ def test_a_cancelled_job_is_not_begun_and_closing_cancels_what_waits() -> None:
         release = threading.Event()
 
         def job(name: str) -> None:
-            release.wait(5)
+            release.wait(GUARD_S)
             ran.append(name)
 
         jobs = [device.thread.submit(job, name) for name in ("begun", "left", "next")]
@@ -367,7 +368,7 @@ def test_an_error_that_no_future_takes_comes_back_as_another() -> None:
     async def main() -> None:
         device = Device.start(1)
         with pytest.raises(RuntimeError, match="StopIteration"):
-            await asyncio.wait_for(device.run(lambda: next(iter(()))), 5)
+            await asyncio.wait_for(device.run(lambda: next(iter(()))), GUARD_S)
         device.close()
 
     asyncio.run(main())
