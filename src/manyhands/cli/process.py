@@ -103,7 +103,7 @@ def limit_arenas() -> None:
     """Have glibc serve all threads from ARENAS heaps (mallopt(3)); with another C library nothing. To be called before threads.
 
     It makes up to eight heaps a core, for threads that allocate at the same time, and what was once freed in one stays there
-    as holes: a gateway grew by 10 MB in ten minutes of bench.siege, and with two heaps by 3 MB.
+    as holes: a gateway grew by 10 MB in ten minutes of bench.siege, and with two heaps by 4 MB.
     """
     import ctypes
 
