@@ -8,10 +8,10 @@ while the drafter learns, CHUNK at a time, so that each is seen about REUSE time
 odds at the text's temperature, at first KL(tales || drafter), then more and more the total variation, which bounds how
 often a draft drawn with the target's noise is right (bench/acceptance.py: at least (1 - TV) / (1 + TV)).
 
-It takes `--minutes` by the clock, on `--threads` threads, however busy the machine is: the learning rate follows the clock.
-State and texts are saved at every evaluation (`--every` seconds) and picked up by the next run of the same command. An
-evaluation asks how often a draft is right on texts behind openings that are not learnt from; the best drafter so far lies
-in OUT/drafter.
+It takes `--minutes` of computing on each of `--threads` threads: the learning rate follows the CPU time, so a pause or other
+work beside it changes no drafter. State and texts are saved at every evaluation (`--every` seconds) and picked up by the next
+run of the same command. An evaluation asks how often a draft is right on texts behind openings that are not learnt from; the
+best drafter so far lies in OUT/drafter.
 """
 
 import argparse
@@ -200,7 +200,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", default="0,2,5,11", help="of tales, from which the drafter's layers begin")
     parser.add_argument("--minutes", type=float, default=40.0)
-    parser.add_argument("--every", type=float, default=240.0, help="seconds between evaluations")
+    parser.add_argument("--every", type=float, default=240.0, help="seconds between evaluations, by the clock")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
@@ -259,13 +259,13 @@ class Lesson:
 
 
 def learn(lesson: Lesson) -> None:
-    """Until the time is over. The clock counts all but evaluations."""
+    """Until the time is over. It counts all but evaluations."""
     run, args = lesson.run, lesson.args
     marked = time.monotonic()
     while run.seconds < 60 * args.minutes:
-        began = time.monotonic()
+        began = time.process_time()
         loss = lesson.step()
-        run.seconds += time.monotonic() - began
+        run.seconds += (time.process_time() - began) / args.threads
         if run.step % 20 == 0:
             written = lesson.shelf.num_tokens
             print(f"step {run.step} minute {run.seconds / 60:.1f} loss {loss:.3f} written {written}", flush=True)
