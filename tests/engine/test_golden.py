@@ -16,8 +16,9 @@ from tests.nightly import daily
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(library.FORCED, raising=False)
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))  # without notes of what was proven (proofs.py)
     yield
     golden._unlike.cache_clear()
     golden._chosen.cache_clear()

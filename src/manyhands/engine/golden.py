@@ -3,7 +3,7 @@
 A back end is used only after it reproduced them (choose), so machines of different makes check each other through the
 repository. A digest changes only together with docs/arithmetic.md, and with it the arithmetic class. Digests of whole models
 stand beside those of operations (golden_models.py); tests reproduce both, `doctor` all operations, a node that starts those
-that its precision's class depends on.
+that its precision's class depends on, unless a process of the same user has done so since the machine booted (proofs.py).
 Run `python -m manyhands.engine.golden` to see what this machine's back ends fail to reproduce; `--write` stores scalar's.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
-from manyhands.engine import library
+from manyhands.engine import library, proofs
 from manyhands.engine.golden_cache import CASES as CACHE_CASES
 from manyhands.engine.golden_cases import CASES, BackEnd
 from manyhands.engine.golden_small import CASES as SMALL_CASES
@@ -102,11 +102,24 @@ def choose(precision: Precision = "bf16") -> str:
 def _chosen(named: str | None, groups: tuple[Group, ...]) -> str:
     wrong = {}
     for name in [named] if named else library.supported():
-        wrong[name] = failures(name, groups)
+        wrong[name] = [case for group in groups for case in _not_proven(name, group)]
         if not wrong[name]:
             return name
     fewer = "--dtype bf16 without --cache-dtype needs fewer; " if len(groups) > 1 else ""
     raise ModelError(f"no back end reproduces the golden digests here: {wrong}; {fewer}please report this CPU")
+
+
+def _not_proven(back_end: str, group: Group) -> tuple[str, ...]:
+    """As `failures` of a group; none where it is noted that the library reproduced its digests on this machine."""
+    if (here := proofs.machine()) is None:
+        return _unlike(back_end, group)
+    right = {name: digest for name, digest in recorded().items() if name in GROUPS[group]}
+    name = proofs.note([here, library.PATH.read_bytes(), json.dumps(right).encode(), back_end.encode()])
+    if proofs.is_noted(name):
+        return ()
+    if not (found := _unlike(back_end, group)):
+        proofs.keep(name)
+    return found
 
 
 def main(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import ssl
 from dataclasses import replace
+from functools import cached_property
 from typing import NoReturn, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -59,12 +60,18 @@ class Tunnels:
 
     def __init__(self, key: Ed25519PrivateKey, secret: bytes, tls: TlsTransport) -> None:
         self._tls = tls
-        self._context = client_context(key, secret)
-        self._context.set_alpn_protocols([RELAY_ALPN])
+        self._key, self._secret = key, secret
         self._mailboxes: dict[NodeAddr, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
         return f"<Tunnels relays={[str(relay) for relay in self._mailboxes]}>"
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        """Made when a relay is first asked: most nodes ask none, and it takes as long as ten modules to load."""
+        context = client_context(self._key, self._secret)
+        context.set_alpn_protocols([RELAY_ALPN])
+        return context
 
     @property
     def relays(self) -> tuple[NodeAddr, ...]:
