@@ -1,4 +1,4 @@
-"""What one process has proven of the engine another of the same user takes, and nothing that anybody else wrote."""
+"""What one process has proven of the engine another of the same user takes, and nothing that another user wrote."""
 
 import json
 import os

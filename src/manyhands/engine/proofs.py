@@ -1,7 +1,7 @@
 """Notes that a back end has reproduced golden digests here: a process of the same user then need not compute them again.
 
 A note is named by a hash of all that it holds for: one boot of one machine, one build of the library, a back end, and the
-digests. It stands in a file of $MANYHANDS_HOME that no other user can write; whoever can forge it can also replace the node's
+digests. It stands in a file of $MANYHANDS_HOME that no other user can write; who can forge it can also replace the node's
 key there. Where the system names no boot (it is not Linux), or the file is not ours alone, each process proves for itself.
 """
 
