@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.report import finish, median_interval, note, paired, spread
+from bench.report import finish, note, paired, spread
 from manyhands import tales
 from manyhands.cli.options import run as run_loop
 from manyhands.core import SamplingParams
@@ -80,10 +80,8 @@ async def measure(reps: int, scenes: Sequence[str]) -> tuple[Samples, Samples]:
 
 
 def against(samples: Samples, scene: str, arm: str) -> dict[str, float]:
-    """An arm against off, with the interval of the median (`low` to `high`)."""
-    ratios = [a / b for a, b in zip(samples[scene, arm], samples[scene, "off"], strict=True)]
-    low, high = median_interval(ratios) if len(ratios) >= 6 else (min(ratios), max(ratios))
-    return {**paired(samples[scene, arm], samples[scene, "off"]), "low": round(low, 3), "high": round(high, 3)}
+    """An arm against off."""
+    return paired(samples[scene, arm], samples[scene, "off"])
 
 
 def lookup_us(ids: Sequence[int]) -> float:

@@ -34,8 +34,14 @@ def spread(samples: Sequence[float], digits: int = 2) -> dict[str, float]:
 
 
 def paired(numerator: Sequence[float], denominator: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """The ratio of two arms, taken rep by rep: what slows the whole machine for a while slows both alike."""
-    return spread([a / b for a, b in zip(numerator, denominator, strict=True)], digits)
+    """The ratio of two arms, taken rep by rep: what slows the whole machine for a while slows both alike.
+
+    From 6 reps on with `low` and `high`, between which its median lies, 95 % sure.
+    """
+    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
+    low, high = median_interval(ratios)
+    known = {"low": round(low, digits), "high": round(high, digits)} if len(ratios) >= 6 else {}
+    return {**spread(ratios, digits), **known}
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:

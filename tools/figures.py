@@ -4,8 +4,9 @@
     python -m tools.figures --check    exit 1 if a page differs from what would be written
 
 A row is a sentence with fields of one result file: `{decode_x.node}` looks up a nested value. A value with a median is
-written as `median (min to max)`. What stands in [[ ]] is left out where the file, an older one, lacks a field of it. Every
-file in bench/results has a row, so a target that was missed is shown too.
+written as `median (min to max)`, or with the interval in which its median lies, 95 % sure, where that is known. What stands
+in [[ ]] is left out where the file, an older one, lacks a field of it. Every file in bench/results has a row, so a target
+that was missed is shown too.
 """
 
 import json
@@ -33,8 +34,14 @@ class Row:
 
 
 _KILLED = "p50 {pause_p50_s} s, longest {pause_p99_s} s; {same_text} of {trials} texts the same"
-_STEP = "decode {decode_x.node} x, prefill {prefill_x.node} x; in process {decode_x.ours} x, {prefill_x.ours} x"
-_STEP_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
+_STEP = (
+    "decode {decode_x.node} x, prefill {prefill_x.node} x; in process {decode_x.ours} x, {prefill_x.ours} x[[; "
+    "in process, of llama.cpp's bf16: decode {of_llama_cpp.decode} x, prefill {of_llama_cpp.prefill} x]]"
+)
+_STEP_TARGET = (
+    "decode {target.decode_x} x, prefill {target.prefill_x} x[[; of llama.cpp's {target.decode_of_llama_cpp} x, "
+    "{target.prefill_of_llama_cpp} x]]"
+)
 _SMALL = (
     "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; of our bf16 {decode_x.bf16} x, {prefill_x.bf16} x"
 )
@@ -239,7 +246,13 @@ ROWS = [
     Row("split-tales", "the same, tales", _SPLIT, "{target.three_nodes_x} x"),
     Row("hop", "what a hop adds to a token", "{hop_ms} ms", "{target.hop_ms} ms", True),
     Row("hop-quick", "the same, quick run", "{hop_ms} ms", "{target.hop_ms} ms"),
-    Row("batch", "8 requests at once against one, 0.5B shape, tokens/s", "{of_one_x.8} x", "{target.eight_x} x", True),
+    Row(
+        "batch-0.5b",
+        "8 requests at once against one, 0.5B shape, tokens/s",
+        "{of_one_x.8} x",
+        "{target.eight_x} x",
+        True,
+    ),
     Row(
         "memory-0.5b",
         "weights of a node with a third of the layers against all, 0.5B shape",
@@ -300,6 +313,8 @@ def look_up(found: Mapping[str, Any], path: str) -> Any:
 
 def told(value: Any) -> str:
     """A value as the table has it."""
+    if isinstance(value, Mapping) and "low" in value:
+        return f"{told(value['median'])} ({told(value['low'])} to {told(value['high'])}, 95 % sure)"
     if isinstance(value, Mapping) and "median" in value:
         return f"{told(value['median'])} ({told(value['min'])} to {told(value['max'])})"
     if isinstance(value, list):
