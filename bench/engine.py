@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--rows", default="1,2,4,6,8,16,240", help="1 among them")
+    parser.add_argument("--rows", default="1,2,4,6,8,16,256", help="1 among them")
     parser.add_argument("--at", type=int, default=64, help="the position of each session")
     options = parser.parse_args()
     options.rows = sorted(map(int, {"1", *options.rows.split(",")}))

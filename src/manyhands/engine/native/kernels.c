@@ -193,17 +193,17 @@ static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, c
     }
 }
 
-/* Rows of sums of one panel -> out, with bias and activation. */
-static void finish(const Matrix *matrix, int64_t panel, int64_t rows, const float *sums, float *out, int64_t stride)
+/* Rows of sums of panels [panel, panel + panels) -> out, with bias and activation. */
+static void finish(const Matrix *matrix, int64_t panel, int64_t panels, int64_t rows, const float *sums, float *out, int64_t stride)
 {
-    int64_t left = at_most(matrix->n - panel * SIDE, SIDE);
-    V bias = matrix->bias ? load_part(matrix->bias + panel * SIDE, left) : set(0);
-    for (int64_t row = 0; row < rows; row++) {
-        V sum = load(sums + row * SIDE);
-        sum = matrix->bias ? add(sum, bias) : sum;
-        sum = matrix->activation ? activate(matrix->activation, 1, sum) : sum;
-        store_part(out + row * stride + panel * SIDE, sum, left);
-    }
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t p = 0; p < panels; p++) {
+            int64_t column = (panel + p) * SIDE, left = at_most(matrix->n - column, SIDE);
+            V sum = load(sums + (p * CHUNK + row) * SIDE);
+            sum = matrix->bias ? add(sum, load_part(matrix->bias + column, left)) : sum;
+            sum = matrix->activation ? activate(matrix->activation, 1, sum) : sum;
+            store_part(out + row * stride + column, sum, left);
+        }
 }
 
 /* sums += `panels` panels of blocked rows, a few steps of all panels before the next, so that rows stay in L2 meanwhile. */
@@ -233,7 +233,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
         panels = source->form == FEW_AT_ONCE || source->form == GROUPED ? 1 : at_most(end - panel, PANELS);
-        for (int64_t p = 0; p < panels; p++)
+        for (int64_t p = 0; p < panels && source->form != TILED; p++)
             memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, BLOCK_ROWS) * BLOCK_ROWS, CHUNK) * SIDE) * 4);
 #ifdef TILES
         if (source->form == TILED)
@@ -246,8 +246,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
             group_chains(matrix->type, mh_has_dot, source, (const uint8_t *)packed, sums);
         else
             chains(matrix->type, source->count, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
-        for (int64_t p = 0; p < panels; p++)
-            finish(matrix, panel + p, source->count, sums + p * CHUNK * SIDE, out, stride);
+        finish(matrix, panel, panels, source->count, sums, out, stride);
     }
 #ifdef TILES
     if (source->form == TILED)
@@ -526,20 +525,34 @@ static void scale_weights(const float *weights, int64_t rows, const half_t *scal
         store(out + at, mul(load(weights + at), from_bf16(scales + at % BLOCK)));
 }
 
-/* Rows [first, first + rows) of (position, query head) pairs over the blocks they see. sums: [value panels][rows][16]. */
-static void attend_tile(const Kind *kind, const float *queries, int64_t first, int64_t rows, const void *cache, int64_t position,
+/* Whether so many rows of attention go into tiles. */
+static int in_tiles(const Kind *kind, int64_t rows)
+{
+#ifdef TILES
+    return kind->rounds && !kind->has_codes && rows > FEW_TILED;
+#else
+    (void)kind, (void)rows;
+    return 0;
+#endif
+}
+
+/* Rows [first, first + rows) of (position, query head) pairs over the blocks they see. sums: [value panels][rows][16], in tiles of TILE_ROWS. */
+static void attend_rows(const Kind *kind, const float *queries, int64_t first, int64_t rows, const void *cache, int64_t position,
                         const float *sinks, char *turned, float *sums, float *max, float *total)
 {
     int64_t depth = ceil_div(kind->width, DEPTH), panel = BLOCK / DEPTH * step_bytes(value_type(kind));
-    int64_t panels = ceil_div(kind->value_width, SIDE);
+    int64_t panels = ceil_div(kind->value_width, SIDE), is_tiled = in_tiles(kind, rows), room = is_tiled ? TILE_ROWS : rows;
     int64_t least = position + first / kind->groups, last = position + (first + rows - 1) / kind->groups;
     int64_t start = kind->window && least >= kind->window ? least - kind->window + 1 : 0;
-    float scores[TILE_ROWS * BLOCK], scaled[TILE_ROWS * BLOCK];
+    float scores[TILE_ROWS * BLOCK] __attribute__((aligned(64))), scaled[TILE_ROWS * BLOCK];
+#ifdef TILES
+    char weights[BLOCK / DEPTH * PAIR_BYTES] __attribute__((aligned(64)));
+#endif
     for (int64_t r = 0; r < rows; r++) {
         max[r] = sinks ? sinks[(first + r) % kind->groups] : -__builtin_inff();
         total[r] = sinks ? 1 : 0;
     }
-    memset(sums, 0, (size_t)(panels * rows * SIDE) * 4);
+    memset(sums, 0, (size_t)(panels * room * SIDE) * 4);
     for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
         const char *keys = (const char *)cache + block * block_bytes(kind), *values = keys + key_bytes(kind);
         const half_t *scales = (const half_t *)(values + value_codes(kind));
@@ -552,21 +565,34 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
             low++;
         while (high > low && kind->window && position + (first + high - 1) / kind->groups - kind->window >= block * BLOCK + BLOCK - 1)
             high--;
-        memset(scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
-        for (int64_t p = 0; p < BLOCK / SIDE; p++)
+#ifdef TILES
+        if (is_tiled)
+            tile_scores((const char *)queries, rows > SIDE, keys, depth, scores);
+#endif
+        if (!is_tiled)
+            memset(scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
+        for (int64_t p = 0; p < BLOCK / SIDE && !is_tiled; p++)
             chains(key_type(kind), high - low, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
                    scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t r = low; r < high; r++) {
             int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
             float scale = soften_block(kind, scores + r * BLOCK, from, at + 1 - block * BLOCK, max + r, total + r);
             for (int64_t p = 0; scale != 1 && p < panels; p++)
-                store(sums + (p * rows + r) * SIDE, mul(load(sums + (p * rows + r) * SIDE), set(scale)));
+                store(sums + (p * room + r) * SIDE, mul(load(sums + (p * room + r) * SIDE), set(scale)));
+#ifdef TILES
+            for (int64_t p = 0; is_tiled && p < BLOCK / LANES; p++)
+                to_bf16((half_t *)(weights + p / 2 * PAIR_BYTES + r * TILE_LINE) + p % 2 * LANES, load(scores + r * BLOCK + p * LANES));
+#endif
         }
-        for (int64_t p = 0; p < panels; p++) {
+#ifdef TILES
+        if (is_tiled)
+            tile_weigh(weights, low, high, values, panels, sums);
+#endif
+        for (int64_t p = 0; p < panels && !is_tiled; p++) {
             if (kind->has_codes && p % (DEPTH / SIDE) == 0)
                 scale_weights(scores + low * BLOCK, high - low, scales + p * SIDE / DEPTH * BLOCK, scaled + low * BLOCK);
             chains(value_type(kind), high - low, (kind->has_codes ? scaled : scores) + low * BLOCK, BLOCK, DEPTH, values + p * panel, BLOCK / DEPTH,
-                   sums + (p * rows + low) * SIDE, SIDE);
+                   sums + (p * room + low) * SIDE, SIDE);
         }
     }
 }
@@ -579,9 +605,15 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
     int64_t depth = ceil_div(kind->width, DEPTH), panels = ceil_div(kind->value_width, SIDE);
     float *sums = scratch + TILE_ROWS * depth * DEPTH, max[TILE_ROWS], total[TILE_ROWS];
     char *turned = (char *)(sums + TILE_ROWS * panels * SIDE);
-    for (int64_t first = 0; first < rows * kind->groups; first += TILE_ROWS) {
-        int64_t count = at_most(rows * kind->groups - first, TILE_ROWS);
+    int64_t most = in_tiles(kind, rows * kind->groups) ? TILE_ROWS : CHAIN_ROWS;
+#ifdef TILES
+    if (most == TILE_ROWS)
+        tiles_begin();
+#endif
+    for (int64_t first = 0; first < rows * kind->groups; first += most) {
+        int64_t count = at_most(rows * kind->groups - first, most), is_tiled = in_tiles(kind, count);
         Source source = few_rows(scratch, count, depth);
+        source.form = is_tiled ? TILED : FEW_AT_ONCE;
         for (int64_t r = 0; r < count; r++) {
             int64_t row = (first + r) / kind->groups, head = (first + r) % kind->groups;
             const float *query = queries + row * query_stride + head * kind->width;
@@ -590,15 +622,20 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
             else
                 prepare(query, 0, kind->width, kind->rounds, &source, r, 1);
         }
-        attend_tile(kind, scratch, first, count, cache, position, sinks, turned, sums, max, total);
+        attend_rows(kind, scratch, first, count, cache, position, sinks, turned, sums, max, total);
         for (int64_t r = 0; r < count; r++) {
             float *to = out + (first + r) / kind->groups * out_stride + (first + r) % kind->groups * kind->value_width;
             for (int64_t p = 0; p < panels; p++)
-                store_part(to + p * SIDE, div_(load(sums + (p * count + r) * SIDE), set(total[r])), kind->value_width - p * SIDE);
+                store_part(to + p * SIDE, div_(load(sums + (p * (is_tiled ? TILE_ROWS : count) + r) * SIDE), set(total[r])),
+                           kind->value_width - p * SIDE);
             for (int64_t at = 0; kind->has_codes && at < kind->value_width; at += SPREAD)
                 spread(to + at, at_most(kind->value_width - at, SPREAD), 0, to + at);
         }
     }
+#ifdef TILES
+    if (most == TILE_ROWS)
+        tiles_end();
+#endif
 }
 
 /* Stored numbers -> fp32, times `scale` (if it is not 1). */

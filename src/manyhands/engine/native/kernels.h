@@ -7,7 +7,7 @@
 #define MANYHANDS_KERNELS_H
 #include <stdint.h>
 
-enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 240 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
+enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 288 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
 enum { EXPANDED = 3, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
 enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a product */
 /* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md): codes of 8 bit with
@@ -188,7 +188,8 @@ static inline int64_t value_bytes(const Kind *kind)
 static inline int64_t block_bytes(const Kind *kind) { return key_bytes(kind) + (kind->is_latent ? 0 : value_bytes(kind)); }
 
 /* Bytes of scratch that attend needs. */
-enum { TILE_ROWS = 24 }; /* rows (positions times query heads) that it takes at once: their scores and sums stay in L1 and L2 */
+enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2 }; /* rows (positions times query heads) that it takes at once in tiles, and otherwise: their
+                            scores and sums stay in L1 and L2; rows for which tiles do not pay */
 static inline int64_t attend_scratch(const Kind *kind)
 {
     int64_t floats = ceil_div(kind->width, DEPTH) * DEPTH + ceil_div(kind->value_width, SIDE) * SIDE;

@@ -9,7 +9,7 @@
 #include "modes.h"
 
 enum { HUGE_PAGE = 1 << 21 };
-enum { PIECE = 256, PLAN_BYTES = 32 << 20 }; /* numbers that an embedding takes at once; of registers and prepared rows */
+enum { PIECE = 256, PLAN_BYTES = 32 << 20, LEAST_ROWS = 24 }; /* numbers that an embedding takes at once; of registers and prepared rows */
 
 static const Kernels *back_end(int64_t target)
 {
@@ -363,12 +363,13 @@ static float *more_room(float *old, int64_t width, int64_t rows)
     return room ? memset(room, 0, bytes) : 0;
 }
 
-/* Rows that go through the operations at once: at most CHUNK, fewer where registers are so wide that they would take more than
- * PLAN_BYTES, 12 at least. */
-static int64_t rows_at_once(const Plan *plan)
+/* Rows, of num_rows, that go through the operations at once: at most CHUNK, fewer where registers are so wide that they would take more
+ * than PLAN_BYTES, LEAST_ROWS at least. About as many each time, in whole blocks: every time reads all weights. */
+static int64_t rows_at_once(const Plan *plan, int64_t num_rows)
 {
-    int64_t row = (plan->width + (plan->depth + 1) * DEPTH + 2 * plan->turns + 1) * 4, rows = PLAN_BYTES / row / 12 * 12;
-    return rows < 12 ? 12 : at_most(rows, CHUNK);
+    int64_t row = (plan->width + (plan->depth + 1) * DEPTH + 2 * plan->turns + 1) * 4, room = PLAN_BYTES / row / LEAST_ROWS * LEAST_ROWS;
+    int64_t most = room < LEAST_ROWS ? LEAST_ROWS : at_most(room, CHUNK);
+    return at_most(ceil_div(ceil_div(num_rows, ceil_div(num_rows, most)), 48) * 48, most);
 }
 
 static int has_room(Plan *plan, int64_t rows)
@@ -409,8 +410,8 @@ EXPORT int mh_plan_run(Plan *plan, Team *team, int64_t threads, const Segment *s
     if (failed)
         return failed;
     Segment part[CHUNK];
-    int64_t chunk = rows_at_once(plan);
-    if (!has_room(plan, at_most(ceil_div(num_rows, 12) * 12, chunk)))
+    int64_t chunk = rows_at_once(plan, num_rows);
+    if (!has_room(plan, at_most(ceil_div(num_rows, LEAST_ROWS) * LEAST_ROWS, chunk)))
         return NO_MEMORY;
     __atomic_fetch_add(calls + plan->target, 1, __ATOMIC_RELAXED);
     uint64_t modes = modes_enter();

@@ -8,7 +8,6 @@ enum {
     MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
     ATTEND_ROWS = 32,       /* positions of a task of attention */
     FEW_ROWS = 30,          /* rows of a product that are not blocked */
-    FEW_TILED = 2,          /* nor put into tiles */
     LEAST_HEADS = 4         /* query heads of one key head that a task keeps together */
 };
 
@@ -128,7 +127,7 @@ static int64_t whole_rows(const Job *job)
 static Source prepared_of(const Job *job, int64_t group)
 {
     int64_t depth = ceil_div(job->op->numbers[5], DEPTH);
-    int64_t floats = whole_rows(job) * depth * DEPTH / (job->form == TILED ? 2 : 1);
+    int64_t floats = job->form == TILED ? ceil_div(job->rows, 2 * SIDE) * SIDE * depth * DEPTH : whole_rows(job) * depth * DEPTH;
     if (job->form == GROUPED)
         return grouped_rows(job->plan->prepared + group * floats, job->rows, depth);
     Source source = few_rows(job->plan->prepared + group * floats, job->rows, depth);

@@ -6,13 +6,15 @@
 #include "kernels.h"
 #include "lanes.h"
 
-enum { TILE_BYTES = 1024, TILE_LINE = 64 };
+enum { TILE_BYTES = 1024, TILE_LINE = 64, PAIR = 2 * SIDE, PAIR_BYTES = 2 * TILE_BYTES }; /* PAIR: rows of two tiles */
 
 #ifdef TILES_EMULATED
 static __thread char tiles[8][TILE_BYTES];
 #define tile_zero(n) memset(tiles[n], 0, TILE_BYTES)
 #define tile_load(n, at) memcpy(tiles[n], at, TILE_BYTES)
-#define tile_store(n, at) memcpy(at, tiles[n], TILE_BYTES)
+#define tile_store(n, at, step)                                                                                                \
+    for (int row_ = 0; row_ < SIDE; row_++)                                                                                    \
+    memcpy((char *)(at) + row_ * (step), tiles[n] + row_ * TILE_LINE, TILE_LINE)
 #define tile_product_sum(c, a, b) emulate(tiles[c], tiles[a], tiles[b])
 static void tiles_begin(void) {}
 static void tiles_end(void) {}
@@ -37,7 +39,7 @@ static void emulate(char *sums, const char *rows, const char *panel)
 #else
 #define tile_zero(n) _tile_zero(n)
 #define tile_load(n, at) _tile_loadd(n, at, TILE_LINE)
-#define tile_store(n, at) _tile_stored(n, at, TILE_LINE)
+#define tile_store(n, at, step) _tile_stored(n, at, step)
 #define tile_product_sum(c, a, b) _tile_dpbf16ps(c, a, b)
 static void tiles_begin(void)
 {
@@ -53,47 +55,119 @@ static void tiles_begin(void)
 static void tiles_end(void) { _tile_release(); }
 #endif
 
-/* Rows of a Source in tiles: bf16, [step][row][32], a multiple of 16 rows. */
-static inline const char *tile_of(const Source *source, int64_t step, int64_t row)
+/* Rows of a Source in tiles: bf16, [row / 32][step][row % 32][32]. A product reads a block of 32 rows from its first step to its last, so
+ * the CPU fetches ahead. */
+static inline char *tile_of(const Source *source, int64_t step, int64_t row)
 {
-    return (const char *)source->rows + (step * ceil_div(source->count, SIDE) * SIDE + row) * TILE_LINE;
+    return (char *)source->rows + (row / PAIR * source->depth + step) * PAIR_BYTES + row % PAIR * TILE_LINE;
 }
 
-/* sums [panel][row][16] = `panels` panels of all rows: two panels and 32 rows at once, each sum in a tile through all of K. */
+/* Tiles 0 to 3 += 32 rows (16 without `has_rows`) times two panels (one without `other`) over `depth` steps; tiles 1 and 3 are the other
+ * panel's, 2 and 3 the last 16 rows'. `ahead` bytes from `next` on are fetched with each step. */
+INLINE void tile_chain(const char *rows, int has_rows, const char *panel, const char *other, int64_t depth, const char *next, int64_t ahead)
+{
+    for (int64_t step = 0; step < depth; step++, rows += PAIR_BYTES, panel += TILE_BYTES, next += ahead) {
+        for (int64_t line = 0; line < ahead; line += TILE_LINE)
+            __builtin_prefetch(next + line, 0, 2);
+        tile_load(4, rows);
+        tile_load(6, panel);
+        tile_product_sum(0, 4, 6);
+        if (other) {
+            tile_load(7, other);
+            tile_product_sum(1, 4, 7);
+            other += TILE_BYTES;
+        }
+        if (has_rows) {
+            tile_load(5, rows + TILE_BYTES);
+            tile_product_sum(2, 5, 6);
+        }
+        if (other && has_rows)
+            tile_product_sum(3, 5, 7);
+    }
+}
+
+static inline void tiles_zero(void)
+{
+    tile_zero(0);
+    tile_zero(1);
+    tile_zero(2);
+    tile_zero(3);
+}
+
+/* sums [panel][row][16] = `panels` panels of all rows: two panels and 32 rows at once, each sum in a tile through all of K. Where there are
+ * more rows, the two panels behind are fetched meanwhile, a part with each 32. */
 static void tile_product(const Source *source, const char *packed, int64_t panels, float *sums)
 {
-    int64_t depth = source->depth, rows = ceil_div(source->count, SIDE) * SIDE;
+    int64_t depth = source->depth, bytes = depth * TILE_BYTES, rows = ceil_div(source->count, SIDE) * SIDE, pairs = ceil_div(rows, PAIR);
+    int64_t ahead = pairs > 1 ? ceil_div(PAIR_BYTES, pairs * TILE_LINE) * TILE_LINE : 0;
     for (int64_t p = 0; p < panels; p += 2)
-        for (int64_t row = 0; row < rows; row += 2 * SIDE) {
+        for (int64_t row = 0; row < rows; row += PAIR) {
             int has_panel = p + 1 < panels, has_rows = row + SIDE < rows;
-            tile_zero(0);
-            tile_zero(1);
-            tile_zero(2);
-            tile_zero(3);
-            for (int64_t step = 0; step < depth; step++) {
-                const char *panel = packed + (p * depth + step) * TILE_BYTES;
-                tile_load(4, tile_of(source, step, row));
-                tile_load(6, panel);
-                tile_product_sum(0, 4, 6);
-                if (has_panel) {
-                    tile_load(7, panel + depth * TILE_BYTES);
-                    tile_product_sum(1, 4, 7);
-                }
-                if (has_rows) {
-                    tile_load(5, tile_of(source, step, row + SIDE));
-                    tile_product_sum(2, 5, 6);
-                }
-                if (has_panel && has_rows)
-                    tile_product_sum(3, 5, 7);
-            }
+            const char *panel = packed + p * bytes;
             float *to = sums + (p * CHUNK + row) * SIDE;
-            tile_store(0, to);
+            tiles_zero();
+            tile_chain(tile_of(source, 0, row), has_rows, panel, has_panel ? panel + bytes : 0, depth, panel + 2 * bytes + row / PAIR * depth * ahead, ahead);
+            tile_store(0, to, TILE_LINE);
             if (has_panel)
-                tile_store(1, to + CHUNK * SIDE);
+                tile_store(1, to + CHUNK * SIDE, TILE_LINE);
             if (has_rows)
-                tile_store(2, to + SIDE * SIDE);
+                tile_store(2, to + SIDE * SIDE, TILE_LINE);
             if (has_panel && has_rows)
-                tile_store(3, to + (CHUNK + SIDE) * SIDE);
+                tile_store(3, to + (CHUNK + SIDE) * SIDE, TILE_LINE);
         }
+}
+
+/* scores [row][64] = queries in tiles [step][32][32], of which 16 or 32 rows count, times the keys of a block. */
+static void tile_scores(const char *queries, int has_rows, const char *keys, int64_t depth, float *scores)
+{
+    for (int64_t p = 0; p < BLOCK / SIDE; p += 2, keys += 2 * depth * TILE_BYTES) {
+        float *to = scores + p * SIDE;
+        tiles_zero();
+        tile_chain(queries, has_rows, keys, keys + depth * TILE_BYTES, depth, 0, 0);
+        tile_store(0, to, BLOCK * 4);
+        tile_store(1, to + SIDE, BLOCK * 4);
+        if (has_rows) {
+            tile_store(2, to + SIDE * BLOCK, BLOCK * 4);
+            tile_store(3, to + SIDE * BLOCK + SIDE, BLOCK * 4);
+        }
+    }
+}
+
+/* A tile -> 16 rows of sums, or those in [low, high) alone. */
+#define STORE_ROWS(tile, to, low, high)                                                                                        \
+    do {                                                                                                                       \
+        if ((low) <= 0 && (high) >= SIDE) {                                                                                    \
+            tile_store(tile, to, TILE_LINE);                                                                                   \
+        } else if ((low) < SIDE && (high) > 0) {                                                                               \
+            float all[SIDE * SIDE] __attribute__((aligned(64)));                                                               \
+            int64_t from = (low) < 0 ? 0 : (low), until = at_most(high, SIDE);                                                 \
+            tile_store(tile, all, TILE_LINE);                                                                                  \
+            memcpy((to) + from * SIDE, all + from * SIDE, (size_t)((until - from) * TILE_LINE));                               \
+        }                                                                                                                      \
+    } while (0)
+
+/* sums [panel][32][16] += weights in tiles [2][32][32] times the values of a block, in rows [low, high) alone. */
+static void tile_weigh(const char *weights, int64_t low, int64_t high, const char *values, int64_t panels, float *sums)
+{
+    int64_t depth = BLOCK / DEPTH, bytes = depth * TILE_BYTES;
+    for (int64_t p = 0; p < panels; p += 2, values += 2 * bytes, sums += 2 * PAIR * SIDE) {
+        int has_panel = p + 1 < panels, has_rows = high > SIDE;
+        float *other = sums + PAIR * SIDE;
+        tile_load(0, sums);
+        if (has_panel)
+            tile_load(1, other);
+        if (has_rows)
+            tile_load(2, sums + SIDE * SIDE);
+        if (has_panel && has_rows)
+            tile_load(3, other + SIDE * SIDE);
+        tile_chain(weights, has_rows, values, has_panel ? values + bytes : 0, depth, 0, 0);
+        STORE_ROWS(0, sums, low, high);
+        if (has_panel)
+            STORE_ROWS(1, other, low, high);
+        if (has_rows)
+            STORE_ROWS(2, sums + SIDE * SIDE, low - SIDE, high - SIDE);
+        if (has_panel && has_rows)
+            STORE_ROWS(3, other + SIDE * SIDE, low - SIDE, high - SIDE);
+    }
 }
 #endif
