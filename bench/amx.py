@@ -1,48 +1,35 @@
-"""Does AMX compute the chain that docs/arithmetic.md defines? Builds and runs bench/amx_probe.c, and says so in JSON.
+"""Does AMX compute the chain that docs/arithmetic.md defines? Builds and runs bench/amx_probe.c.
 
-Where the CPU has AMX the result is stored with its model in bench/results/amx.json; elsewhere nothing is stored.
-Run: python -m bench.amx [cases]
+`chain`: of each kind of operands, the results that differ from the definition; `serial`: those that differ from the other
+reading of Intel's papers, every product added to what stood there, one after the other (no target: it shows that the cases can
+tell the two apart). Holds if none differs from the definition. A CPU without AMX is refused.
+Run: python -m bench.amx [cases, 100 million]
 """
 
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from bench.report import finish
+from manyhands.engine.library import supported
+
+PROBE = Path(__file__).with_name("amx_probe.c")
 FLAGS = ["-O2", "-ffp-contract=off", "-mfma", "-mavx2", "-mamx-tile", "-mamx-bf16"]
-NEEDED = {"amx_tile", "amx_bf16", "fma"}
 
 
-def cpu() -> tuple[str, set[str]]:
-    """The processor's model and its flags, as Linux states them."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    pairs = [line.partition(":") for line in lines]
-    fields = {name.strip(): value.strip() for name, _, value in pairs}
-    return fields.get("model name", platform.processor()), set(fields.get("flags", "").split())
-
-
-def probe(cases: int) -> dict[str, object]:
-    """What the probe found; `amx` is false where it cannot run."""
-    model, flags = cpu()
-    if not flags >= NEEDED:
-        return {"cpu": model, "amx": False, "lacks": sorted(NEEDED - flags)}
+def main() -> int:
+    if "amx" not in supported():
+        raise SystemExit(f"this CPU has no AMX (it runs {', '.join(supported())}): there is nothing to compare")
+    cases = sys.argv[1] if len(sys.argv) > 1 else "100000000"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "amx_probe"
-        subprocess.run(["cc", *FLAGS, "-o", program, HERE / "amx_probe.c"], check=True)
-        run = subprocess.run([program, str(cases)], check=True, capture_output=True, text=True)
-    return {"cpu": model, **json.loads(run.stdout), "first": run.stderr.splitlines()}
-
-
-def main() -> None:
-    result = probe(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000_000)
-    print(json.dumps(result))
-    if result["amx"]:
-        (HERE / "results" / "amx.json").write_text(json.dumps(result, indent=1) + "\n")
+        subprocess.run(["cc", *FLAGS, "-o", program, PROBE], check=True)
+        run = subprocess.run([program, cases], check=True, capture_output=True, text=True)
+    found = {**json.loads(run.stdout), "differing": run.stderr.splitlines()}
+    return finish("amx", found, {"chain": 0}, {"chain": not any(found["chain"].values())})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

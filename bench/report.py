@@ -18,9 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from manyhands.engine.library import supported
+from manyhands.engine.library import forced, supported
 
 RESULTS = Path(__file__).parent / "results"
+BY_BACK_END = ("batch", "engine", "hop", "split", "step")  # scripts that measure the engine: a file for each back end
 
 
 def spread(samples: Sequence[float], digits: int = 2) -> dict[str, float]:
@@ -76,12 +77,17 @@ def machine() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "isa": supported()[0].upper(),
+        "isa": _back_end().upper(),
         "load_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
+
+
+def _back_end() -> str:
+    """The one that serves here: the best, or the one that MANYHANDS_ENGINE names."""
+    return forced() or supported()[0]
 
 
 def _cpu_name() -> str:
@@ -103,7 +109,8 @@ def finish(script: str, figures: Mapping[str, Any], target: Mapping[str, Any], h
 
 
 def _name(script: str) -> str:
-    """One file for each thing measured, so that --shape 1.1b does not overwrite 0.5b, nor a quick run a full one."""
+    """One file for each thing measured, so that --shape 1.1b does not overwrite 0.5b, nor a quick run a full one, nor one back
+    end's figures another's."""
     shape = [
         sys.argv[i + 1]
         for i, a in enumerate(sys.argv[:-1])
@@ -114,5 +121,6 @@ def _name(script: str) -> str:
             script,
             *shape,
             *(flag[2:] for flag in ("--standby", "--quick", "--live", "--outliers", "--busy") if flag in sys.argv),
+            *((_back_end(),) if script in BY_BACK_END else ()),
         ]
     )

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from manyhands.engine.library import PREFERENCE
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- FIGURES: written by tools/figures.py -->", "<!-- /FIGURES -->"
@@ -237,15 +239,26 @@ ROWS = [
         "{target.request_ms} ms; {target.token_us} us",
         True,
     ),
+    Row(
+        "first_word",
+        "CPU seconds until a command says something, and until it refuses; the slowest of all commands",
+        "{slowest.says.cpu_s.min} s (`{slowest.says.command}`); {slowest.refuses.cpu_s.min} s (`{slowest.refuses.command}`)",
+        "{target.says_cpu_s} s; {target.refuses_cpu_s} s",
+    ),
+    Row(
+        "amx",
+        "does AMX compute the chain of arithmetic.md? {cases} results of TDPBF16PS against the definition",
+        "differing: any operands {chain.any}, near one {chain.near one}, tiny {chain.tiny}, large {chain.large}, cancelling "
+        "{chain.cancelling}, denormal {chain.denormal}",
+        "{target.chain}",
+    ),
     Row("step-0.5b", "one node over TLS against transformers, 0.5B shape", _STEP, _STEP_TARGET, True),
-    Row("step-0.5b-quick", "the same, quick run", _STEP, _STEP_TARGET),
     Row("step-1.1b", "the same, 1.1B shape", _STEP, _STEP_TARGET),
     Row("step-tales", "the same, tales (a toy of 11 MB: overhead dominates)", _STEP, _STEP_TARGET),
     Row("split-0.5b", "3 nodes against 1, 0.5B shape, one stream", _SPLIT, "{target.three_nodes_x} x", True),
     Row("split-0.5b-busy", "the same beside two busy processes a core", _SPLIT, "{target.three_nodes_x} x"),
     Row("split-tales", "the same, tales", _SPLIT, "{target.three_nodes_x} x"),
     Row("hop", "what a hop adds to a token", "{hop_ms} ms", "{target.hop_ms} ms", True),
-    Row("hop-quick", "the same, quick run", "{hop_ms} ms", "{target.hop_ms} ms"),
     Row(
         "batch-0.5b",
         "8 requests at once against one, 0.5B shape, tokens/s",
@@ -337,22 +350,27 @@ def filled(text: str, found: Mapping[str, Any]) -> str:
     return re.sub(r"\{([^}]+)\}", lambda match: told(look_up(found, match[1])), text)
 
 
-def line(row: Row, found: Mapping[str, Any]) -> str:
+def files_of(row: Row) -> list[str]:
+    """The names of its files: its own, and with each back end's behind it."""
+    return [row.file, *(f"{row.file}-{name}" for name in PREFERENCE)]
+
+
+def line(row: Row, file: str, found: Mapping[str, Any]) -> str:
     machine = found["machine"]
     cpu = re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["cpu"]).split("@")[0].strip()
     held = "yes" if found["holds"] else "**no**"
     cells = [filled(row.question, found), filled(row.answer, found), filled(row.target, found), held]
-    return f"| {' | '.join(cells)} | {machine['date'][:10]}, {cpu}, load {machine['load_1min']} | `{row.file}` |"
+    return f"| {' | '.join(cells)} | {machine['date'][:10]}, {cpu}, load {machine['load_1min']} | `{file}` |"
 
 
 def table(*, in_readme: bool) -> str:
     """The whole table, or README's part of it."""
     found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-    if missing := sorted(found.keys() - {row.file for row in ROWS}):
+    if missing := sorted(found.keys() - {file for row in ROWS for file in files_of(row)}):
         raise SystemExit(f"bench/results has files without a row in tools/figures.py: {', '.join(missing)}")
-    rows = [row for row in ROWS if row.file in found and (row.in_readme or not in_readme)]
+    rows = [(row, file) for row in ROWS for file in files_of(row) if file in found and (row.in_readme or not in_readme)]
     head = ["| question | measured | target | held | when, CPU | file |", "|---|---|---|---|---|---|"]
-    return "\n".join(head + [line(row, found[row.file]) for row in rows])
+    return "\n".join(head + [line(row, file, found[file]) for row, file in rows])
 
 
 def page(path: Path, *, in_readme: bool) -> str:
