@@ -38,6 +38,7 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
         __m512i w = _mm512_loadu_si512(codes + j * 64);
+        __builtin_prefetch(codes + j * 64 + 4096);
         if (has_dot) {
             __m512i shifted = _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); /* w + 128 */
 #pragma GCC unroll 8
@@ -80,6 +81,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m512i both = _mm512_loadu_si512(codes + j * 64), a = _mm512_and_si512(both, low);
+        __builtin_prefetch(codes + j * 64 + 4096);
         __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         if (code_bits(type) == 5) {
             a = _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(highs, 4 - j), fifth));
@@ -118,6 +120,8 @@ INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m512i highs[2] = {_mm512_loadu_si512(codes + 256), _mm512_loadu_si512(codes + 320)};
+    __builtin_prefetch(codes + 256 + 4096);
+    __builtin_prefetch(codes + 320 + 4096);
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = others[r] = _mm512_setzero_si512();
@@ -127,6 +131,7 @@ INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
+            __builtin_prefetch(codes + (j + i) * 64 + 4096);
             w[0][i] = _mm512_and_si512(both, low), w[1][i] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
