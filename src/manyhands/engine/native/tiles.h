@@ -99,7 +99,7 @@ static inline void tiles_zero(void)
 static void tile_product(const Source *source, const char *packed, int64_t panels, float *sums)
 {
     int64_t depth = source->depth, bytes = depth * TILE_BYTES, rows = ceil_div(source->count, SIDE) * SIDE, pairs = ceil_div(rows, PAIR);
-    int64_t ahead = pairs > 1 ? ceil_div(PAIR_BYTES, pairs * TILE_LINE) * TILE_LINE : 0;
+    int64_t ahead = ceil_div(PAIR_BYTES, pairs * TILE_LINE) * TILE_LINE;
     for (int64_t p = 0; p < panels; p += 2)
         for (int64_t row = 0; row < rows; row += PAIR) {
             int has_panel = p + 1 < panels, has_rows = row + SIDE < rows;
