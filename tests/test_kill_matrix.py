@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from manyhands.testing.trouble import PHASES, Phase
 from manyhands.worker.execute import Device
 from manyhands.worker.serve import SpanHost
 from tests.kill import CUT, REQUEST, Bench, Scene, kept_models
+from tests.nightly import daily
 from tests.worker.pipeline import forced
 
 # A kill is noticed at once and spares are at hand: in virtual time, where computing takes none, nothing may take longer.
@@ -69,31 +71,49 @@ def test_the_undisturbed_answers_differ(bench: Bench) -> None:
     assert all(len(set(ids)) > 5 for ids in bench.wanted.values())
 
 
-@pytest.fixture
-def mixed(tmp_path: Path) -> Iterator[Bench]:
-    """Every node on another back end than the one before it."""
-    names = library.supported()
-    with forced(names[0]), kept_models(names) as models:
-        yield Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
+BACK_ENDS = library.supported()
+# (the back end of the hops, that of the spare): each by day once as what is lost, once as what takes over.
+PAIRS = list(permutations(BACK_ENDS, 2))
+BY_DAY = list(zip(BACK_ENDS, [*BACK_ENDS[1:], BACK_ENDS[0]], strict=True)) if PAIRS else []
 
 
-@pytest.mark.skipif(len(library.supported()) < 2, reason="this CPU has one back end")
-def test_a_hop_is_repaired_by_a_node_on_another_back_end(mixed: Bench) -> None:
-    """Vectors of one width take over from vectors of another, or from plain C: the text is the same, and so is the class."""
-    back_ends: set[str] = set()
+@pytest.mark.parametrize(("lost", "taking"), daily(BY_DAY, [pair for pair in PAIRS if pair not in BY_DAY]))
+def test_a_hop_is_repaired_by_a_node_on_another_back_end(lost: str, taking: str, tmp_path: Path) -> None:
+    """Tiles or vectors of one width are replaced by others, or by plain C: the text is the same, and so is the class."""
+    found: list[str] = []
 
-    async def main() -> None:
+    async def main(mixed: Bench) -> None:
         for victim in range(3):
             for kind in ("greedy", "hot"):
                 async with mixed.scene() as scene:
-                    for node in scene.hops:
-                        back_ends.add((await node.hosts[0].engine.ensure_loaded()).runner.back_end)
+                    found[:] = [(await node.hosts[0].engine.ensure_loaded()).runner.back_end for node in scene.hops]
                     arm(scene, "decode", victim)
+                    before = library.calls(taking)
                     await ask(mixed, scene, kind, 2, "ring")
+                    assert library.calls(taking) > before and len(scene.answers[0].repairs) == 1
                     assert {answer.exactness for answer in scene.answers} == {"E0"}
 
-    mixed.play(main)
-    assert back_ends == set(library.supported())
+    with forced(lost), kept_models([lost, lost, lost, taking]) as models:
+        mixed = Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
+        mixed.play(lambda: main(mixed))
+    assert found == [lost, lost, lost, taking]
+
+
+def test_a_route_of_all_back_ends_is_repaired_by_any(tmp_path: Path) -> None:
+    """Every node is on another back end than the one before it."""
+
+    async def main(mixed: Bench) -> None:
+        for victim in range(3):
+            async with mixed.scene() as scene:
+                arm(scene, "decode", victim)
+                await ask(mixed, scene, "hot", 2, "ring")
+                assert {answer.exactness for answer in scene.answers} == {"E0"}
+
+    with forced(BACK_ENDS[0]), kept_models(BACK_ENDS) as models:
+        mixed = Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
+        before = {name: library.calls(name) for name in BACK_ENDS}
+        mixed.play(lambda: main(mixed))
+    assert all(library.calls(name) > before[name] for name in BACK_ENDS)
 
 
 @pytest.mark.parametrize("path", ["ring", "star"])

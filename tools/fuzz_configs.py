@@ -1,10 +1,12 @@
-"""Random configurations of every family: the torch engine against transformers, in fp32. For nightly runs.
+"""Random configurations of every family: our engines against transformers, and the back ends against each other. For the night.
 
     PYTHONPATH=src .venv/bin/python -m tools.fuzz_configs --count 300 --seed 1
 
 Each draw makes a tiny checkpoint with random sizes and options, and compares logits of one pass and greedy ids (prompt in
-chunks, then one by one). Configurations that transformers itself refuses are counted apart. Prints one JSON line for each
-draw that fails, with what is needed to draw it again, and a summary as the last line; exits with 1 if any failed.
+chunks, then one by one) of the torch engine in fp32 with transformers. The native engine must have the same bits on every back
+end that the machine has, in fp32 or bf16, whatever the cut, chunks and threads; in fp32 it is compared with transformers too.
+Configurations that transformers itself refuses are counted apart. Prints one JSON line for each draw that fails, with what is
+needed to draw it again, and a summary with the back ends as the last line; exits with 1 if any failed.
 """
 
 import argparse
@@ -18,11 +20,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from manyhands.core import Precision
+from manyhands.engine import library
 from manyhands.errors import ModelError
+from manyhands.program.families import read_program
 from manyhands.testing.tiny import EVERY_FAMILY
 from tests.engine.oracle import Pair
+from tests.worker.pipeline import Ids, Loader, Logits
 
 TOLERANCE = 1e-4  # of the largest logit; wrong arithmetic shows as 1e-2 and more
 Options = dict[str, Any]
@@ -134,7 +141,7 @@ def options(draw: random.Random, family: str) -> Options:
 
 
 def outcome(family: str, chosen: Options) -> tuple[str, str]:
-    """("ok" | "refused" | "invalid" | "wrong", details) of one configuration."""
+    """("ok" | "refused" | "invalid" | "wrong" | "bits", details) of one configuration. bits: back ends differ."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         try:
             pair = Pair(Path(folder), family, chosen)
@@ -145,9 +152,39 @@ def outcome(family: str, chosen: Options) -> tuple[str, str]:
         prompt = [(chosen["seed"] + 37 * i * i) % 256 for i in range(33)]
         ids, last = pair.greedy(prompt, 8, chunk=5)
         theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
+        draw = random.Random(chosen["seed"])
+        precision: Precision = draw.choice(["bf16", "fp32"])
+        native, differs = on_all(pair.folder, precision, ids, draw)
+    if differs:
+        return "bits", f"{precision}: {differs}"
     largest = theirs.abs().max()
     worst = float(torch.maximum((ours - theirs).abs().max(), (last - ours[-1]).abs().max()) / largest)
+    if precision == "fp32":
+        worst = max(worst, float((torch.from_numpy(native) - theirs).abs().max() / largest))
     return ("ok" if worst < TOLERANCE else "wrong"), f"{worst:.3g}"
+
+
+def on_all(folder: Path, precision: Precision, ids: Ids, draw: random.Random) -> tuple[Logits, str]:
+    """Logits of plain C in one step on one thread, and the first way of computing them that gave other bits ("": none)."""
+    plain = Loader(folder, precision, "scalar")
+    layers = len(read_program(folder).layers)
+    want = plain.cut(0, layers).run(ids, [len(ids)])
+    for back_end in library.supported():
+        edges = sorted({0, draw.randint(0, layers), layers})
+        sizes = pieces_of(len(ids), draw)
+        threads = draw.choice([1, 2, 4])
+        got = Loader(folder, precision, back_end).cut(*edges).on(threads).run(ids, sizes)
+        if not np.array_equal(got, want):
+            return want, f"{back_end}, cut at {edges}, steps of {sizes} rows, {threads} threads"
+    return want, ""
+
+
+def pieces_of(total: int, draw: random.Random) -> list[int]:
+    """`total` as a sum of random pieces."""
+    sizes: list[int] = []
+    while left := total - sum(sizes):
+        sizes.append(min(left, draw.choice([1, 2, 3, 5, 9, 17, 40])))
+    return sizes
 
 
 def main() -> int:
@@ -168,8 +205,8 @@ def main() -> int:
         if kind != "ok":
             shown = {"seed": number, "family": family, "outcome": kind, "details": details, "options": chosen}
             sys.stdout.write(json.dumps(shown) + "\n")
-    sys.stdout.write(json.dumps(dict(tally)) + "\n")
-    return 1 if tally["wrong"] else 0
+    sys.stdout.write(json.dumps({**tally, "back_ends": library.supported()}) + "\n")
+    return 1 if tally["wrong"] or tally["bits"] else 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from manyhands.worker.runner import load_ends, load_span
 
 Logits = NDArray[np.float32]
 Ids = Sequence[int]
+MOST_THREADS = 4
 
 
 @contextmanager
@@ -106,13 +107,13 @@ class Pipeline:
 
 
 class Loader:
-    """The spans of one checkpoint in one precision, each loaded once; `engine`: as `forced`."""
+    """The spans of one checkpoint in one precision, each loaded once, for 1 to 4 threads; `engine`: as `forced`."""
 
     def __init__(self, folder: Path, precision: Precision, engine: str | None = None) -> None:
         self.folder, self.precision, self.engine = folder, precision, engine
         self._spans: dict[Span, SpanRunner] = {}
         with forced(engine):
-            self.ends = load_ends(folder, precision, 2)
+            self.ends = load_ends(folder, precision, MOST_THREADS)
 
     def cut(self, *edges: int) -> Pipeline:
         """The pipeline of spans [edges[0], edges[1]), [edges[1], edges[2]), ..."""
@@ -121,5 +122,5 @@ class Loader:
     def _span(self, span: Span) -> SpanRunner:
         if span not in self._spans:
             with forced(self.engine):
-                self._spans[span] = load_span(self.folder, span, self.precision, 2)
+                self._spans[span] = load_span(self.folder, span, self.precision, MOST_THREADS)
         return self._spans[span]

@@ -5,7 +5,7 @@ logits differ. The reference is the whole model on one thread in one step. Every
 threads, back ends) must give its very bits.
 """
 
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from manyhands.core import Precision
 from manyhands.engine import library
-from manyhands.testing.tiny import EOS, FAMILIES, WINDOW, make_tiny
+from manyhands.testing.tiny import EOS, EVERY_FAMILY, FAMILIES, WINDOW, make_tiny
 from tests.nightly import daily
 from tests.worker.pipeline import Feed, Loader, Logits, Pipeline, pieces, random_ids, threads
 
@@ -46,9 +46,12 @@ class Subject(NamedTuple):
     reference: Logits
 
 
-@pytest.fixture(scope="module", params=MODELS)
+OTHERS = [family for family in EVERY_FAMILY if family not in FAMILIES]
+
+
+@pytest.fixture(scope="module", params=daily(MODELS, OTHERS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    family, options = MODELS[request.param]
+    family, options = MODELS.get(request.param, (request.param, {}))
     return make_tiny(family, tmp_path_factory.mktemp("exact") / "model", layers=LAYERS, seed=3, **options)
 
 
@@ -122,20 +125,24 @@ def test_other_sessions_in_a_ragged_batch_change_no_bit(subject: Subject) -> Non
     assert_same_bits(np.concatenate(got), subject.reference)
 
 
-def test_two_threads_give_the_bits_of_one(subject: Subject) -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_more_threads_give_the_bits_of_one(subject: Subject, count: int) -> None:
     """Work is split among threads by blocks that the number of rows does not move."""
     for sizes in ([LENGTH], pieces(LENGTH, 9), [62] + [1] * 6):
-        assert_same_bits(subject.loader.cut(0, 1, 4, 6).on(2).run(IDS, sizes), subject.reference)
+        assert_same_bits(subject.loader.cut(0, 1, 4, 6).on(count).run(IDS, sizes), subject.reference)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_back_ends_give_the_same_bits(folder: Path, precision: Precision) -> None:
-    """A route may be served by any mix of them."""
-    want = Loader(folder, precision, NATIVE).cut(0, LAYERS).run(IDS, [LENGTH])
-    for back_end in library.supported()[1:]:
-        other = Loader(folder, precision, back_end)
-        mixed = Pipeline([*Loader(folder, precision, NATIVE).cut(0, 2).spans, *other.cut(2, LAYERS).spans], other.ends)
-        assert_same_bits(mixed.run(IDS, [60, 1, 7]), want)
+    """A route may be served by any mix of them: each before each other one, which has the ends too."""
+    loaders = {back_end: Loader(folder, precision, back_end) for back_end in library.supported()}
+    want = loaders[NATIVE].cut(0, LAYERS).run(IDS, [LENGTH])
+    for turn, (first, second) in enumerate(permutations(loaders, 2)):
+        before = {name: library.calls(name) for name in loaders}
+        other = loaders[second]
+        mixed = Pipeline([*loaders[first].cut(0, 2).spans, *other.cut(2, LAYERS).spans], other.ends)
+        assert_same_bits(mixed.on((1, 2, 4)[turn % 3]).run(IDS, [60, 1, 7]), want)
+        assert {name for name in loaders if library.calls(name) > before[name]} == {first, second}, "no other computed"
 
 
 def test_greedy_ids_are_those_of_transformers(folder: Path) -> None:
@@ -167,6 +174,31 @@ def test_sessions_that_cross_key_blocks(family: str, precision: Precision, tmp_p
     assert_same_bits(loader.cut(0, 2).on(2).run(ids, [511, 1, 1, 17]), want)
 
 
+LONG = 4096
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    daily([("llama", "bf16")], [pair for pair in product(EVERY_FAMILY, PRECISIONS) if pair != ("llama", "bf16")]),
+)
+def test_long_contexts_on_every_back_end(family: str, precision: Precision, tmp_path: Path) -> None:
+    """4,096 positions: each back end has a cut, chunks and threads of its own, and takes back wrong windows at the end."""
+    ids = random_ids(LONG, seed=9)
+    folder = make_tiny(family, tmp_path, layers=2, seed=5, context=LONG)
+    want = Loader(folder, precision, NATIVE).cut(0, 2).run(ids, [LONG])
+    tail = 40  # positions in windows and one by one
+    ways = [([0, 1, 2], 4, 256), ([0, 2], 2, 1000), ([0, 1, 2], 1, 512), ([0, 2], 4, 61)]
+    for back_end, (edges, count, chunk) in zip(library.supported(), ways, strict=False):
+        pipeline = Loader(folder, precision, back_end).cut(*edges).on(count)
+        caches, at = pipeline.session(LONG), LONG - tail
+        got = [pipeline.run(ids[:at], pieces(at, chunk), caches)]
+        for size in (1, 5, 1, 17, 1, 15):
+            pipeline.step([Feed(caches, at, random_ids(size, seed=at))])
+            got += pipeline.step([Feed(caches, at, ids[at : at + size])])
+            at += size
+        assert_same_bits(np.concatenate(got), want)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_layers_as_wide_as_real_ones(precision: Precision, tmp_path: Path) -> None:
     """Reductions over 1024 to 2816 columns (norms, products) take other kernels than tiny ones, and must not notice rows."""
@@ -177,11 +209,12 @@ def test_layers_as_wide_as_real_ones(precision: Precision, tmp_path: Path) -> No
         "num_key_value_heads": 4,
     }
     folder = make_tiny("llama", tmp_path, layers=1, seed=5, **options)
-    pipeline = Loader(folder, precision, NATIVE).cut(0, 1)
-    want = pipeline.run(IDS, [LENGTH])
-    assert_same_bits(pipeline.run(IDS, [40] + [1] * 5 + [3, 2, 18]), want)
-    assert_same_bits(pipeline.on(2).run(IDS, [LENGTH]), want)
-    assert_same_bits(pipeline.on(2).run(IDS, [17, 9, 5] + [1] * 37), want)
+    want = Loader(folder, precision, NATIVE).cut(0, 1).run(IDS, [LENGTH])
+    for back_end in library.supported():
+        pipeline = Loader(folder, precision, back_end).cut(0, 1)
+        assert_same_bits(pipeline.run(IDS, [40] + [1] * 5 + [3, 2, 18]), want)
+        assert_same_bits(pipeline.on(2).run(IDS, [LENGTH]), want)
+        assert_same_bits(pipeline.on(4).run(IDS, [17, 9, 5] + [1] * 37), want)
 
 
 def test_these_tests_can_fail(tmp_path: Path) -> None:
