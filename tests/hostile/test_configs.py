@@ -82,6 +82,8 @@ BAD: list[tuple[str, object]] = [
     ("anything", 10**40),
     ("anything", float("-inf")),
     ("model_type", 7),
+    ("architectures", 3),
+    ("architectures", [{"a": 1}]),
     ("hidden_act", "a" * 10_000),
     ("rope_parameters", "yarn"),
     ("text_config", 5),

@@ -124,3 +124,11 @@ def test_a_damaged_config_is_refused(folder: Path, tokenizer: Tokenizer, damage:
     (folder / "config.json").write_text(damage)
     with pytest.raises(ModelError, match=r"config\.json"):
         load_eos_ids(folder, tokenizer)
+
+
+@pytest.mark.parametrize("stated", [{}, {"a": 1}, [[]], ["</s>"], 0.5, True, "</s>"], ids=str)
+def test_what_is_no_id_ends_no_text(stated: object) -> None:
+    """From files of unknown people: an object was a TypeError."""
+    for configs in (({"eos_token_id": stated}, None), ({}, {"eos_token_id": stated})):
+        with pytest.raises(ModelError, match="eos_token_id"):
+            eos_of(None, *configs)

@@ -48,7 +48,7 @@ _SCALINGS: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("short_factor", "long_factor", "short_mscale", "long_mscale"), _FACTORS),
     **dict.fromkeys(("mscale", "mscale_all_dim"), (0, 1e6)),
 }  # fmt: skip
-_TEXTS: Final = ("model_type", "rope_type", "type", "hidden_act", "hidden_activation")
+_TEXTS: Final = ("model_type", "rope_type", "type", "hidden_act", "hidden_activation", "architectures")
 _OBJECTS: Final = ("text_config", "rope_scaling", "rope_parameters")
 # Sizes by any other name.
 _COUNTS: Final = re.compile(r"(?:layers|blocks|heads|experts|depth)$")

@@ -114,11 +114,14 @@ def load_eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _read_eos(config: Mapping[str, Any]) -> frozenset[int]:
-    """Read "eos_token_id": absent, null, one id, or a list of ids."""
+    """Read "eos_token_id": absent, null, one id, or a list of ids. Raises ModelError for anything else."""
     stated = config.get("eos_token_id")
     if stated is None:
         return frozenset()
-    return frozenset(stated) if isinstance(stated, list) else frozenset([stated])
+    ids = stated if isinstance(stated, list) else [stated]
+    if not all(type(each) is int for each in ids):
+        raise ModelError(f"eos_token_id is {stated!r:.40}; it must be an id or a list of ids")
+    return frozenset(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
