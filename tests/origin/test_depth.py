@@ -263,10 +263,10 @@ def test_drafts_that_win_nothing_are_stopped_and_tried_again_later() -> None:
 
 def test_rounds_that_do_not_look_for_drafts_count_in_a_pause() -> None:
     depth = depth_with(0.1, 0.0)
-    depth.trial.pause = 2
-    depth.rest()
+    depth.trial.pause = 3
+    depth.rest(2)
     assert not depth.begin() and depth.begin()
-    depth.rest()
+    depth.rest(2)
     assert depth.begin()
 
 

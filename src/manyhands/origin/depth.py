@@ -117,9 +117,9 @@ class Depth:
             return False
         return True
 
-    def rest(self) -> None:
-        """A round begins that is to have no drafts and to teach nothing. It counts in a pause."""
-        self.trial.pause = max(0, self.trial.pause - 1)
+    def rest(self, rounds: int) -> None:
+        """So many rounds follow that are to have no drafts and to teach nothing. They count in a pause."""
+        self.trial.pause = max(0, self.trial.pause - rounds)
 
     def has_time_for(self, draft_s: float) -> bool:
         """Whether rounds are long enough for a model to draft in, at `draft_s` a draft (0: not known). It needs the cores that

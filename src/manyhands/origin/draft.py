@@ -209,7 +209,8 @@ class AutoDrafter:
             0  # ids from _at on are copied to _base and on, for a match of so many ids
         )
         self._is_new = True
-        self._fruitless, self._looks = 0, True  # rounds without drafts since one with; whether this one may have some
+        self._fruitless = 0  # rounds without drafts since one with
+        self._rests = 0  # rounds to come that do not look for any
         self._tokens, self._began_at = 0, 0.0  # of this round
         self._is_disturbed = True  # the prompt is read in the first
 
@@ -234,6 +235,8 @@ class AutoDrafter:
             self._model.close()
 
     def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
+        if self._rests:
+            return ()
         is_head, self._is_new = self._is_new, False  # drafts travel with the committed token
         if is_head:
             self._begin_round(ids)
@@ -271,10 +274,6 @@ class AutoDrafter:
         self._ahead.clear()
         self._source = ""
         self._fruitless += 1
-        self._looks = self._fruitless <= PATIENCE or not self._fruitless % PATIENCE or not self._depth.costs.is_short
-        if not self._looks:
-            self._depth.rest()
-            return
         if not self._depth.begin(self._streams()):
             return
         self._at, self._matched = self._index.find(ids) if self._copies else (-1, 0)
@@ -290,16 +289,24 @@ class AutoDrafter:
             model.restart(ids)
 
     def note(self, outcome: Returned) -> None:
+        if self._rests:
+            self._rests, self._began_at = self._rests - 1, outcome.now
+            return
         for number in range(min(len(self._ahead), outcome.right + outcome.is_dead)):
             kind = self._ahead.popleft()
             self._acceptance.note(kind, number < outcome.right)
             self._tallies[kind.drafter].accepted += number < outcome.right
-        if outcome.timing is not None and self._looks:
+        if outcome.timing is not None:
             self._depth.learn(outcome.timing)
         self._tokens += outcome.tokens
         self._is_disturbed |= outcome.is_disturbed
         if outcome.tokens > outcome.right:  # the last one was not guessed: the round is over
-            if self._looks:
-                self._depth.note(self._tokens, None if self._is_disturbed else outcome.now - self._began_at)
-            self._is_new, self._is_disturbed = True, False
-            self._tokens, self._began_at = 0, outcome.now
+            self._end_round(outcome.now)
+
+    def _end_round(self, now: float) -> None:
+        self._depth.note(self._tokens, None if self._is_disturbed else now - self._began_at)
+        self._is_new, self._is_disturbed = True, False
+        self._tokens, self._began_at = 0, now
+        if self._fruitless >= PATIENCE and self._depth.costs.is_short:
+            self._rests = PATIENCE - 1
+            self._depth.rest(self._rests)
