@@ -39,6 +39,7 @@ class Stream:
     guess: int = 0
     head: tuple[int, float] | None = None
     done_at: float = 0.0
+    is_endless: bool = False
 
 
 @dataclass(slots=True)
@@ -64,14 +65,15 @@ class Simulation:
         self._now = 0.0
 
     def play(self) -> float:
-        """Seconds until every stream has drawn its last token."""
+        """Seconds until every stream has drawn its last token, but for those that are endless."""
         for stream in self._streams:
             stream.drafter.begin(lambda stream=stream: self._refill(stream, self._now))  # type: ignore[misc]
             self._send(stream, *stream.chain.extend(()), 0.0)
-        while self._events:
+        ending = [stream for stream in self._streams if not stream.is_endless]
+        while not all(stream.done_at for stream in ending):
             self._now, _, act = heapq.heappop(self._events)
             act(self._now)
-        return max(stream.done_at for stream in self._streams)
+        return max(stream.done_at for stream in ending)
 
     def after(self, delay_s: float, act: Callable[[], None]) -> None:
         """Call `act` then."""
@@ -246,11 +248,20 @@ class Fixed(NoDrafter):
         return self._model.take(len(ids), min(most, self._depth), self._depth)
 
 
-def rate(line: Line, drafter: Callable[[Sequence[int]], Drafter], *, tokens: int, streams: int = 1) -> float:
-    """Tokens per second of `streams` answers at once, in sum, on a line that is theirs."""
+def rate(
+    line: Line,
+    drafter: Callable[[Sequence[int]], Drafter],
+    *,
+    tokens: int,
+    streams: int = 1,
+    others: int = 0,
+    seed: int = 1,
+) -> float:
+    """Tokens per second of `streams` answers at once, in sum, on a line that `others` of another origin share, undrafted."""
     truth = range(tokens + 2 * WINDOW_ROWS)
     answers = [Stream(truth, drafter(truth)) for _ in range(streams)]
-    Simulation(line, answers).play()
+    company = [Stream(range(1 << 30), NoDrafter(), is_endless=True) for _ in range(others)]
+    Simulation(line, answers + company, seed).play()
     return sum(tokens / answer.done_at for answer in answers)
 
 

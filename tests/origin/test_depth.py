@@ -20,8 +20,11 @@ CORNERS = list(product((0.0, 0.98), (0.0, 0.3), (0.001, 0.02), (1, 4)))
 class Route:
     """A route in virtual time, and what its origin learns of it from run to run. A step takes 20 ms of compute."""
 
-    def __init__(self, chance: float, trip_s: float, row_s: float, streams: int) -> None:
+    def __init__(
+        self, chance: float, trip_s: float, row_s: float, streams: int, seed: int = 1, others: int = 0
+    ) -> None:
         self._line, self._chance, self._streams = Line(trip_s, 0.02, row_s), chance, streams
+        self._others, self._seed = others, seed
         self._acceptance, self._costs, self._seeds = Acceptance(), RouteCosts(), count(2)
 
     def ours(self) -> float:
@@ -33,7 +36,10 @@ class Route:
             ours.share(self._costs)
             return ours
 
-        return rate(self._line, drafter, tokens=300, streams=self._streams)
+        return self._rate(drafter)
+
+    def _rate(self, drafter: Callable[[Sequence[int]], Drafter]) -> float:
+        return rate(self._line, drafter, tokens=300, streams=self._streams, others=self._others, seed=self._seed)
 
     def fixed(self, depth: int) -> float:
         """The same with always as many drafts, none with 0."""
@@ -42,7 +48,7 @@ class Route:
         def drafter(truth: Sequence[int]) -> Drafter:
             return Fixed(ReadyModel(truth, self._chance, next(seeds)), depth)
 
-        return rate(self._line, drafter, tokens=300, streams=self._streams)
+        return self._rate(drafter)
 
 
 @pytest.mark.parametrize(("chance", "trip_s", "row_s", "streams"), CORNERS)
@@ -57,12 +63,22 @@ def test_never_slower_than_plain(chance: float, trip_s: float, row_s: float, str
 def test_never_slower_than_plain_and_near_the_best_fixed_depth(
     chance: float, trip_s: float, row_s: float, streams: int
 ) -> None:
-    """All streams together; the best is compared with a second run, after 300 tokens. With eight streams that begin at
-    once on hops that they fill, what a row costs the others is learnt too late for the first run, and known only roughly."""
-    route = Route(chance, trip_s, row_s, streams)
-    plain, first, second = route.fixed(0), route.ours(), route.ours()
-    assert first >= (0.98 if streams < 8 else 0.85) * plain and second >= (0.98 if streams < 8 else 0.95) * plain
-    assert second >= NEAR * max(plain, *map(route.fixed, (1, 2, 4, 8, 15)))
+    """All streams together; the best is compared with a second run, after 300 tokens. Which of eight streams share the steps of
+    hops that they fill, hangs on chance: plain runs differ by up to 3 %, so there the sum of three counts."""
+    routes = [Route(chance, trip_s, row_s, streams, seed) for seed in range(1, 4 if streams > 4 else 2)]
+    plain, *fixed = [sum(route.fixed(depth) for route in routes) for depth in (0, 1, 2, 4, 8, 15)]
+    first, second = sum(map(Route.ours, routes)), sum(map(Route.ours, routes))
+    assert first >= 0.98 * plain and second >= 0.98 * plain
+    assert second >= NEAR * max(plain, *fixed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("chance", "trip_s", "row_s"), list(product(CHANCES, TRIPS_S, ROWS_S)))
+def test_never_slower_than_plain_beside_streams_of_other_origins(chance: float, trip_s: float, row_s: float) -> None:
+    """Which are not known to be there: seven that are not drafted, on the same hops."""
+    routes = [Route(chance, trip_s, row_s, 1, seed, others=7) for seed in range(1, 7)]
+    plain, ours = sum(route.fixed(0) for route in routes), [sum(map(Route.ours, routes)) for _ in range(2)]
+    assert min(ours) >= 0.98 * plain
 
 
 def test_repeated_text_over_a_long_route_fills_it() -> None:
