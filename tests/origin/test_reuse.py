@@ -8,19 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from manyhands.cli.chat_source import OriginSource, Stats
 from manyhands.config import RequestConfig, WorkerConfig
-from manyhands.core import EndsAt, PathKind, SamplingParams
+from manyhands.core import EndsAt, PathKind, SamplingParams, SessionId
 from manyhands.origin import Answer, Origin
-from manyhands.origin.conversations import MIN_PREFIX, Conversations
+from manyhands.origin.conversations import MIN_PREFIX, Conversations, ParkedConversation
+from manyhands.route.offer import Offer
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import WINDOW, make_tiny
 from manyhands.testing.trouble import Phase
 from tests.nightly import daily
 from tests.origin.scenes import GREEDY, HOT, PROMPT, Oracle, ids_of, play, swarm_of
+from tests.route.test_policies import offer
 
 ME = "me"
 
@@ -175,6 +178,44 @@ def test_several_continuations_at_once(qwen3: Path) -> None:
                 assert again.token_ids == await ids_of(swarm, longer, params)
 
     play(main)
+
+
+def test_where_one_route_is_too_slow_by_now_another_that_has_less_is_gone_on_with(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two routes have a part of a prompt, and the one with more is not worth it any more."""
+
+    async def main() -> None:
+        async with swarm_of(qwen3, "0-2,3-5", spares=["3-5"]) as swarm:
+            slow = swarm.hops[1].transport.node
+            prompt = [*PROMPT, *(await ask(swarm.origin, PROMPT)).token_ids, 7, 8, 9]
+            swarm.origin.routes.evicted.add(slow)
+            other = [*PROMPT, 1, 2, 3]
+            assert (await ask(swarm.origin, other)).cached_tokens == len(PROMPT)
+            swarm.origin.routes.evicted.discard(slow)
+
+            async def keeps(route: Sequence[Offer], *_: object) -> bool:
+                return slow not in [offer.node for offer in route]
+
+            monkeypatch.setattr(swarm.origin.routes, "keeps", keeps)
+            answer = await ask(swarm.origin, prompt, HOT)
+            assert answer.cached_tokens == len(PROMPT)
+            assert answer.token_ids == await ids_of(swarm, prompt, HOT)
+
+    play(main)
+
+
+def test_of_each_route_what_has_most_of_a_prompt_is_found_and_of_as_much_the_newest() -> None:
+    known, prompt = Conversations(), list(range(100))
+    routes = [(offer(f"n{number}", 0, 8),) for number in range(5)]
+    for number, (route, length) in enumerate(
+        [(0, 30), (0, 40), (0, 20), (1, 40), (2, 90), (3, MIN_PREFIX - 1), (4, 16)]
+    ):
+        ids = np.array([*prompt[:length], 1000 + number], np.int32)
+        known.add(ParkedConversation(ME, SessionId(bytes([number] * 16)), ids, routes[route]), float(number))
+    found = known.find(ME, prompt, 10.0)
+    assert [(prefix.conversation.name[0], prefix.length) for prefix in found] == [(4, 90), (3, 40), (1, 40)]
+    assert not known.find("another", prompt, 10.0)
 
 
 def test_tenants_share_nothing(qwen3: Path) -> None:

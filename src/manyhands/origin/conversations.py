@@ -1,6 +1,6 @@
 """The conversations of one origin whose caches are parked on the hops they ran over (worker/parking.py). Pure.
 
-    a request ends ─► add          the next one ─► find: the longest common prefix of ids, of the same tenant
+    a request ends ─► add          the next one ─► find: the longest common prefixes of ids, of the same tenant
 
 A conversation here is a claim, not a fact: hops may have dropped what was parked. They say so when a session is opened.
 """
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.core import Exactness, SessionId
+from manyhands.core import Exactness, NodeId, SessionId, Span
 from manyhands.origin.lossy import Lossy
 from manyhands.route.search import Offer
 from manyhands.worker.batch import WINDOW_ROWS
@@ -23,6 +23,8 @@ MAX_CONVERSATIONS: Final = 256
 MAX_IDS: Final = 4 << 20
 # A shorter prefix is not worth a choice of route: so many rows of a step cost about what one does.
 MIN_PREFIX: Final = WINDOW_ROWS
+# Of those with something in common with a prompt: the route of the first may be too slow by now.
+MAX_FOUND: Final = 3
 # A conversation that has rested longer is not looked for any more: a minute before the hops drop it.
 MAX_AGE_S: Final = 540.0
 
@@ -79,17 +81,20 @@ class Conversations:
             gone.append(self.lose(next(iter(self._used_at))))
         return gone
 
-    def find(self, tenant: str, prompt: Sequence[int], now: float, *, allows_loss: bool = False) -> Prefix | None:
-        """The conversation of `tenant` with most in common with `prompt`, the newest of several; None if none has enough."""
+    def find(self, tenant: str, prompt: Sequence[int], now: float, *, allows_loss: bool = False) -> list[Prefix]:
+        """The conversations of `tenant` with most in common with `prompt`, most first, of several with as much the newest: one
+        of a route, MAX_FOUND at most, none that has not enough."""
         ids = np.array(prompt[:-1], np.int32)  # the last position is always computed: its row draws the first token
-        best: Prefix | None = None
+        best: dict[tuple[tuple[NodeId, Span], ...], Prefix] = {}
         for one, used_at in self._used_at.items():
             is_admitted = one.tenant == tenant and (one.lossy is None or allows_loss)
             if is_admitted and used_at + MAX_AGE_S > now:
-                length = common_prefix(one.ids, ids)
-                if length >= MIN_PREFIX and (best is None or length >= best.length):
-                    best = Prefix(one, length)
-        return best
+                length, way = common_prefix(one.ids, ids), tuple([(hop.node, hop.info.span) for hop in one.route])
+                if length >= MIN_PREFIX and (way not in best or length >= best[way].length):
+                    best.pop(way, None)  # to its end
+                    best[way] = Prefix(one, length)
+        newest_first = [*best.values()][::-1]
+        return sorted(newest_first, key=lambda prefix: -prefix.length)[:MAX_FOUND]
 
     def use(self, conversation: ParkedConversation, now: float) -> None:
         """A request goes on with it: it is the newest now."""

@@ -62,13 +62,12 @@ class Reuse:
     async def open(self, tenant: str | None, prompt: Sequence[int], lease: Lease, around: Around) -> Resumed | None:
         """A session that goes on with what `tenant` has parked; None if nothing fits, or it is not worth it, or is gone."""
         allows_loss, now = lease.lossy is not None, time.monotonic()
-        prefix = None if tenant is None else self.conversations.find(tenant, prompt, now, allows_loss=allows_loss)
-        if prefix is None:
-            return None
-        conversation = prefix.conversation
+        found = [] if tenant is None else self.conversations.find(tenant, prompt, now, allows_loss=allows_loss)
         try:
-            if not await around.keeps(conversation.route, prefix.length, lease):
+            prefix = await _first_kept(found, lease, around)
+            if prefix is None:
                 return None
+            conversation = prefix.conversation
             if allows_loss and (lease := _lossy(lease, prefix)).lossy is None and conversation.lossy is not None:
                 return None
             session = await self._open(conversation.route, Resume(conversation.name, prefix.length, ()), lease, around)
@@ -130,6 +129,13 @@ class Reuse:
         conversation = ParkedConversation(tenant, name, np.array(ids, np.int32), route, exactness, lossy)
         for old in self.conversations.add(conversation, time.monotonic()):
             self._sessions.forget(old.name, old.route)
+
+
+async def _first_kept(found: Sequence[Prefix], lease: Lease, around: Around) -> Prefix | None:
+    for prefix in found:
+        if await around.keeps(prefix.conversation.route, prefix.length, lease):
+            return prefix
+    return None
 
 
 def _lossy(lease: Lease, prefix: Prefix) -> Lease:
