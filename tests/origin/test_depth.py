@@ -313,6 +313,24 @@ def test_verdict_names_the_figures() -> None:
     )
 
 
+def test_verdict_says_why_a_model_does_not_draft() -> None:
+    """On one machine its drafts take too long for short rounds, and what it would get right is no reason to draft."""
+    model = ReadyModel(range(9), 0.9)
+    model.draft_s = 0.002
+    costs = RouteCosts()
+    drafter = AutoDrafter(Acceptance(), model=model)
+    drafter.share(costs)
+    costs.learn(Timing(1, 0.012))
+    assert drafter.verdict == (
+        "a round takes 12.0 ms; there was nothing to draft on this route yet; "
+        "the model drafter rests: a draft takes 2.0 ms, too long for such rounds"
+    )
+    costs.learn(Timing(2, 0.0125))
+    assert "a draft is right in 30%" in drafter.verdict
+    model.draft_s = 0.001
+    assert "a draft is right in 60%" in drafter.verdict and "rests" not in drafter.verdict
+
+
 def test_a_row_costs_what_it_costs_without_the_rows_of_other_requests() -> None:
     """Ten milliseconds, as short windows show: none of the longer ones had its step alone. A long one counts for more where
     that can be its own."""

@@ -190,7 +190,7 @@ class Depth:
         if token_s is None:
             return "no window was timed yet"
         if row_s is None:
-            return "what one more row costs is not known yet"
+            return f"a round takes {1e3 * token_s:.1f} ms; there was nothing to draft on this route yet"
         told = f"one more row costs {1e3 * row_s:.1f} ms, a round {1e3 * token_s:.1f} ms"
         if self.trial.pause:
             return f"{told}: drafting was tried and did not pay"

@@ -216,11 +216,14 @@ class AutoDrafter:
 
     @property
     def verdict(self) -> str:
-        chance = self._acceptance.chance(copied(0))
-        if self._model is not None and not self._model.trouble:
+        chance, model, more = self._acceptance.chance(copied(0)), self._model, ""
+        if model is not None and model.trouble:
+            more = f"; the model drafter is off: {model.trouble}"
+        elif model is not None and model.draft_s and not self._depth.has_time_for(model.draft_s):
+            more = f"; the model drafter rests: a draft takes {1e3 * model.draft_s:.1f} ms, too long for such rounds"
+        elif model is not None:
             chance = max(chance, self._acceptance.chance(modelled(0)))
-        trouble = self._model.trouble if self._model is not None else ""
-        return self._depth.verdict(chance) + (f"; the model drafter is off: {trouble}" if trouble else "")
+        return self._depth.verdict(chance) + more
 
     def share(self, costs: RouteCosts) -> None:
         """Before it begins: learn and use what is known of the route, with the other requests on it."""
