@@ -392,7 +392,8 @@ def texts_of(events: list[Told], num_choices: int) -> list[str]:
 
 
 def test_a_text_that_nothing_would_be_made_of_is_refused(folder: Path) -> None:
-    """Without Last-Event-ID, or not one of each choice; a path without streams that go on refuses it always."""
+    """Without Last-Event-ID, not one of each choice, or more than the context holds. A path without streams that go on
+    refuses it always."""
 
     async def scene(it: Doors) -> None:
         event = next(event for event in (await it.tell(CHAT, chat()))[1] if event.id)
@@ -400,6 +401,7 @@ def test_a_text_that_nothing_would_be_made_of_is_refused(folder: Path) -> None:
             (CHAT, chat(manyhands={"received": ["a"]}), ""),
             (CHAT, chat(stream=False, manyhands={"received": ["a"]}), ""),
             (CHAT, chat(manyhands={"received": ["a", "b"]}), event.id),
+            (CHAT, chat(manyhands={"received": ["a" * 1_000_000]}), event.id),
             (NATIVE, {"prompt": "ab", "received": "a"}, ""),
             ("/api/infer", {"prompt": "ab", "received": "a"}, ""),
         ]

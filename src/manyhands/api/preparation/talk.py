@@ -160,7 +160,7 @@ def encode_received(
             f"{where} has {len(texts)} texts; this request has {num_choices} choices: send one of each", where
         )
     for text in texts:
-        _check_text(text, speaker)
+        _check_text(text, speaker, where)
         if desk.is_inline:
             _spend(text, desk)
     return [read_received(speaker.tokenizer, text) for text in texts]
@@ -173,11 +173,14 @@ def _spend(prompt: str, desk: PreparationDesk) -> None:
         raise NeedsProcess
 
 
-def _check_text(text: str, speaker: Speaker) -> None:
-    """Raise ContextOverflow for a text that cannot fit, before it is tokenised: no token has more bytes than the longest."""
+def _check_text(text: str, speaker: Speaker, where: str = "prompt") -> None:
+    """Raise ContextOverflow for a text that cannot fit, before it is tokenised: no token has more bytes than the longest.
+
+    `where`: the field, for the error.
+    """
     if len(text) > speaker.context * speaker.longest:
         least = len(text) // speaker.longest
-        what = f"prompt is too long: {len(text)} characters, at least {least} tokens"
+        what = f"{where} is too long: {len(text)} characters, at least {least} tokens"
         raise ContextOverflow.of(what, speaker.context)
 
 
