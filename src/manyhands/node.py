@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -170,7 +171,7 @@ class Node:
 
     async def _read(self, link: Link) -> None:
         """Dispatch what arrives on a link until it ends; then tell the roles."""
-        reason = await read(link, lambda message: self._dispatch(message, link))
+        reason = await read(link, partial(self._dispatch, link=link))
         if link.lane == "control" and self.pool.find(link.peer, "control") is None:
             self.setbacks.lost(link.peer)
             for gone in list(self._on_gone):
@@ -179,11 +180,11 @@ class Node:
             tell(link, reason)
 
     def _dispatch(self, message: Message, link: Link) -> None:
-        if isinstance(message, Hello):
-            raise ProtocolError("a second Hello")
         for handler in self._handlers.get(type(message), ()):
             if handler(message, link):
                 return
+        if isinstance(message, Hello):
+            raise ProtocolError("a second Hello")
         logger.debug("peer=%s: a %s without a receiver", link.peer[:8], type(message).__name__)
 
 

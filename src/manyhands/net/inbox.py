@@ -19,8 +19,7 @@ class Inbox:
     """Messages in order, handed to at most one taker at a time, which is called where they are put."""
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[Message, int]] = deque()
-        self._num_bytes = 0
+        self._queue: deque[Message] = deque()
         self._end: str | None = None
         self._take: Take | None = None
         self._ended: asyncio.Future[Exception] | None = None  # done, also by cancelling: `_take` gets nothing more
@@ -28,12 +27,12 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        return len(self._queue) >= MAX_QUEUED_MESSAGES or self._num_bytes >= MAX_QUEUED_BYTES
+        queue = self._queue
+        return bool(queue) and (len(queue) >= MAX_QUEUED_MESSAGES or sum(map(_data_bytes, queue)) >= MAX_QUEUED_BYTES)
 
     def put(self, message: Message) -> None:
         """Keep a message until hand_on."""
-        self._queue.append((message, num_bytes := _data_bytes(message)))
-        self._num_bytes += num_bytes
+        self._queue.append(message)
 
     def hand_to(self, take: Take) -> "asyncio.Future[Exception]":
         """Let `take` have what waits and comes, at each `hand_on`, until the future is done: cancelled, or why it ended.
@@ -71,9 +70,7 @@ class Inbox:
         """Why no more is to be handed on, if so. (A frame of its own: an error's traceback must not lead to the error.)"""
         try:
             while self._queue and not ended.done():
-                message, num_bytes = self._queue.popleft()
-                self._num_bytes -= num_bytes
-                take(message)
+                take(self._queue.popleft())
                 if self._queue and is_over():
                     return None
             return LinkClosed(self._end) if self._end is not None else None
@@ -85,7 +82,6 @@ class Inbox:
         self._end = self._end or reason
         if drop:
             self._queue.clear()
-            self._num_bytes = 0
 
 
 def _data_bytes(message: Message) -> int:

@@ -20,7 +20,7 @@ from manyhands.net.pings import ANSWERED, PER_S, PingBudget
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
 from manyhands.net.turn import Turn
 from manyhands.wire.frame import FrameReader, encode
-from manyhands.wire.message import Hello, Lane, Message, Ping, Pong
+from manyhands.wire.message import LANES, Hello, Lane, Message, Ping, Pong
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self.health = EdgeHealth()
         self._handshake = handshake
         self._reader = FrameReader(handshake.dialled)
+        self._carried: tuple[type, ...] = () if handshake.dialled is None else LANES[handshake.dialled]
         self._inbox = Inbox()
         self._transport: asyncio.Transport | None = None
         self._peer: NodeId | None = None
@@ -117,8 +118,9 @@ class FramedLink(asyncio.BufferedProtocol):
         self._check_open()
 
     def send(self, message: Message) -> None:
-        self._check_open()
-        check_lane(message, self.lane)
+        if self._closed is not None or type(message) not in self._carried:
+            self._check_open()
+            check_lane(message, self.lane)
         self._write(message)
 
     async def drain(self) -> None:
@@ -259,7 +261,8 @@ class FramedLink(asyncio.BufferedProtocol):
         if not self._is_waiting and turn.run(self._inbox.hand_on):
             self._is_waiting = True
             turn.later(self._go_on)
-        self._pace()
+        if self._is_reading == self._inbox.is_full:
+            self._pace()
 
     def _go_on(self) -> None:
         self._is_waiting = False
@@ -267,7 +270,7 @@ class FramedLink(asyncio.BufferedProtocol):
 
     def _pace(self) -> None:
         """Read while there is room for what would come."""
-        if self._transport is None or self._closed is not None or self._is_reading != self._inbox.is_full:
+        if self._transport is None or self._closed is not None:
             return
         self._is_reading = not self._is_reading
         if self._is_reading:
@@ -280,7 +283,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._write(self._greeting)
 
     def _greeted(self, hello: Hello) -> None:
-        self._hello = hello
+        self._hello, self._carried = hello, LANES[hello.lane]
         if self._handshake.dialled is None:
             self._greet(hello.lane)
         self._opened.set()

@@ -38,7 +38,8 @@ class Turn:
             return hand_on(lambda: self._clock() - began > SLICE_S)
         finally:
             self._spent_s += self._clock() - began
-            self._count()
+            if self._spent_s > SLICE_S:  # less is left to count with the next turns
+                self._count()
 
     def later(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` in a later turn, after those that wait already."""
