@@ -28,7 +28,8 @@ def read_rows(payload: Payload, count: int) -> Rows:
 
     Raises ProtocolError unless data is exactly count * width * itemsize bytes; Corruption for coded rows that are not.
     """
-    payload = plain(payload, count)
+    if payload.codec != "plain":
+        payload = plain(payload, count)
     row_bytes = payload.width * ITEMSIZE[payload.dtype]
     flat = np.frombuffer(payload.data, np.uint8)
     if count < 0 or payload.width < 0 or len(flat) != count * row_bytes:
@@ -45,7 +46,10 @@ def numbers(rows_TB: Rows, dtype: DType) -> Numbers:
     """The numbers of rows in fp32, exactly."""
     stored_TD = rows_TB.view(_TYPES[dtype])
     if dtype == "bf16":
-        return np.asarray((stored_TD.astype(np.uint32) << 16).view(np.float32))
+        bits_TD = stored_TD.astype(np.uint32)
+        bits_TD <<= 16
+        numbers_TD: Numbers = bits_TD.view(np.float32)
+        return numbers_TD
     return np.asarray(stored_TD, np.float32)
 
 

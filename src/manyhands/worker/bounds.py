@@ -28,10 +28,10 @@ def norms(hidden_TD: Numbers, name: str) -> tuple[float, float]:
 
     Raises Corruption, naming the rows `name`, if a row is not finite or larger than MAX_NORM.
     """
-    squares_T = np.einsum("td,td->t", hidden_TD, hidden_TD)
-    if len(squares_T) == 1:  # a decode step's: with as few calls as can be
-        least = most = math.sqrt(squares_T[0])
+    if len(hidden_TD) == 1:  # a decode step's: with as few calls as can be
+        least = most = math.sqrt(np.vdot(hidden_TD, hidden_TD))
     else:
+        squares_T = np.einsum("td,td->t", hidden_TD, hidden_TD)
         least, most = math.sqrt(squares_T.min()), math.sqrt(squares_T.max())  # both NaN if one is
     if not most <= MAX_NORM:  # also NaN
         raise Corruption(f"{name} are not finite or beyond {MAX_NORM:g}")
