@@ -13,6 +13,7 @@ from manyhands.origin.returns import Returns
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import memory_swarm
 from manyhands.wire.message import HopTiming, Step
+from manyhands.wire.timings import written
 from manyhands.worker.execute import Device
 from tests.origin.scenes import play
 from tests.worker.pipeline import random_ids
@@ -81,7 +82,7 @@ def test_a_short_prompt_is_cut_too(folder: Path) -> None:
 
 
 def came(returns: Returns, end: int, *compute_us: int) -> None:
-    timings = tuple(HopTiming(0, us) for us in compute_us)
+    timings = b"".join(written(0, us) for us in compute_us)
     returns.came(Step(b"s" * 16, 1, 255, end, 0, 0, 0, "hidden", None, None, timings), 2)  # type: ignore[arg-type]
 
 
@@ -109,7 +110,8 @@ def test_timings_longer_than_the_step_was_away_are_not_taken(monkeypatch: pytest
         returns.sent(at)
         now += 0.1
         timings = (HopTiming(0, stated_us), HopTiming(5_000, 2_000))
-        step = Step(b"s" * 16, 1, 255, at - 1, 1, 0, 0, "hidden", None, None, timings)  # type: ignore[arg-type]
+        travels = b"".join(written(*timing) for timing in timings)
+        step = Step(b"s" * 16, 1, 255, at - 1, 1, 0, 0, "hidden", None, None, travels)  # type: ignore[arg-type]
         returns.came(step, 2)
         assert returns.timings == (timings if is_taken else before)
     assert len(returns.results) == 3, "the rows themselves count"

@@ -30,6 +30,7 @@ from manyhands.wire.message import (
     WeightsChunk,
     WeightsNotFound,
 )
+from manyhands.wire.timings import read_timings, written
 from tests.wire.messages import CONTROL, LARGEST, RAW, SESSION, STEPS, TOKEN, hello, step, steps
 
 # Everything that a link carries after Hello, by lane.
@@ -372,9 +373,11 @@ def test_timings_travel_with_a_step(pairs: list[tuple[int, int]], has_rows: bool
     """Behind the tensor, as many as the flags say; a step without rows may have them too."""
     payload = Payload("bf16", 2, b"abcd") if has_rows else None
     timings = tuple(HopTiming(*pair) for pair in pairs)
-    sent = Step(SESSION, 1, 0, 5, int(has_rows), 0, 0, "hidden", None, payload, timings)
+    sent = Step(
+        SESSION, 1, 0, 5, int(has_rows), 0, 0, "hidden", None, payload, b"".join(written(*pair) for pair in pairs)
+    )
     assert len(to_bytes(sent)) == wire_size(sent)
     (_, read) = Feeder("data").feed(HELLO["data"] + to_bytes(sent))
-    assert isinstance(read, Step) and read.timings == timings
+    assert isinstance(read, Step) and read_timings(read.timings) == timings
     assert (read.payload is None) == (payload is None)
     assert read.payload is None or bytes(read.payload.data) == b"abcd"

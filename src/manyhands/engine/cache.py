@@ -76,7 +76,8 @@ class SessionCache:
 
     def segment(self, start: int, row: int, count: int) -> Segment:
         """Rows [row, row + count) of a step as the positions from `start` on. Reserves their memory."""
-        self.reserve(start + count)
+        if start + count > self.blocks * BLOCK:
+            self.reserve(start + count)
         return Segment(self._address, self._bytes.nbytes, self.blocks, start, row, count)
 
 

@@ -327,7 +327,8 @@ class Plan:
             out.nbytes,
             count,
         )
-        check(code)
+        if code:
+            check(code)
         return out
 
     def __del__(self) -> None:

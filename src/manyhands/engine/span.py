@@ -5,8 +5,7 @@ Rows are bytes in the storage dtype from the wire to the engine and back to the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ class Cache(Protocol):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """`count` rows of a step: positions [start, start + count) of one session. A step's pieces lie one after another.
 
     A start before what was cached rolls back: later positions are written again before they are read.
@@ -32,7 +30,7 @@ class Piece:
 
     cache: Any  # a Cache that the runner of the step made
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple's own
 
 
 class SpanRunner(Protocol):

@@ -37,6 +37,7 @@ from manyhands.origin.session import HopLost, Session
 from manyhands.origin.speculate import GuessChain, verify
 from manyhands.wire.message import Payload, Step
 from manyhands.wire.rows import numbers, read_ids, read_rows
+from manyhands.wire.timings import read_timings
 from manyhands.worker.batch import WINDOW_ROWS
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.log import pieces
@@ -268,7 +269,7 @@ class Generation:
         """What a window teaches of the route."""
         if not rows or self._is_disturbed:
             return None
-        computed, took_s = tuple([1e-6 * timing.compute_us for timing in rows[0].timings]), None
+        computed, took_s = tuple([1e-6 * timing.compute_us for timing in read_timings(rows[0].timings)]), None
         head = self._head
         if head is not None and rows[0].position == head.position:
             self._head, took_s = None, now - head.sent_at

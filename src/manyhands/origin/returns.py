@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from manyhands.wire.message import HopTiming, Step
+from manyhands.wire.timings import read_timings
 from manyhands.worker.batch import WINDOW_ROWS
 
 # Clocks of several machines, one of which may count in milliseconds.
@@ -59,7 +60,9 @@ class Returns:
         # Of a step that comes back in parts the last is counted; the others were away no longer than what is on its way.
         began = min(self._sent_at.values(), default=None) if sent_at is None else sent_at
         turn_s = time.monotonic() - began if began is not None else math.inf
-        timings = step.timings if len(step.timings) == num_hops and _can_be(step.timings, turn_s) else ()
+        timings = read_timings(step.timings)
+        if len(timings) != num_hops or not _can_be(timings, turn_s):
+            timings = ()
         if step.count and sent_at is not None and timings:
             self.timings, self.turn_s = timings, turn_s
         self._learn_rows(timings, end)

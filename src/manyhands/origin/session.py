@@ -180,7 +180,7 @@ class Session:
         if self.losses:
             return
         where = position, count, reply_from, self.returns.sent(position + count)
-        step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload, (), committed)
+        step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload, b"", committed)
         self.route.hops[0].outbox.append(step)
         self._flush(0)
 

@@ -95,7 +95,7 @@ class Standbys:
         """Send the standby of the first hop one step of committed positions, which this origin alone knows."""
         route, until, carried = self._route, position + len(ids), None if payload is not None else tuple(ids)
         where = position, len(ids), until, 0
-        standby.send(Step(route.session, route.epoch, 0, *where, "hidden", carried, payload, (), until))
+        standby.send(Step(route.session, route.epoch, 0, *where, "hidden", carried, payload, b"", until))
 
     def pass_on(self, step: Step) -> bool:
         """In a star: whether `step` is for a standby (`feed`), and not for the route; it costs no credit.

@@ -35,11 +35,10 @@ from manyhands.wire.header import (
     MAX_STEP_BODY,
     RAW_BODIES,
     STEP,
-    TIMING,
     TIMINGS_SHIFT,
-    U32,
     Header,
     Limits,
+    Shape,
     check_control,
     check_raw,
     check_step,
@@ -51,19 +50,26 @@ from manyhands.wire.message import (
     Credit,
     DirectoryUpdate,
     Hello,
-    HopTiming,
     Lane,
     Message,
     Payload,
     Step,
     WeightsChunk,
 )
+from manyhands.wire.timings import MAX_TIMINGS, TIMING
+
+_FIRST: dict[int, type[Any]] = {KIND_OF[Hello]: Hello}  # on a link
+_DUE = {lane: {KIND_OF[kind]: kind for kind in kinds} for lane, kinds in LANES.items()}
 
 # What one read takes in while no body is open, a TLS record. Of the smallest frames with JSON that is 250, and their decoding
 # holds the event loop for some 3 ms: no other work comes between frames of one read.
 SCRATCH_BYTES = 16 << 10
 
-MAX_TIMINGS = 63
+_NO_ROWS = Payload("bf16", 0, b"")
+_MAX_TIMINGS_BYTES = MAX_TIMINGS * TIMING.size
+_DTYPE_NUMBERS, _CODEC_NUMBERS, _CONTENT_NUMBERS = (
+    {name: number for number, name in enumerate(names)} for names in (DTYPES, CODECS, CONTENTS)
+)
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
@@ -110,23 +116,21 @@ def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memor
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
     session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings, committed = step
-    dtype, width, data, codec = Payload("bf16", 0, b"") if payload is None else payload
+    dtype, width, data, codec = _NO_ROWS if payload is None else payload
     head = b"" if ids is None else struct.pack(f"<{len(ids)}I", *ids)
-    body = memoryview(data).cast("B")
-    timings = timings[:MAX_TIMINGS]
-    tail = b"".join([TIMING.pack(min(queue_us, U32), min(compute_us, U32)) for queue_us, compute_us in timings])
-    flags = HAS_IDS * (ids is not None) | HAS_PAYLOAD * (payload is not None) | len(timings) << TIMINGS_SHIFT
-    length = len(head) + len(body) + len(tail)
+    body = data if isinstance(data, bytes) else memoryview(data).cast("B")
+    timings = timings[:_MAX_TIMINGS_BYTES]
+    flags = HAS_IDS * (ids is not None) | HAS_PAYLOAD * (payload is not None)
+    flags |= len(timings) // TIMING.size << TIMINGS_SHIFT
+    length = len(head) + len(body) + len(timings)
     where = session, epoch, position, count, reply_from, window, committed
-    kind = DTYPES.index(dtype) | CODECS.index(codec) << CODEC_SHIFT
-    header = PROTOCOL_VERSION, STEP, flags, hop, length, *where, width, kind, CONTENTS.index(content)
+    kind = _DTYPE_NUMBERS[dtype] | _CODEC_NUMBERS[codec] << CODEC_SHIFT
+    header = PROTOCOL_VERSION, STEP, flags, hop, length, *where, width, kind, _CONTENT_NUMBERS[content]
     if len(session) != 16 or (ids is not None and len(ids) != count):
         raise ProtocolError("Step cannot be sent: a session has 16 bytes, and there are as many ids as rows")
     check_step(header, MAX_STEP_BODY)
     head = LAYOUT.pack(*header) + head
-    if not length:
-        return [head]
-    return [head, body, tail] if tail else [head, body]
+    return [head, body, timings] if timings else [head, body]
 
 
 def _decode_chunk(body: bytearray) -> WeightsChunk:
@@ -134,27 +138,14 @@ def _decode_chunk(body: bytearray) -> WeightsChunk:
     return WeightsChunk(request, offset, memoryview(body)[CHUNK.size :])
 
 
-def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
+def _decode_step(header: tuple[Any, ...], shape: Shape, body: bytearray) -> Step:
     """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
-    _, _, flags, hop, length, session, epoch, position, count, reply_from, window, committed, *kind = header
-    width, dtype, content = kind
-    num_ids = count if flags & HAS_IDS else 0
-    end, view = length - TIMING.size * (flags >> TIMINGS_SHIFT), memoryview(body)
-    dtype, codec = DTYPES[dtype & (1 << CODEC_SHIFT) - 1], CODECS[dtype >> CODEC_SHIFT]
-    return Step(
-        session,
-        epoch,
-        hop,
-        position,
-        count,
-        reply_from,
-        window,
-        CONTENTS[content],
-        ids=struct.unpack_from(f"<{num_ids}I", body) if flags & HAS_IDS else None,
-        payload=Payload(dtype, width, view[4 * num_ids : end], codec) if flags & HAS_PAYLOAD else None,
-        timings=tuple(map(HopTiming._make, TIMING.iter_unpack(view[end:]))),
-        committed=committed,
-    )
+    _, _, _, hop, _, session, epoch, position, count, reply_from, window, committed, width, _, _ = header
+    has_ids, has_rows, ids_end, rows_end, dtype, codec, content = shape
+    ids = struct.unpack_from(f"<{count}I", body) if has_ids else None
+    payload = Payload(dtype, width, memoryview(body)[ids_end:rows_end], codec) if has_rows else None
+    timings = bytes(body[rows_end:])
+    return Step(session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings, committed)
 
 
 class FrameReader:
@@ -168,13 +159,17 @@ class FrameReader:
     def __init__(self, lane: Lane | None, limits: Limits | None = None) -> None:
         self.lane = lane
         self._limits = limits or Limits()
-        self._is_greeted = False
+        self._due = _FIRST  # the kinds of frames that may come next, by their numbers
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._num_scratch = 0
         self._open: tuple[Any, ...] | None = None  # the header of the frame whose body is being read
         self._body = bytearray()
         self._num_body = 0
         self._error: str | None = None
+
+    @property
+    def _is_greeted(self) -> bool:
+        return self._due is not _FIRST
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go; never empty. `sizehint` is ignored: the frame at hand decides."""
@@ -203,42 +198,48 @@ class FrameReader:
             return []
         header, body = self._open, self._body
         self._open, self._body = None, bytearray()
-        return [self._decode(header, body)]
+        shape = self._check(header)
+        return [self._decode(header, body) if shape is None else _decode_step(header, shape, body)]
 
     def _read_scratch(self, num_bytes: int) -> list[Message]:
         messages: list[Message] = []
-        start, end = 0, self._num_scratch + num_bytes
+        scratch, start, end = self._scratch, 0, self._num_scratch + num_bytes
         while end - start >= HEADER_BYTES:
-            header = LAYOUT.unpack_from(self._scratch, start)
-            self._check(header)
+            header = LAYOUT.unpack_from(scratch, start)
+            shape = self._check(header)
             start += HEADER_BYTES
             stop = start + header[LENGTH]
             if stop > end:
                 self._open, self._body, self._num_body = header, bytearray(header[LENGTH]), end - start
-                self._body[: end - start] = self._scratch[start:end]
+                self._body[: end - start] = scratch[start:end]
                 start = end
                 break
-            messages.append(self._decode(header, bytearray(self._scratch[start:stop])))
+            body = bytearray(scratch[start:stop])
+            messages.append(self._decode(header, body) if shape is None else _decode_step(header, shape, body))
             start = stop
         self._num_scratch = end - start
         if 0 < self._num_scratch < end:
-            self._scratch[: self._num_scratch] = self._scratch[start:end]
+            scratch[: self._num_scratch] = scratch[start:end]
         return messages
 
-    def _check(self, header: tuple[Any, ...]) -> None:
-        """Raise ProtocolError unless this frame may come now and is within limits."""
-        version, number = header[:2]
+    def _check(self, header: tuple[Any, ...]) -> Shape | None:
+        """Raise ProtocolError unless this frame may come now and is within limits. Of a Step: what its body is."""
+        kind = self._due.get(header[1])
+        if kind is None or header[0] != PROTOCOL_VERSION:
+            raise ProtocolError(self._out_of_place(*header[:2]))
+        if kind is Step:
+            return check_step(header, self._limits.step_body)
+        self._check_plain(kind, Header._make(header))
+        return None
+
+    def _out_of_place(self, version: int, number: int) -> str:
+        """Why a frame may not come now."""
         kind = KINDS.get(number)
         if version != PROTOCOL_VERSION or kind is None:
-            raise ProtocolError(f"unknown frame: version {version}, kind {number}")
+            return f"unknown frame: version {version}, kind {number}"
         if (kind is Hello) == self._is_greeted:
-            raise ProtocolError(f"{kind.__name__} out of place: a link begins with one Hello")
-        if self.lane is not None and kind is not Hello and kind not in LANES[self.lane]:
-            raise ProtocolError(f"{kind.__name__} does not belong on the {self.lane} lane")
-        if kind is Step:
-            check_step(header, self._limits.step_body)
-        else:
-            self._check_plain(kind, Header._make(header))
+            return f"{kind.__name__} out of place: a link begins with one Hello"
+        return f"{kind.__name__} does not belong on the {self.lane} lane"
 
     def _check_plain(self, kind: type[Any], header: Header) -> None:
         if kind is Credit:
@@ -251,10 +252,7 @@ class FrameReader:
             check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
 
     def _decode(self, fields: tuple[Any, ...], body: bytearray) -> Message:
-        kind = KINDS[fields[1]]
-        if kind is Step:
-            return _decode_step(fields, body)
-        header = Header._make(fields)
+        header, kind = Header._make(fields), KINDS[fields[1]]
         if kind is Credit:
             return Credit(SessionId(header.session), header.epoch, header.hop, header.num_rows)
         if kind is DirectoryUpdate:
@@ -272,4 +270,4 @@ class FrameReader:
         if self.lane not in (None, hello.lane):
             raise ProtocolError(f"peer opened the {hello.lane} lane, expected {self.lane}")
         self.lane = hello.lane
-        self._is_greeted = True
+        self._due = _DUE[hello.lane]

@@ -6,6 +6,7 @@ reply_from · window · committed · width (u32 each) · dtype u8 · content u8 
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from manyhands.core import MAX_STEP_IDS
@@ -38,6 +39,7 @@ from manyhands.wire.message import (
     WeightsChunk,
     WeightsNotFound,
 )
+from manyhands.wire.timings import TIMING
 
 MAX_CONTROL_BODY = 64 << 10
 MAX_STEP_BODY = 8 << 20
@@ -74,7 +76,6 @@ INT8_GROUP = 32  # numbers of a row that share an exponent (int8.py)
 HAS_IDS = 1
 HAS_PAYLOAD = 2
 TIMINGS_SHIFT = 2  # the other six bits of a Step's flags count its timings
-TIMING = struct.Struct("<2I")
 U32 = (1 << 32) - 1
 LAYOUT = struct.Struct("<4BI16s7I2B")
 LENGTH = 4  # index of the body's length
@@ -123,11 +124,21 @@ def credit_header(session: bytes, epoch: int, hop: int, steps: int) -> Header:
     return Header(PROTOCOL_VERSION, KIND_OF[Credit], hop=hop, session=session, epoch=epoch, num_rows=steps)
 
 
-def check_step(header: tuple[Any, ...], max_body: int) -> None:
-    """Raise ProtocolError unless the header of a Step is consistent and within limits."""
-    _, _, flags, _, length, _, _, position, count, _, _, _, width, dtype, content = header
-    if length > max_body:
-        raise ProtocolError(f"Step of {length} bytes is over the limit of {max_body}")
+class Shape(NamedTuple):
+    """What the body of a Step is: its ids end at `ids_end`, its rows, if it `has_rows`, at `rows_end`, then come timings."""
+
+    has_ids: bool
+    has_rows: bool
+    ids_end: int
+    rows_end: int
+    dtype: DType
+    codec: Codec
+    content: Content
+
+
+@lru_cache(maxsize=256)  # one decode step after another has the same
+def shape_of(flags: int, length: int, count: int, width: int, dtype: int, content: int) -> Shape:
+    """The body that these fields of a Step's header describe. Raises ProtocolError unless they are consistent."""
     dtype, codec = dtype & (1 << CODEC_SHIFT) - 1, dtype >> CODEC_SHIFT
     if dtype >= len(DTYPES) or codec >= len(CODECS) or content >= len(CONTENTS):
         raise ProtocolError("Step has an unknown dtype or content")
@@ -138,15 +149,26 @@ def check_step(header: tuple[Any, ...], max_body: int) -> None:
         raise ProtocolError("Step has rows without content, or content without rows")
     if has_ids and count > MAX_STEP_IDS:
         raise ProtocolError(f"Step with {count} token ids: {MAX_STEP_IDS} at most")
-    if position + count > U32:
-        raise ProtocolError("Step goes beyond position 2**32 - 1")
-    tail = TIMING.size * (flags >> TIMINGS_SHIFT)
-    tail += 4 * count * has_ids
+    ids_end = 4 * count * has_ids
+    tail = TIMING.size * (flags >> TIMINGS_SHIFT) + ids_end
     rows = count * width * ITEMSIZE[DTYPES[dtype]]
     if codec:
         _check_coded(CODECS[codec], dtype, rows, length - tail, int8_bytes(count, width))
     elif length != rows + tail:
         raise ProtocolError(f"Step of {length} bytes does not hold the {count} rows that it declares")
+    return Shape(
+        has_ids, has_payload, ids_end, length - tail + ids_end, DTYPES[dtype], CODECS[codec], CONTENTS[content]
+    )
+
+
+def check_step(header: tuple[Any, ...], max_body: int) -> Shape:
+    """What the body of a Step with this header is. Raises ProtocolError unless it is consistent and within limits."""
+    _, _, flags, _, length, _, _, position, count, _, _, _, width, dtype, content = header
+    if length > max_body:
+        raise ProtocolError(f"Step of {length} bytes is over the limit of {max_body}")
+    if position + count > U32:
+        raise ProtocolError("Step goes beyond position 2**32 - 1")
+    return shape_of(flags, length, count, width, dtype, content)
 
 
 def int8_bytes(count: int, width: int) -> int:

@@ -74,7 +74,8 @@ class Step(NamedTuple):
     the origin; the last hop sends only those (perhaps none: count 0 then says "computed up to `position`").
     `ids` are the token ids of the rows; they travel only when ends = edges, else None.
     `window` numbers the origin's guesses: a hop drops queued steps of a session whose window is older than the newest seen.
-    `timings` are those of the hops it has passed, in their order; figures for people, which nothing relies on.
+    `timings` are those of the hops it has passed, in their order, as they travel (timings.py); figures for people, which
+    nothing relies on.
     `committed`: tokens at positions below it are final. Rows of others may be guesses, which no other origin may adopt.
     """
 
@@ -88,7 +89,7 @@ class Step(NamedTuple):
     content: Content
     ids: Ids | None
     payload: Payload | None  # None iff ids alone go to the first hop (ends = edges), or count == 0
-    timings: tuple[HopTiming, ...] = ()
+    timings: bytes = b""
     committed: int = 0
 
 

@@ -30,7 +30,8 @@ class Callers:
 
     def computed(self, origin: NodeId, rows: int) -> None:
         """So many rows were computed for it."""
-        self._use(origin).rows += rows
+        use = self.uses.get(origin) or self._use(origin)
+        use.rows += rows
 
     def _use(self, origin: NodeId) -> OriginUse:
         use = self.uses.get(origin)

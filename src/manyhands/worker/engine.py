@@ -15,7 +15,8 @@ from manyhands.core import ORIGIN_HOP, SessionId, Span, SpanLoad
 from manyhands.engine.span import Cache
 from manyhands.errors import Corruption, ManyhandsError
 from manyhands.net.transport import Link
-from manyhands.wire.message import HopTiming, Open
+from manyhands.wire.message import Open
+from manyhands.wire.timings import written
 from manyhands.worker.batch import WINDOW_ROWS, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.callers import Callers
 from manyhands.worker.execute import Device, Draws, Result, SpanModel, Timed, timed
@@ -166,13 +167,15 @@ class Engine:
             self._timer = None
         if self._is_busy or not self._runs:
             return
-        loop, waiting = asyncio.get_running_loop(), self.waiting()
-        until = self._hold_until(waiting, loop.time())
-        if until is not None:
-            self._timer = loop.call_at(until, self._advance)
-            return
+        waiting = self.waiting()
+        if len(self._sessions) > 1:
+            loop = asyncio.get_running_loop()
+            until = self._hold_until(waiting, loop.time())
+            if until is not None:
+                self._timer = loop.call_at(until, self._advance)
+                return
         self._held_since = None
-        if batch := self._choose(waiting):
+        if waiting and (batch := self._choose(waiting)):
             self._compute(batch)
 
     def _hold_until(self, waiting: Sequence[Waiting], now: float) -> float | None:
@@ -226,7 +229,11 @@ class Engine:
         for taken, result in zip(batch, results, strict=True):
             try:
                 waited_us, took_us = int(1e6 * max(0.0, began - taken.arrived_at)), int(1e6 * (ended - began))
-                self._settle(taken, result, HopTiming(waited_us, took_us))
+                if isinstance(result, Result):
+                    stale = taken.session.deliver(taken, result, written(waited_us, took_us))
+                    self.stale_steps_computed += stale
+                else:
+                    self._end(taken, result)
             except Exception:  # this session's result is lost; the others' are not
                 logger.exception("session=%s: a result could not be sent", taken.session.name)
             if taken.work.count <= WINDOW_ROWS:
@@ -243,31 +250,31 @@ class Engine:
         kind: StepKind | None,
     ) -> None:
         """A device step took so long, and so much CPU; begin the next. One of which not all was computed teaches nothing."""
-        counts = [taken.work.count for taken in batch]
         self.steps_run += 1
-        self.rows_run += sum(counts)
-        for taken in batch:
-            self.callers.computed(taken.session.origin.peer, taken.work.count)
-        if all(isinstance(result, Result) for result in results):
+        longest, is_whole = 0, True
+        for taken, result in zip(batch, results, strict=True):
+            count = taken.work.count
+            self.rows_run += count
+            self.callers.computed(taken.session.origin.peer, count)
+            longest, is_whole = max(longest, count), is_whole and isinstance(result, Result)
+        if is_whole:
             if kind is not None:
                 self._shortness.learn(kind, took_s, cpu_s)
-            if max(counts) <= WINDOW_ROWS:
+            if longest <= WINDOW_ROWS:
                 self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
         self._logs.enforce()
         self._advance()
 
-    def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
+    def _end(self, taken: Taken, error: Exception) -> None:
+        """A step could not be computed: its session ends here, or waits for another predecessor."""
         session = taken.session
-        if isinstance(result, Result):
-            self.stale_steps_computed += session.is_void(taken.step)
-            session.deliver(taken, result, timing)
-        elif session.is_closed or taken.step.epoch != session.opened.epoch:
+        if session.is_closed or taken.step.epoch != session.opened.epoch:
             return
-        elif isinstance(result, Corruption):
-            _accuse(session, result)
+        if isinstance(error, Corruption):
+            _accuse(session, error)
         else:
-            code = result.code if isinstance(result, ManyhandsError) else ManyhandsError.code
-            session.fault(code, str(result) or type(result).__name__, None)
+            code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
+            session.fault(code, str(error) or type(error).__name__, None)
             self._close(session.opened.session)
 
 

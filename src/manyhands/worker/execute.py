@@ -170,15 +170,15 @@ class SpanModel:
         """Which other steps take as long as one of `works`; None if that is unknown (prefill, sampling, new tables) or threads
         share it.
         """
-        if self.num_threads > 1 or not all(map(_comes_and_goes_as_bytes, works)):
-            return None
         num_rows = end = 0
         for work in works:
+            if work.payload is None or work.position == 0 or work.sampler is not None or work.logits:
+                return None  # not hidden states in and out, or the first token, which must be looked at
             num_rows += work.count
             end = max(end, work.position + work.count)
-        if num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows, end):
+        if self.num_threads > 1 or num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows, end):
             return None
-        spans = (works[0].span,) if len(works) == 1 else {work.span for work in works}
+        spans = {work.span for work in works} if len(works) > 1 else (works[0].span,)
         return StepKind(sum(map(len, spans)), num_rows, end.bit_length())
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
@@ -197,13 +197,13 @@ class SpanModel:
         return [out[i] for i in range(len(works))]
 
     def _run_on(self, works: Sequence[Work]) -> list[Result | Exception]:
-        given: list[Rows] = []
+        given: list[memoryview] = []
         pieces: list[Piece] = []
         put: list[int | Exception] = []  # the first row of each work
         row = 0
         for work in works:
             try:
-                given.append(self._rows_of(work))
+                given.append(self._rows_of(work).data)
             except (Corruption, ProtocolError) as error:
                 put.append(error.with_traceback(None))  # which would keep this step's tensors, and itself
             else:
@@ -212,9 +212,15 @@ class SpanModel:
                 row += work.count
         if not pieces:
             return [one for one in put if isinstance(one, Exception)]
-        rows = self.runner.step(b"".join([rows.data for rows in given]), pieces, self.num_threads)
-        taken = zip(works, put, strict=True)
-        return [one if isinstance(one, Exception) else self._try_take(rows, work, one) for work, one in taken]
+        rows = self.runner.step(b"".join(given), pieces, self.num_threads)
+        results: list[Result | Exception] = []
+        for work, first in zip(works, put, strict=True):
+            try:
+                taken = first if isinstance(first, Exception) else self._take(rows[first : first + work.count], work)
+            except (BadRequest, Corruption, ProtocolError) as error:
+                taken = error.with_traceback(None)
+            results.append(taken)
+        return results
 
     def _rows_of(self, work: Work) -> Rows:
         """The rows that a segment begins with. Raises ProtocolError, Corruption."""
@@ -231,12 +237,6 @@ class SpanModel:
         judge(numbers(rows_TB, self.wire_dtype), f"hidden states at position {work.position}")
         return rows_TB
 
-    def _try_take(self, rows: Rows, work: Work, row: int) -> Result | Exception:
-        try:
-            return self._take(rows[row : row + work.count], work)
-        except (BadRequest, Corruption, ProtocolError) as error:
-            return error.with_traceback(None)
-
     def _take(self, rows: Rows, work: Work) -> Result:
         """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
         if work.bounds is None and work.position == 0 and not numbers(rows[:1], self.wire_dtype).any():
@@ -245,7 +245,9 @@ class SpanModel:
                 "begin the prompt with another one"
             )
         if not work.is_last:
-            payload = as_sent(rows_payload(rows, self.wire_dtype), work.position, work.rounding, work.uplink_Bps)
+            payload = rows_payload(rows, self.wire_dtype)
+            if work.rounding is not None or work.uplink_Bps is not None:  # never of a decode step alone
+                payload = as_sent(payload, work.position, work.rounding, work.uplink_Bps)
             return Result(work.position, work.count, "hidden", payload)
         end = work.position + work.count
         first = min(max(work.reply_from, work.position), end)
@@ -286,8 +288,3 @@ def fastest_threads(run: Callable[[int], object], num_cores: int) -> int:
             run(count)
             best[count] = min(best[count], time.perf_counter() - began)
     return min(best, key=lambda count: best[count])
-
-
-def _comes_and_goes_as_bytes(work: Work) -> bool:
-    """Hidden states in and out, and none that must be looked at (the first token)."""
-    return work.payload is not None and work.position > 0 and work.sampler is None and not work.logits

@@ -16,15 +16,17 @@ class Fit:
 
     def check(self, step: Step, opened: Open) -> None:
         """Raise ContextOverflow, ProtocolError or BadRequest for a step that the place of `opened` cannot compute."""
-        end = step.position + step.count
-        if step.count < 1 or end > opened.capacity:
-            raise ContextOverflow(f"positions up to {end} exceed the lease of {opened.capacity}")
-        embeds = opened.ends == "edges" and opened.hop == 0
-        if (step.payload is None) != embeds or (opened.ends == "edges" and step.ids is None):
+        _, _, _, position, count, _, _, content, ids, payload, _, _ = step
+        if count < 1 or position + count > opened.capacity:
+            raise ContextOverflow(f"positions up to {position + count} exceed the lease of {opened.capacity}")
+        is_edges = opened.ends == "edges"
+        if (payload is None) != (is_edges and opened.hop == 0) or (is_edges and ids is None):
             raise ProtocolError("a step lacks the tensor or the ids that its route calls for")
-        if step.payload is not None and (step.payload.width, step.content) != (self.hidden_size, "hidden"):
-            raise ProtocolError(f"a step of width {step.payload.width} does not fit this model")
-        if step.payload is not None and step.payload.dtype != self.wire_dtype:
-            raise ProtocolError(f"a step in {step.payload.dtype} does not fit a span in {self.wire_dtype}")
-        if step.ids is not None and max(step.ids) >= self.vocab_size:
-            raise BadRequest(f"token id {max(step.ids)} is outside the vocabulary of {self.vocab_size}")
+        if payload is not None:
+            dtype, width, _, _ = payload
+            if width != self.hidden_size or content != "hidden":
+                raise ProtocolError(f"a step of width {width} does not fit this model")
+            if dtype != self.wire_dtype:
+                raise ProtocolError(f"a step in {dtype} does not fit a span in {self.wire_dtype}")
+        if ids is not None and max(ids) >= self.vocab_size:
+            raise BadRequest(f"token id {max(ids)} is outside the vocabulary of {self.vocab_size}")

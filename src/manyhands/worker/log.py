@@ -5,6 +5,7 @@ All logs of a node share one LogBudget, whichever spans they belong to.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from manyhands.core import SessionId
 from manyhands.wire.codec import plain
@@ -16,6 +17,9 @@ REPLAY_ROWS, REPLAY_BYTES = 128, 1 << 20
 # Shorter steps that stay as they came, at the end of a log, where guesses are taken back. Of twice as many the older half is
 # joined: replaying, copying or cutting a log takes time for each step, however few rows it has.
 LOOSE_STEPS = 128
+
+
+_num_bytes = attrgetter("num_bytes")
 
 
 class OutputLog:
@@ -41,9 +45,10 @@ class OutputLog:
         """Take note of a step with at least one row. A gap before it drops the log: it could not be replayed."""
         if self._is_dropped or step.count == 0:
             return
-        self._cut(step.position)
-        is_first = self._begins_late and not self._steps
-        if step.position != self.end and not is_first:
+        if (end := self.end) > step.position:
+            self._cut(step.position)
+            end = self.end
+        if step.position != end and (self._steps or not self._begins_late):
             self.drop()
             return
         self._steps.append(step)
@@ -128,7 +133,8 @@ class LogBudget:
 
     @property
     def num_bytes(self) -> int:
-        return sum(log.num_bytes for log in self._logs) + sum(log.num_bytes for log in self._parked)
+        held: int = sum(map(_num_bytes, self._logs)) + sum(map(_num_bytes, self._parked))
+        return held
 
     def open(self, session: SessionId, *, begins_late: bool = False) -> OutputLog:
         """A new log of `session`; it counts until it is closed."""

@@ -12,7 +12,7 @@ from manyhands.engine.span import Cache
 from manyhands.errors import BadRequest, Detour, LinkClosed, ProtocolError
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.credit import Credits
-from manyhands.wire.message import STANDBY, Credit, Fault, HopTiming, Open, Opened, Progress, Step
+from manyhands.wire.message import STANDBY, Credit, Fault, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.fit import Fit
@@ -54,28 +54,21 @@ class HopSession:
         successor: Link,
         logs: LogBudget,
     ) -> None:
-        self.opened, self.cache, self.sampler, self.key = opened, cache, sampler, key
-        self.origin, self.successor = origin, successor
-        self.rounding = rounding_of(opened, successor)
+        self.cache, self.key = cache, key
+        self._move(opened, origin, successor, sampler)
         self.capacity = opened.capacity
         self.log = logs.open(opened.session, begins_late=self.is_last)
         # Of what arrives: the layers before this place stay the same, whichever node has them.
         self.bounds = RowBounds()
         self.served = 0
-        self.received = 0
-        self.computed = 0
         self._firm = 0
         self.is_closed = False
         self.is_feeding = False  # a standby, from the log
         self.pace = Turnaround()
-        self._is_spoiled = False
         self.waiting: deque[Step] = deque()
         self.arrived: dict[int, float] = {}  # by first position: when a step that waits came
         self.outbox = Outbox()
         self._fit, self._logs = fit, logs
-        self._outgoing, self._incoming = self._credits()
-        self._newest_window = 0
-        self._predecessor: Link | None = None
         self._ids: list[int] = []
 
     def __repr__(self) -> str:
@@ -87,10 +80,6 @@ class HopSession:
         return public_id(self.opened.session)
 
     @property
-    def is_last(self) -> bool:
-        return self.opened.hop == self.opened.num_hops - 1
-
-    @property
     def _predecessor_hop(self) -> int:
         return self.opened.hop - 1 if self.opened.hop else ORIGIN_HOP
 
@@ -98,16 +87,23 @@ class HopSession:
 
     def place(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> bool:
         """Take a new place in the route: forget what waits, keep the cache, send the log. Returns whether it reaches so far."""
-        self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
-        self.rounding = rounding_of(opened, successor)
+        self._move(opened, origin, successor, sampler)
         self.waiting.clear()
         self.outbox.clear()
-        self._outgoing, self._incoming = self._credits()
-        self._predecessor = None
-        self.received = self.computed = 0
-        self._is_spoiled = False
-        self._newest_window = 0
         return self._replay(opened.replay_until)
+
+    def _move(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> None:
+        """An epoch begins, in the place of `opened`: nothing has come or is under way."""
+        self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
+        self.is_last = opened.hop == opened.num_hops - 1
+        self.is_standby = opened.emit_from == STANDBY
+        self.rounding = rounding_of(opened, successor)
+        # For steps to the successor and from the predecessor.
+        self._outgoing = Credits(opened.window)
+        self._incoming = Credits(MAX_STANDBY_STEPS if self.is_standby else opened.window)
+        self._predecessor: Link | None = None
+        self.received = self.computed = self._newest_window = 0
+        self._is_spoiled = False
 
     def _replay(self, until: int) -> bool:
         """Send the log, of committed positions, up to `until`; whether it reaches so far."""
@@ -116,15 +112,6 @@ class HopSession:
             again = (self._addressed(s, s) for s in self.log.replay(until, start))
             self.outbox.send_again(step._replace(window=0, committed=until) for step in again)
         return self.log.covers(until, start)
-
-    def _credits(self) -> tuple[Credits, Credits]:
-        """Those for steps to the successor and from the predecessor, as an epoch begins."""
-        window = MAX_STANDBY_STEPS if self.is_standby else self.opened.window
-        return Credits(self.opened.window), Credits(window)
-
-    @property
-    def is_standby(self) -> bool:
-        return self.opened.emit_from == STANDBY
 
     def feed(self, standby: Link, start: int, until: int) -> None:
         """Send positions [start, until) of the log to the standby of the next hop; their results are not wanted.
@@ -213,9 +200,12 @@ class HopSession:
         Dropped too if the sender is not the predecessor: another's Open may make an honest node send here. One bad step, or
         one more than was granted, costs the predecessor its place, by the origin's judgement; its link serves others.
         """
-        if step.epoch != self.opened.epoch or self._is_spoiled or link.peer != self.opened.predecessor:
+        if step.epoch != self.opened.epoch or self._is_spoiled:
             return
-        self._predecessor = link
+        if link is not self._predecessor:
+            if link.peer != self.opened.predecessor:
+                return
+            self._predecessor = link
         try:
             self._check_granted(step)
             self._fit.check(step, self.opened)
@@ -224,14 +214,15 @@ class HopSession:
             self.fault(error.code, str(error), self._predecessor_hop)
             return
         self.received = step.position + step.count
-        self.retract(step.window)
-        if self.is_void(step):
-            self._owe(1)
-        else:
-            if not self.waiting:
-                self.arrived.clear()
-            self.arrived[step.position] = now
-            self.waiting.append(step)
+        if step.window != self._newest_window:
+            self.retract(step.window)
+            if self.is_void(step):
+                self._owe(1)
+                return
+        if not self.waiting:
+            self.arrived.clear()
+        self.arrived[step.position] = now
+        self.waiting.append(step)
 
     def retract(self, window: int) -> None:
         """The origin sends under guess `window` by now, on rows that came back: all that waits here is of older ones and void.
@@ -246,7 +237,7 @@ class HopSession:
 
     def _check_granted(self, step: Step) -> None:
         """Take a credit for `step`. Raises ProtocolError if more would wait than was granted."""
-        rows = sum([s.count for s in self.waiting], step.count)
+        rows = sum([s.count for s in self.waiting], step.count) if self.waiting else step.count
         if rows > MAX_WAITING_LEASES * self.capacity:
             raise ProtocolError(
                 f"{rows} rows wait, {MAX_WAITING_LEASES} times the lease of {self.capacity} is the limit"
@@ -264,7 +255,9 @@ class HopSession:
 
     def take(self, num_rows: int) -> Taken:
         """The first `num_rows` rows of the oldest step, as work for the device."""
-        head, rest = split_step(self.waiting.popleft(), num_rows)
+        head, rest = self.waiting.popleft(), None
+        if num_rows < head.count:
+            head, rest = split_step(head, num_rows)
         self.computed = min(self.computed, head.position)
         arrived_at = self.arrived[head.position]
         if rest is not None:
@@ -273,50 +266,45 @@ class HopSession:
         draws = self.opened.ends == "edges" and self.is_last
         if draws:
             del self._ids[head.position :]
-        work = Work(
-            cache=self.cache,
-            span=self.opened.span,
-            position=head.position,
-            count=head.count,
-            reply_from=head.reply_from,
-            payload=head.payload,
-            ids=head.ids,
-            is_last=self.is_last,
-            logits=draws and self.sampler is None,
-            sampler=self.sampler,
-            history=tuple(self._ids) if self.sampler is not None else (),
-            prompt_length=self.opened.prompt_length,
-            bounds=self.bounds if self.opened.hop else None,
-            rounding=self.rounding,
-        )
-        if draws and head.ids is not None:
-            self._ids.extend(head.ids)
+        opened, what = self.opened, (head.position, head.count, head.reply_from, head.payload, head.ids)
+        work = Work(self.cache, opened.span, *what, self.is_last)
+        work.bounds = self.bounds if opened.hop else None
+        work.rounding = self.rounding
+        if draws:
+            work.logits, work.sampler, work.prompt_length = self.sampler is None, self.sampler, opened.prompt_length
+            work.history = tuple(self._ids) if self.sampler is not None else ()
+            self._ids.extend(head.ids or ())
         return Taken(self, head, work, rest is None, arrived_at)
 
-    def deliver(self, taken: Taken, result: Result, timing: HopTiming) -> None:
-        """A device step's rows: log them, send on what the successor lacks. Ignored if the place has changed since."""
-        if self.is_closed or taken.step.epoch != self.opened.epoch:
-            return
-        if self.is_void(taken.step):
+    def deliver(self, taken: Taken, result: Result, timing: bytes) -> bool:
+        """A device step's rows: log them, send on what the successor lacks. Ignored if the place has changed since.
+
+        Returns whether they are of no use: a newer guess has come since.
+        """
+        done = taken.step
+        if self.is_closed or done.epoch != self.opened.epoch:
+            return False
+        if done.window < self._newest_window:
             self._owe(int(taken.uses_up))
-            return
-        self.computed = taken.step.position + taken.step.count
-        self._firm = max(self._firm, min(self.computed, taken.step.committed))
-        step = self._addressed(taken.step, result, (*taken.step.timings, timing))
+            return True
+        self.computed = done.position + done.count
+        if (firm := min(self.computed, done.committed)) > self._firm:
+            self._firm = firm
+        step = self._addressed(done, result, done.timings + timing)
         skipped = self.opened.emit_from - step.position
         if skipped <= 0:
-            self.outbox.append(step)
+            self._send_on(step)
         elif skipped < step.count:
-            self.outbox.append(rows_from(step, skipped))
-        self.flush()
+            self._send_on(rows_from(step, skipped))
         if taken.uses_up:
             self._owe(1)
         if not self.is_last or (
             self.opened.adoption is not None and step.content != "logits"
         ):  # large as the vocabulary
-            self.log.append(step._replace(timings=()))
+            self.log.append(step._replace(timings=b""))
         if self.is_standby and not self.waiting:
             self.report()
+        return False
 
     def is_void(self, step: Step) -> bool:
         """Whether a newer guess has come since."""
@@ -324,7 +312,7 @@ class HopSession:
 
     # -- steps out ----------------------------------------------------------------------------------------------------
 
-    def _addressed(self, step: Step, rows: Step | Result, timings: tuple[HopTiming, ...] = ()) -> Step:
+    def _addressed(self, step: Step, rows: Step | Result, timings: bytes = b"") -> Step:
         """`step`, of these rows, as it goes to the next receiver of the current route. What a log holds is of no guess: 0."""
         opened, is_last = self.opened, self.is_last
         hop, ids = (ORIGIN_HOP, None) if is_last else (opened.hop + 1, step.ids if opened.ends == "edges" else None)
@@ -337,6 +325,13 @@ class HopSession:
         if epoch == self.opened.epoch:
             self._outgoing.give(steps)
             self.flush()
+
+    def _send_on(self, step: Step) -> None:
+        """To the successor, behind what waits for its credits."""
+        if self.outbox or not self._outgoing.take():
+            self.outbox.append(step)
+        else:
+            try_send(self.successor, step)
 
     def flush(self) -> None:
         while self.outbox and self._outgoing.take():

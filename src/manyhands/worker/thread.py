@@ -98,7 +98,11 @@ class OneThread(Executor):
 def run_here(function: Callable[[], T]) -> "asyncio.Future[T]":
     """What OneThread does, at once, on the calling thread, the loop's. The future is done."""
     done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    _settle(done, *_attempt(function, ()))
+    result, error = _attempt(function, ())
+    if error is None:
+        done.set_result(result)  # type: ignore[arg-type]  # there is one
+    else:
+        done.set_exception(error)
     return done
 
 
