@@ -29,9 +29,9 @@ class CountedDevice(SlowDevice):
         super().__init__(plain, 0.0, row_s)
         self.steps: list[tuple[float, float]] = []
 
-    def run(self, function, *, is_short=False):  # type: ignore[no-untyped-def]
+    def run(self, function):  # type: ignore[no-untyped-def]
         loop = asyncio.get_running_loop()
-        began, done = loop.time(), super().run(function, is_short=is_short)
+        began, done = loop.time(), super().run(function)
         done.add_done_callback(lambda _: self.steps.append((began, loop.time())))
         return done
 

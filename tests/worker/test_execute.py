@@ -234,18 +234,15 @@ def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
     run_virtual(main())
 
 
-def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_device_is_idle() -> None:
+def test_the_loop_s_thread_may_compute_where_it_is_there_for_that_and_the_device_is_idle() -> None:
     """Never beside another job of the device, not even one whose caller has gone."""
 
     async def main() -> None:
         loop_thread = threading.get_ident()
         with device_of_process(2) as device:
             await device.run(lambda: None)
-            here = device.run(threading.get_ident, is_short=True)
-            assert here.done() and here.result() == loop_thread and num_threads() == 1
+            assert device.computes_here and num_threads() == 1
             assert await device.run(num_threads) == 2 and await device.run(threading.get_ident) != loop_thread
-            failed = device.run(lambda: 1 // 0, is_short=True)
-            assert isinstance(failed.exception(), ZeroDivisionError)
 
             begun, release = threading.Event(), threading.Event()
 
@@ -257,14 +254,16 @@ def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_dev
             begun.wait(5)
             busy.cancel()
             await asyncio.sleep(0)
-            queued = device.run(threading.get_ident, is_short=True)
-            assert not queued.done()
+            assert not device.computes_here
+            queued = device.run(threading.get_ident)
             release.set()
             assert await queued != loop_thread
-        with computing(1), pytest.raises(RuntimeError, match="closed"):
-            await device.run(lambda: None, is_short=True)
+        with computing(1):
+            assert not device.computes_here, "it is closed"
+            with pytest.raises(RuntimeError, match="closed"):
+                await device.run(lambda: None)
         lone = Device.start(1)
-        assert await lone.run(threading.get_ident, is_short=True) != loop_thread, "a library's loop is its user's"
+        assert not lone.computes_here, "a library's loop is its user's"
         lone.close()
 
     asyncio.run(main())

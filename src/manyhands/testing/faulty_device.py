@@ -46,8 +46,9 @@ class SlowDevice:
 
     def __init__(self, plain: Device, seconds: float, row_s: float = 0.0) -> None:
         self.plain, self._seconds, self._row_s = plain, seconds, row_s
+        self.computes_here = False
 
-    def run(self, function: Callable[[], T], *, is_short: bool = False) -> "asyncio.Future[T]":
+    def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
         async def later() -> T:
             await asyncio.sleep(self._seconds + self._row_s * _num_rows(function))
             return await self.plain.run(function)

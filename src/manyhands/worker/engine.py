@@ -24,6 +24,7 @@ from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget
 from manyhands.worker.parking import Parked
 from manyhands.worker.session import HopSession, Taken
+from manyhands.worker.thread import attempt
 
 logger = logging.getLogger(__name__)
 
@@ -208,22 +209,40 @@ class Engine:
         kind = self.model.kind(works)
         is_short = kind is not None and self._shortness.is_short(kind)
         began = time.monotonic()  # uvloop's clock counts milliseconds
-        done = self.device.run(partial(timed, self.model, works), is_short=is_short)
-        self._is_busy = True
-        if done.done():
-            self._computed(batch, done, began, kind)
+        if is_short and self.device.computes_here:
+            self._computed(batch, *attempt(timed, self.model, works), began, kind)
         else:
-            done.add_done_callback(lambda done: self._computed(batch, done, began, kind))
+            self._is_busy = True
+            done = self.device.run(partial(timed, self.model, works))
+            done.add_done_callback(lambda done: self._came_back(batch, done, began, kind))
 
-    def _computed(self, batch: list[Taken], done: "asyncio.Future[Timed]", began: float, kind: StepKind | None) -> None:
-        """Send what came of it. Statistics, and what waits meanwhile, are for the next turn, after the bytes have left."""
+    def _came_back(
+        self, batch: list[Taken], done: "asyncio.Future[Timed]", began: float, kind: StepKind | None
+    ) -> None:
+        """The device thread is done with it."""
         self._is_busy = False
-        if done.cancelled() or not self._runs:
+        if not done.cancelled():
+            error = done.exception()
+            self._computed(batch, done.result() if error is None else None, error, began, kind)
+
+    def _computed(
+        self,
+        batch: list[Taken],
+        outcome: Timed | None,
+        error: BaseException | None,
+        began: float,
+        kind: StepKind | None,
+    ) -> None:
+        """Send what came of it. Statistics, and what waits meanwhile, are for the next turn, after the bytes have left."""
+        if not self._runs:
             return
-        error = done.exception()
         if isinstance(error, Exception):  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
             logger.error("layers=%s: a device step failed", self._span, exc_info=error)
-        results, cpu_s = ([error] * len(batch), 0.0) if isinstance(error, Exception) else done.result()
+            outcome = [error] * len(batch), 0.0
+        elif error is not None:
+            raise error
+        assert outcome is not None, "there is one, or an error"
+        results, cpu_s = outcome
         loop, ended = asyncio.get_running_loop(), time.monotonic()
         now = loop.time()
         for taken, result in zip(batch, results, strict=True):

@@ -1,4 +1,4 @@
-"""The device of one span: a thread that computes (short steps aside, see `Device.run`), and what it computes for a batch.
+"""The device of one span: a thread that computes (but short steps: `Device.computes_here`), and what it computes for a batch.
 
 Knows nothing of links, leases or order; it is told what to run. Loading and dropping the model happen on its thread too.
 """
@@ -27,7 +27,7 @@ from manyhands.worker.batch import WINDOW_ROWS, StepKind
 from manyhands.worker.bounds import RowBounds, norms
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.runner import load_ends, load_span
-from manyhands.worker.thread import OneThread, computing, current_scope, run_here
+from manyhands.worker.thread import OneThread, computing, current_scope
 
 T = TypeVar("T")
 # The dtype of hidden states on the wire is the compute dtype.
@@ -108,14 +108,14 @@ class Device:
         """Compute threads that a step may have."""
         return self.num_threads or os.cpu_count() or 1
 
-    def run(self, function: Callable[[], T], *, is_short: bool = False) -> "asyncio.Future[T]":
-        """`function()` on the device thread. Cancelling the future does not stop a function that has begun.
+    @property
+    def computes_here(self) -> bool:
+        """Whether a short function may run on the calling thread, the loop's: that is `computing`, and nothing else runs on
+        the device. To hand it over and its result back would take a hop 150 us."""
+        return current_scope() is not None and self.thread.is_idle
 
-        One that `is_short` runs on the loop's own thread, and the future is done, where that is `computing` and nothing else
-        runs on the device: to hand it over and its result back would take a hop 150 us.
-        """
-        if is_short and current_scope() is not None and self.thread.is_idle:
-            return run_here(function)
+    def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """`function()` on the device thread. Cancelling the future does not stop a function that has begun."""
         return asyncio.get_running_loop().run_in_executor(self.thread, function)
 
     def close(self) -> None:

@@ -89,24 +89,13 @@ class OneThread(Executor):
         if job is None:
             return False
         function, args, done = job
-        outcome = None if self._is_closed or done.cancelled() else _attempt(function, args)
+        outcome = None if self._is_closed or done.cancelled() else attempt(function, *args)
         self._num_done += 1
         _tell(done, *((done.cancel,) if outcome is None else (_settle, done, *outcome)))
         return True
 
 
-def run_here(function: Callable[[], T]) -> "asyncio.Future[T]":
-    """What OneThread does, at once, on the calling thread, the loop's. The future is done."""
-    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    result, error = _attempt(function, ())
-    if error is None:
-        done.set_result(result)  # type: ignore[arg-type]  # there is one
-    else:
-        done.set_exception(error)
-    return done
-
-
-def _attempt(function: Callable[..., T], args: tuple[Any, ...]) -> tuple[T | None, BaseException | None]:
+def attempt(function: Callable[[*Ts], T], *args: *Ts) -> tuple[T | None, BaseException | None]:
     """What came of it. (A frame of its own: that of a caught error's traceback must not lead to its future.)"""
     try:
         return function(*args), None
