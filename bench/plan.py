@@ -24,7 +24,7 @@ from bench.report import finish, measuring, note, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, base, generate, prompt_ids
 from manyhands.cli.options import run as run_loop
-from manyhands.cli.rehearsal import rehearse
+from manyhands.cli.rehearsal import overheads_of, rehearse
 from manyhands.config import home_from_env
 from manyhands.core import even_cut
 from manyhands.local import NodeOptions, node_processes
@@ -105,7 +105,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[int, 
                     await generate(origin, prompt_ids(prompt), 8)  # warm up
                     for rep in range(options.reps):
                         with measuring(f"{rtts} rep {rep}"):
-                            speed, overheads = thread.submit(measure_speed, model).result(), await rehearse()
+                            speed, overheads = (
+                                thread.submit(measure_speed, model).result(),
+                                overheads_of(await rehearse()),
+                            )
                             run = await generate(origin, prompt_ids(prompt, rep), options.new)
                         here = machine_of("origin", 1 << 40, speed, overheads)
                         plan = predict(model, here, rtts, options.new)

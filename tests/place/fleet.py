@@ -17,7 +17,11 @@ def machine(name: str, layers: float, layer_ms: float = 1.0, rtt_ms: float = 0.0
     """With room for so many layers of 100 MB."""
     memory = PROCESS_BYTES + round(layers * 100 * MB)
     return Machine(
-        name, memory, layer_ms / 1e3, rtt_s=rtt_ms / 1e3, **{"overhead_s": 0.0, "begin_s": 0.0, "open_s": 0.0, **more}
+        name,
+        memory,
+        layer_ms / 1e3,
+        rtt_s=rtt_ms / 1e3,
+        **{"overhead_s": 0.0, "begin_s": 0.0, "open_s": 0.0, "new_s": 0.0, **more},
     )
 
 

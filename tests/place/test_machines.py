@@ -35,7 +35,7 @@ def test_a_file_says_what_machines_can_do(tmp_path: Path) -> None:
     assert (desk.memory_bytes, desk.layer_s, desk.uplink_Bps) == (16_000_000_000, 0.0015, math.inf)
     assert (nas.layer_s, nas.row_s, nas.ends_s, nas.overhead_s) == (0.004, 2e-5, 0.008, 0.002)
     assert (nas.rtt_s, nas.uplink_Bps, nas.cores, nas.begin_s) == (0.012, 5e6, 2, 2 * HERE.begin_s)
-    assert (nas.open_s, nas.pass_s) == (2 * HERE.open_s, 6e-4)
+    assert (nas.open_s, nas.new_s, nas.pass_s) == (2 * HERE.open_s, 2 * HERE.new_s, 6e-4)
     assert fleet.origin == "nas" and fleet.leg(desk, nas).rtt_s == 0.003
 
 

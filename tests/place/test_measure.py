@@ -110,12 +110,12 @@ def test_overheads_are_rehearsed_once_a_day(model: Checkpoint, home: Path, monke
 
     def rehearse() -> Overheads:
         held.append(clock[0])
-        return Overheads(0.001, 0.002, 0.003, 0.0005)
+        return Overheads(0.001, 0.002, 0.003, 0.0005, 0.0007)
 
     for clock[0] in (0.0, 10.0, 86400.0):
         here = this_machine("here", model, home, rehearse=rehearse)
         assert (here.overhead_s, here.ends_s, here.begin_s) == (0.0015, 0.004, 0.003)
-        assert (here.open_s, here.pass_s) == (0.0005, 0.0015)
+        assert (here.open_s, here.new_s, here.pass_s) == (0.0005, 0.0007, 0.0015)
         other = replace(model, shape=replace(model.shape, precision="w8"))
         assert this_machine("here", other, home, rehearse=rehearse).begin_s == 0.003
     assert held == [0.0, 86400.0]

@@ -78,6 +78,17 @@ def test_each_further_hop_is_asked_after_the_others() -> None:
     assert all_s - alone_s == pytest.approx(2 * 0.002)
 
 
+def test_the_first_step_of_a_session_costs_each_hop_more() -> None:
+    """A prompt in chunks, too: what follows finds a cache that has been used."""
+    for prompt in (1, 300):
+        plain, new = (
+            task(*(machine(name, 24, new_s=new_s) for name in "abc"), prompt=prompt, tokens=512)
+            for new_s in (0.0, 0.002)
+        )
+        plain_s, new_s = (evaluate(each, _thirds(each)).ttft_s for each in (plain, new))
+        assert new_s - plain_s == pytest.approx(3 * 0.002)
+
+
 def test_all_hops_open_at_once() -> None:
     """Of hops that differ the slowest to answer counts: two more that answer sooner change nothing of the opening."""
     far, slow = machine("far", 8, rtt_ms=50), machine("slow", 8, rtt_ms=40, overhead_s=0.030)

@@ -41,6 +41,8 @@ DOZE_S: Final = 0.032
 BEGIN_S: Final = 0.0046
 # What each hop beyond the first adds to that, likewise; of an AMD EPYC: to sign its Open, send it and take the answer.
 OPEN_S: Final = 0.0018
+# What the first step of a session takes a hop beyond its compute and what any step takes it; of a Xeon with AMX.
+NEW_S: Final = 0.0006
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Machine:
     """One machine. Seconds of one layer: `layer_s` of a decode step; of a prefill chunk `pass_s`, and `row_s` for each of its
     rows; `ends_s` of embedding, head and sampling of a token; `overhead_s`: what a hop there adds beyond its layers. All
     with cores that waited for AWAKE_S; after DOZE_S or more they take `doze` times as long. `begin_s`: of a request at its
-    origin, after a pause, before its prompt is on its way to one hop; `open_s`: what each further hop adds to that.
+    origin, after a pause, before its prompt is on its way to one hop; `open_s`: what each further hop adds to that;
+    `new_s`: what the first step of a session costs a hop more than others, whose cache has been used before.
 
     `memory_bytes` may be used for the model, all told. `rtt_s`: round trip to the origin. Raises BadRequest naming machine,
     value and limits.
@@ -66,6 +69,7 @@ class Machine:
     doze: float = 1.0
     begin_s: float = BEGIN_S
     open_s: float = OPEN_S
+    new_s: float = NEW_S
     pass_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -79,6 +83,7 @@ class Machine:
             ("ends_s", 0),
             ("begin_s", 0),
             ("open_s", 0),
+            ("new_s", 0),
             ("pass_s", 0),
             ("overhead_s", 0),
             ("rtt_s", 0),
@@ -244,6 +249,7 @@ def _machine(table: Mapping[str, Any], like: Machine | None) -> Machine:
         doze=known.doze,
         begin_s=known.begin_s / speed,
         open_s=known.open_s / speed,
+        new_s=known.new_s / speed,
         pass_s=0.0 if "row_ms" in table else known.pass_s / speed,
     )
 

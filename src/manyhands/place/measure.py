@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyhands.core import Precision, Span, weight_precision
-from manyhands.place.machines import AWAKE_S, BEGIN_S, DOZE_S, OPEN_S, Machine
+from manyhands.place.machines import AWAKE_S, BEGIN_S, DOZE_S, NEW_S, OPEN_S, Machine
 from manyhands.place.shape import Checkpoint, ModelShape
 from manyhands.resources import available_memory, num_cores
 from manyhands.route.chunks import LEAST_ROWS
@@ -41,7 +41,7 @@ ROWS: Final = 256  # RequestConfig.prefill_chunk
 STEPS: Final = 25
 DOZES: Final = 9  # steps after a long pause: of a large model each takes long
 _WEIGHT_BYTES: Final[Mapping[Precision, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "w8": 1.0625, "w4": 0.5625}
-_VERSION: Final = 6  # of what is measured and how
+_VERSION: Final = 7  # of what is measured and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,14 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Overheads:
     """Seconds beside the compute: what a hop adds to a step, what a token takes its origin (to draw it, the text, hand-overs
-    between threads), what a request takes its origin before its prompt is on its way, and what each hop beyond the first
-    adds to that."""
+    between threads), what a request takes its origin before its prompt is on its way, what each hop beyond the first
+    adds to that, and what the first step of a session takes a hop beyond hop_s."""
 
     hop_s: float = HOP_OVERHEAD_S
     origin_s: float = ORIGIN_OVERHEAD_S
     begin_s: float = BEGIN_S
     open_s: float = OPEN_S
+    new_s: float = NEW_S
 
 
 def this_machine(
@@ -100,6 +101,7 @@ def machine_of(name: str, memory_bytes: int, speed: Speed, overheads: Overheads)
         doze=speed.doze,
         begin_s=overheads.begin_s,
         open_s=overheads.open_s,
+        new_s=overheads.new_s,
         pass_s=speed.pass_s,
     )
 
@@ -120,7 +122,7 @@ def measured_overheads(home: Path, now_s: float, rehearse: Callable[[], Overhead
     """As `rehearse` says, or said within MAX_AGE_S on the same machine with the same version."""
     facts = [_VERSION, platform.node(), platform.machine(), num_cores(), _version("manyhands")]
     key = "overheads " + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    known = _figures(home, key, now_s, ("hop_s", "origin_s", "begin_s", "open_s"))
+    known = _figures(home, key, now_s, ("hop_s", "origin_s", "begin_s", "open_s", "new_s"))
     if known is not None:
         return Overheads(**known)
     overheads = rehearse()

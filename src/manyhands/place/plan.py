@@ -200,6 +200,7 @@ def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Seque
     most = max(1, min(REQUEST.prefill_chunk, REQUEST.frame_bytes // row_bytes))
     chunk = chunk_rows(task.prompt, stages, REQUEST.window, most)
     own_s = origin.begin_s + (len(hops) - 1) * origin.open_s + origin.ends_s * origin.doze
+    own_s += math.fsum(machine.new_s for machine, _ in hops)
     return opened_s + prefill_s(dozing, legs, task.prompt, row_bytes, chunk, own_s)
 
 
