@@ -129,6 +129,10 @@ def test_a_damaged_config_is_refused(folder: Path, tokenizer: Tokenizer, damage:
 @pytest.mark.parametrize("stated", [{}, {"a": 1}, [[]], ["</s>"], 0.5, True, "</s>"], ids=str)
 def test_what_is_no_id_ends_no_text(stated: object) -> None:
     """From files of unknown people: an object was a TypeError."""
-    for configs in (({"eos_token_id": stated}, None), ({}, {"eos_token_id": stated})):
+    pairs: list[tuple[dict[str, object] | None, dict[str, object] | None]] = [
+        ({"eos_token_id": stated}, None),
+        ({}, {"eos_token_id": stated}),
+    ]
+    for configs in pairs:
         with pytest.raises(ModelError, match="eos_token_id"):
             eos_of(None, *configs)
