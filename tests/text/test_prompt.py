@@ -129,10 +129,10 @@ def test_a_damaged_config_is_refused(folder: Path, tokenizer: Tokenizer, damage:
 @pytest.mark.parametrize("stated", [{}, {"a": 1}, [[]], ["</s>"], 0.5, True, "</s>"], ids=str)
 def test_what_is_no_id_ends_no_text(stated: object) -> None:
     """From files of unknown people: an object was a TypeError."""
-    pairs: list[tuple[dict[str, object] | None, dict[str, object] | None]] = [
-        ({"eos_token_id": stated}, None),
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"eos_token_id": stated}, {}),
         ({}, {"eos_token_id": stated}),
     ]
-    for configs in pairs:
+    for config, generation in pairs:
         with pytest.raises(ModelError, match="eos_token_id"):
-            eos_of(None, *configs)
+            eos_of(None, config, generation)
