@@ -114,7 +114,7 @@ def _name(script: str) -> str:
     shape = [
         sys.argv[i + 1]
         for i, a in enumerate(sys.argv[:-1])
-        if a in ("--shape", "--fault", "--dtype", "--called", "--temperature", "--scene")
+        if a in ("--shape", "--fault", "--dtype", "--called", "--temperature", "--scene", "--prefill")
     ]
     return "-".join(
         [
