@@ -1,6 +1,6 @@
 """Distil the drafter of *tales* from tales itself. No corpus is needed: it learns from texts that tales writes.
 
-    python -m tools.distil_tales --out build/tales --minutes 40
+    python -m tools.distil_tales --out build/tales --threads 2
 
 The drafter begins as some of tales' own layers (`--layers`) between its embedding and its head. tales writes texts at T = 0.7
 and 1.0, as the engine computes them, behind its token of beginning and behind paragraphs of earlier texts; they are written
@@ -198,8 +198,8 @@ def export(drafter: LlamaForCausalLM, source: Path, folder: Path, card: dict[str
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.distil_tales", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--layers", default="0,2,5,11", help="of tales, from which the drafter's layers begin")
-    parser.add_argument("--minutes", type=float, default=40.0)
+    parser.add_argument("--layers", default="0,2,5,8,11", help="of tales, from which the drafter's layers begin")
+    parser.add_argument("--minutes", type=float, default=13.0)
     parser.add_argument("--every", type=float, default=240.0, help="seconds between evaluations, by the clock")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
