@@ -137,7 +137,7 @@ class LlamaCpp:
         from llama_cpp import Llama
 
         self._clock = clock
-        self.model: Any = Llama(str(file), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+        self.model: Any = Llama(str(file), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def times(self, ids: list[int], new: int) -> list[float]:
         self.model.reset()
