@@ -244,7 +244,9 @@ def main() -> int:
     parser.add_argument(
         "--cpu", action="store_true", help="unless --dtype is bf16, --threads 1: CPU seconds, where others compute"
     )
-    parser.add_argument("--prefill", type=int, default=256, help="tokens of the prompt whose first token is timed; the shapes have 2,048 positions")
+    parser.add_argument(
+        "--prefill", type=int, default=256, help="tokens of the prompt whose first token is timed: below 2,048"
+    )
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.reps = options.reps or (3 if options.quick else 7)
