@@ -167,10 +167,6 @@ class FrameReader:
         self._num_body = 0
         self._error: str | None = None
 
-    @property
-    def _is_greeted(self) -> bool:
-        return self._due is not _FIRST
-
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go; never empty. `sizehint` is ignored: the frame at hand decides."""
         if self._open is not None:
@@ -237,7 +233,7 @@ class FrameReader:
         kind = KINDS.get(number)
         if version != PROTOCOL_VERSION or kind is None:
             return f"unknown frame: version {version}, kind {number}"
-        if (kind is Hello) == self._is_greeted:
+        if (kind is Hello) == (self._due is not _FIRST):
             return f"{kind.__name__} out of place: a link begins with one Hello"
         return f"{kind.__name__} does not belong on the {self.lane} lane"
 

@@ -94,8 +94,8 @@ static inline void tiles_zero(void)
     tile_zero(3);
 }
 
-/* sums [panel][row][16] = `panels` panels of all rows: two panels and 32 rows at once, each sum in a tile through all of K. Where there are
- * more rows, the two panels behind are fetched meanwhile, a part with each 32. */
+/* sums [panel][row][16] = `panels` panels of all rows: two panels and 32 rows at once, each sum in a tile through all of K. The two
+ * panels behind are fetched meanwhile, a part with each 32 rows. */
 static void tile_product(const Source *source, const char *packed, int64_t panels, float *sums)
 {
     int64_t depth = source->depth, bytes = depth * TILE_BYTES, rows = ceil_div(source->count, SIDE) * SIDE, pairs = ceil_div(rows, PAIR);
