@@ -21,6 +21,7 @@ from typing import Any
 from manyhands.engine.library import forced, supported
 
 RESULTS = Path(__file__).parent / "results"
+BY_SHAPE = ("batch", "step")  # their files name the shape, also where it is the default one
 BY_BACK_END = ("batch", "engine", "hop", "split", "step")  # scripts that measure the engine: a file for each back end
 
 
@@ -103,12 +104,12 @@ def finish(script: str, figures: Mapping[str, Any], target: Mapping[str, Any], h
     command = " ".join(["python", "-m", f"bench.{script}", *sys.argv[1:]])
     RESULTS.mkdir(exist_ok=True)
     stored = {"command": command, "machine": machine(), **last}
-    (RESULTS / f"{_name(script)}.json").write_text(json.dumps(stored, indent=1) + "\n")
+    (RESULTS / f"{_name(script, figures)}.json").write_text(json.dumps(stored, indent=1) + "\n")
     print(json.dumps(last), flush=True)
     return 0 if last["holds"] else 1
 
 
-def _name(script: str) -> str:
+def _name(script: str, figures: Mapping[str, Any]) -> str:
     """One file for each thing measured, so that --shape 1.1b does not overwrite 0.5b, nor a quick run a full one, nor one back
     end's figures another's."""
     shape = [
@@ -116,6 +117,8 @@ def _name(script: str) -> str:
         for i, a in enumerate(sys.argv[:-1])
         if a in ("--shape", "--fault", "--dtype", "--called", "--temperature", "--scene", "--prefill")
     ]
+    if script in BY_SHAPE and "--shape" not in sys.argv:
+        shape.insert(0, str(figures["shape"]))
     return "-".join(
         [
             script,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from manyhands.core import MAX_STEP_IDS, SessionId
 from manyhands.errors import ProtocolError
 from manyhands.wire.frame import SCRATCH_BYTES, FrameReader, encode, wire_size
-from manyhands.wire.header import HEADER_BYTES, KINDS, MAX_CONTROL_BODY, MAX_STEP_BODY, Limits
+from manyhands.wire.header import HEADER_BYTES, KINDS, MAX_CONTROL_BODY, MAX_SHAPES, MAX_STEP_BODY, Limits, shape_of
 from manyhands.wire.message import (
     LANES,
     MAX_CHUNK_BYTES,
@@ -245,6 +245,15 @@ def test_token_ids_of_a_step_are_few_enough_to_be_decoded_at_once(count: int) ->
     assert len(feeder.reader._body) == 0
     with pytest.raises(ProtocolError, match="token ids"):
         encode(Step(SESSION, 0, 0, 0, count, 0, 0, "hidden", tuple(range(count)), None))
+
+
+def test_few_shapes_of_steps_are_remembered() -> None:
+    """A peer may send every shape there is: what is kept of them stays as small, and each is still read."""
+    widths = range(1, 2 * MAX_SHAPES)
+    sent = [step(count=1, width=width) for width in widths]
+    feeder = greeted("data")
+    assert [plain(feeder.feed(to_bytes(each))) for each in sent] == [[each] for each in sent]
+    assert shape_of.cache_info().currsize == MAX_SHAPES
 
 
 def test_limits_hold() -> None:

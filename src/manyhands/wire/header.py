@@ -44,6 +44,7 @@ from manyhands.wire.timings import TIMING
 MAX_CONTROL_BODY = 64 << 10
 MAX_STEP_BODY = 8 << 20
 MAX_CODED_ROWS = 1 << 20  # bytes of rows that come coded, once decoded: so many are coded in about 10 ms
+MAX_SHAPES = 256  # of Steps, that `shape_of` remembers
 KINDS: dict[int, type[Any]] = {
     1: Hello,
     2: Step,
@@ -136,7 +137,7 @@ class Shape(NamedTuple):
     content: Content
 
 
-@lru_cache(maxsize=256)  # one decode step after another has the same
+@lru_cache(maxsize=MAX_SHAPES)  # one decode step after another has the same
 def shape_of(flags: int, length: int, count: int, width: int, dtype: int, content: int) -> Shape:
     """The body that these fields of a Step's header describe. Raises ProtocolError unless they are consistent."""
     dtype, codec = dtype & (1 << CODEC_SHIFT) - 1, dtype >> CODEC_SHIFT
