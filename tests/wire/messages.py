@@ -48,7 +48,7 @@ def hello(lane: Lane) -> Hello:
 
 
 def step(count: int = 2, width: int = 3) -> Step:
-    payload = Payload("bf16", width, bytes(range(2 * count * width)))
+    payload = Payload("bf16", width, bytes(i % 256 for i in range(2 * count * width)))
     return Step(SESSION, 7, 255, 100, count, 101, 3, "hidden", None, payload)
 
 
