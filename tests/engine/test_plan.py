@@ -63,6 +63,25 @@ def test_rows_do_not_depend_on_cuts_threads_or_back_end(team: Team, row_type: st
             assert np.array_equal(steps(layer(back_end, row_type, window=window), team, rows, cuts, threads), whole)
 
 
+def test_rows_that_exceed_a_cache_take_parts_of_k(team: Team) -> None:
+    """288 rows of 2,400 numbers are more than L2 holds beside weights, and 17 panels more than take turns in tiles."""
+    rows = stored(reals(4, 320, HIDDEN), "bf16")
+
+    def wide(back_end: str) -> Plan:
+        plan = Plan(back_end, "bf16", [HIDDEN, 2400, 17 * 16 - 3, HIDDEN], 0, "bf16", 400)
+        plan.add(*product(70, 0, 1, 2400, HIDDEN))
+        plan.add(*product(72, 1, 2, 17 * 16 - 3, 2400))
+        plan.add(*product(74, 2, 3, HIDDEN, 17 * 16 - 3))
+        plan.add(library.ADD, (3, 1), (1.0,))
+        return plan
+
+    whole = steps(wide("scalar"), team, rows, [320], 1)
+    assert len(np.unique(whole, axis=0)) == 320
+    for back_end in library.supported():
+        for threads, cuts in ((1, [320]), (2, [288, 32]), (2, [1, 17, 33, 269])):
+            assert np.array_equal(steps(wide(back_end), team, rows, cuts, threads), whole)
+
+
 def test_rows_do_not_depend_on_company_or_rollback(team: Team) -> None:
     """Seven sessions at ragged positions in one call; then each steps again from earlier positions with other rows."""
     for back_end in library.supported():

@@ -232,7 +232,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
 #endif
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
-        panels = source->form == FEW_AT_ONCE || source->form == GROUPED ? 1 : at_most(end - panel, PANELS);
+        panels = source->form == FEW_AT_ONCE || source->form == GROUPED ? 1 : at_most(end - panel, source->form == TILED ? TILED_PANELS : PANELS);
         for (int64_t p = 0; p < panels && source->form != TILED; p++)
             memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, BLOCK_ROWS) * BLOCK_ROWS, CHUNK) * SIDE) * 4);
 #ifdef TILES
@@ -489,7 +489,7 @@ static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t
         total = add(total, weight);
         store(scores + p * LANES, kind->rounds && !kind->has_codes ? as_bf16(weight) : weight);
     }
-    float scale = first_lane(exponential(set(*max - most)));
+    float less = *max - most, scale = less == 0 ? 1 : first_lane(exponential(set(less))); /* e^0 is 1 */
     *sum = *sum * scale + tree_sum(total);
     *max = most;
     return scale;

@@ -9,7 +9,8 @@
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 288 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
 enum { EXPANDED = 3, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
-enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a product */
+enum { TILED_PANELS = 16 };        /* panels that take turns of a product in tiles */
+enum { SCRATCH_BYTES = (EXPANDED * DEPTH + TILED_PANELS * CHUNK) * SIDE * 4 }; /* of a product */
 /* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md): codes of 8 bit with
  * a scale; of 4 bit, less 8, with a scale; of 4 bit with a scale and a minimum; the same with codes of 5 bit, less 16; nested, with
  * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;

@@ -353,6 +353,27 @@ static inline void store_part(float *at, V a, int64_t count)
 }
 
 /* The stated tree: lane i takes lane i + 8, then i + 4, i + 2, i + 1. */
+#if defined(LANES_AVX512) || defined(LANES_AVX2)
+#define TREE(name, sum) \
+    static inline float name(V x) \
+    { \
+        __m256 eight = sum(256, LOW_HALF(x), HIGH_HALF(x)); \
+        __m128 four = sum(, _mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)); \
+        __m128 two = sum(, four, _mm_movehl_ps(four, four)); \
+        return _mm_cvtss_f32(sum(, two, _mm_movehdup_ps(two))); \
+    }
+#define SUM_OF(bits, a, b) _mm##bits##_add_ps(a, b)
+#define MORE_OF(bits, a, b) _mm##bits##_max_ps(a, b)
+#ifdef LANES_AVX512
+#define LOW_HALF(x) _mm512_castps512_ps256(x)
+#define HIGH_HALF(x) _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1))
+#else
+#define LOW_HALF(x) (x).a
+#define HIGH_HALF(x) (x).b
+#endif
+TREE(tree_sum, SUM_OF)
+TREE(tree_more, MORE_OF)
+#else
 static inline float tree_sum(V a)
 {
     float v[LANES];
@@ -372,4 +393,5 @@ static inline float tree_more(V a)
             v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
     return v[0];
 }
+#endif
 #endif

@@ -244,6 +244,8 @@ static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
     int failed = team_run(team, members_for(threads, job.rows * k * 4 * groups), prepare_task, &job, job.per_group * groups, 0);
     int64_t least = ceil_div(TASK_BYTES, panel_bytes(op->numbers[2], ceil_div(k, DEPTH)));
     job.per_task = ceil_div(panels * groups, members * 8);
+    int64_t together = job.form == TILED ? at_most(TILED_PANELS, ceil_div(panels * groups, members * 2)) : 0; /* rows are read once for them */
+    least = least < together ? together : least;
     job.per_task = members == 1 ? panels : job.per_task < least ? least : job.per_task;
     job.per_group = ceil_div(panels, job.per_task);
     for (int64_t part = 0; part < job.num_parts; part++) {

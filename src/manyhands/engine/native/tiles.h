@@ -7,6 +7,7 @@
 #include "lanes.h"
 
 enum { TILE_BYTES = 1024, TILE_LINE = 64, PAIR = 2 * SIDE, PAIR_BYTES = 2 * TILE_BYTES }; /* PAIR: rows of two tiles */
+enum { NEAR_BYTES = 5 << 18 }; /* of rows, which L2 holds beside weights and sums: every CPU with tiles has 2 MB */
 
 #ifdef TILES_EMULATED
 static __thread char tiles[8][TILE_BYTES];
@@ -94,26 +95,52 @@ static inline void tiles_zero(void)
     tile_zero(3);
 }
 
-/* sums [panel][row][16] = `panels` panels of all rows: two panels and 32 rows at once, each sum in a tile through all of K. The two
- * panels behind are fetched meanwhile, a part with each 32 rows. */
+static inline void sums_load(const float *from, int has_panel, int has_rows)
+{
+    tile_load(0, from);
+    if (has_panel)
+        tile_load(1, from + CHUNK * SIDE);
+    if (has_rows)
+        tile_load(2, from + SIDE * SIDE);
+    if (has_panel && has_rows)
+        tile_load(3, from + (CHUNK + SIDE) * SIDE);
+}
+
+static inline void sums_store(float *to, int has_panel, int has_rows)
+{
+    tile_store(0, to, TILE_LINE);
+    if (has_panel)
+        tile_store(1, to + CHUNK * SIDE, TILE_LINE);
+    if (has_rows)
+        tile_store(2, to + SIDE * SIDE, TILE_LINE);
+    if (has_panel && has_rows)
+        tile_store(3, to + (CHUNK + SIDE) * SIDE, TILE_LINE);
+}
+
+/* sums [panel][row][16] = `panels` panels of all rows: two panels and 32 rows at once, each sum in a tile through as much of K as lets
+ * NEAR_BYTES of rows stay in L2; all panels go through that before the next part of K. What is read next of the weights is fetched
+ * meanwhile, a part with each 32 rows. */
 static void tile_product(const Source *source, const char *packed, int64_t panels, float *sums)
 {
     int64_t depth = source->depth, bytes = depth * TILE_BYTES, rows = ceil_div(source->count, SIDE) * SIDE, pairs = ceil_div(rows, PAIR);
-    int64_t ahead = ceil_div(PAIR_BYTES, pairs * TILE_LINE) * TILE_LINE;
-    for (int64_t p = 0; p < panels; p += 2)
-        for (int64_t row = 0; row < rows; row += PAIR) {
-            int has_panel = p + 1 < panels, has_rows = row + SIDE < rows;
-            const char *panel = packed + p * bytes;
-            float *to = sums + (p * CHUNK + row) * SIDE;
-            tiles_zero();
-            tile_chain(tile_of(source, 0, row), has_rows, panel, has_panel ? panel + bytes : 0, depth, panel + 2 * bytes + row / PAIR * depth * ahead, ahead);
-            tile_store(0, to, TILE_LINE);
-            if (has_panel)
-                tile_store(1, to + CHUNK * SIDE, TILE_LINE);
-            if (has_rows)
-                tile_store(2, to + SIDE * SIDE, TILE_LINE);
-            if (has_panel && has_rows)
-                tile_store(3, to + (CHUNK + SIDE) * SIDE, TILE_LINE);
+    int64_t ahead = ceil_div(PAIR_BYTES, pairs * TILE_LINE) * TILE_LINE, most = NEAR_BYTES / (pairs * PAIR_BYTES);
+    int64_t steps = ceil_div(depth, ceil_div(depth, most));
+    for (int64_t step = 0; step < depth; step += steps)
+        for (int64_t p = 0; p < panels; p += 2) {
+            int64_t count = at_most(steps, depth - step);
+            int has_panel = p + 1 < panels, is_last = p + 2 >= panels, ends = step + steps >= depth;
+            const char *panel = packed + p * bytes + step * TILE_BYTES;
+            const char *next = !is_last ? panel + 2 * bytes : ends ? packed + panels * bytes : packed + (step + steps) * TILE_BYTES;
+            for (int64_t row = 0; row < rows; row += PAIR) {
+                int has_rows = row + SIDE < rows;
+                float *to = sums + (p * CHUNK + row) * SIDE;
+                if (step)
+                    sums_load(to, has_panel, has_rows);
+                else
+                    tiles_zero();
+                tile_chain(tile_of(source, step, row), has_rows, panel, has_panel ? panel + bytes : 0, count, next + row / PAIR * count * ahead, ahead);
+                sums_store(to, has_panel, has_rows);
+            }
         }
 }
 
