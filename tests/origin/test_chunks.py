@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import cast
 
@@ -86,18 +87,25 @@ def came(returns: Returns, end: int, *compute_us: int) -> None:
     returns.came(Step(b"s" * 16, 1, 255, end, 0, 0, 0, "hidden", None, None, timings), 2)  # type: ignore[arg-type]
 
 
-def test_what_a_row_takes_is_learnt_from_the_prompts_progress() -> None:
-    """By the piece that took least: others had company. The first of an epoch began at an unknown position."""
+def test_what_a_row_takes_is_learnt_from_the_prompts_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the piece that took least: others had company. After a repair the first began at an unknown position."""
+    monkeypatch.setattr("manyhands.origin.returns.time.monotonic", count(0.0, 0.1).__next__)
     returns = Returns()
-    came(returns, 64, 1, 1)
-    assert returns.row_s == ()
-    came(returns, 96, 3200, 6400)
-    came(returns, 128, 6400, 3200)
-    came(returns, 129, 10, 10)  # one row: a step's own time, not a row's
+    returns.sent(40, 32)
+    came(returns, 72, 6400, 6400)
+    assert returns.row_s == pytest.approx((2e-4, 2e-4)), "a short prompt is one piece"
+    returns.sent(72, 32)
+    came(returns, 104, 3200, 6400)
+    came(returns, 136, 6400, 3200)
+    came(returns, 137, 10, 10)  # one row: a step's own time, not a row's
     came(returns, 200, 1)  # a hop that says nothing
     assert returns.row_s == pytest.approx((1e-4, 1e-4))
     returns.renew()
+    returns.sent(200, 32)
+    came(returns, 232, 1, 1)
     assert returns.row_s == ()
+    came(returns, 264, 3200, 6400)
+    assert returns.row_s == pytest.approx((1e-4, 2e-4))
 
 
 def test_timings_longer_than_the_step_was_away_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +115,7 @@ def test_timings_longer_than_the_step_was_away_are_not_taken(monkeypatch: pytest
     returns = Returns()
     for at, stated_us, is_taken in ((1, 90_000, True), (2, 150_000, False), (3, 4_000_000_000, False)):
         before = returns.timings
-        returns.sent(at)
+        returns.sent(at - 1, 1)
         now += 0.1
         timings = (HopTiming(0, stated_us), HopTiming(5_000, 2_000))
         travels = b"".join(written(*timing) for timing in timings)

@@ -28,14 +28,15 @@ class Returns:
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
         self.turn_s = 0.0  # from its send to its return
         self.row_s: tuple[float, ...] = ()  # the least that a row of a prompt took, one a hop
-        self._came_until: int | None = None  # the end of the last result in this epoch
+        self._came_until: int | None = None  # the end of the last result in this epoch, or where the session began
+        self._is_new = True
         self._sent_at: dict[int, float] = {}  # when each step on its way was sent, by its end
 
     def renew(self) -> None:
         """A new epoch begins: nothing is on its way."""
         self.guess = self.sent_until = 0
         self.timings = self.row_s = ()
-        self._came_until = None
+        self._came_until, self._is_new = None, False
         self.results.clear()
         self._sent_at.clear()
 
@@ -47,9 +48,11 @@ class Returns:
         self._sent_at.clear()
         return dropped
 
-    def sent(self, end: int) -> int:
-        """A step up to position `end` is sent now. Returns the number of its guess."""
-        self.sent_until = end
+    def sent(self, position: int, count: int) -> int:
+        """A step of `count` rows is sent now. Returns the number of its guess."""
+        if self._is_new:
+            self._came_until, self._is_new = position, False
+        self.sent_until = end = position + count
         self._sent_at[end] = time.monotonic()
         return self.guess
 
@@ -69,7 +72,7 @@ class Returns:
         self.results.append(step)
 
     def _learn_rows(self, timings: Sequence[HopTiming], end: int) -> None:
-        """A result up to position `end` came. Of the first in an epoch it is not known where it began."""
+        """A result up to position `end` came. Where the first began after a repair is not known: hops replay their logs."""
         rows = 0 if self._came_until is None else end - self._came_until
         self._came_until = end
         if timings and rows > WINDOW_ROWS:

@@ -179,7 +179,7 @@ class Session:
             raise self._error
         if self.losses:
             return
-        where = position, count, reply_from, self.returns.sent(position + count)
+        where = position, count, reply_from, self.returns.sent(position, count)
         step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload, b"", committed)
         self.route.hops[0].outbox.append(step)
         self._flush(0)
