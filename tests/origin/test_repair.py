@@ -82,6 +82,7 @@ class World:
     asked: int = 0
     silent: bool = False
     rtts: dict[Pair, float] = field(default_factory=dict)
+    learnt_of: list[list[str]] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
@@ -92,6 +93,9 @@ class World:
 
     def terms(self) -> Terms:
         return Terms(origin=NodeId("origin"), rtts=self.rtts)
+
+    def learn(self, session: Session) -> None:
+        self.learnt_of.append([hop.offer.name for hop in session.route.hops])
 
     def note_star(self) -> None:
         """No hop of these is apart from another."""
@@ -149,6 +153,7 @@ def test_a_repair_says_what_it_did() -> None:
         patient = Patient(offer("s", 0, 12))
         assert await patient.lose(1) == 5, "the origin sends what was not committed"
         assert patient.session.names == ["a", "s", "c"] and patient.events == ["shard_status", "shard_failover"]
+        assert patient.world.learnt_of == [["a", "b", "c"]], "what hops took is learnt before it is forgotten"
         (repair,) = patient.healer.repairs
         assert (repair.lost, repair.replacement, repair.at_token) == (("b",), ("s",), 5) and "is gone" in repair.reason
         patient = Patient(offer("s", 0, 6), offer("t", 6, 12))

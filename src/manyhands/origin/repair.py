@@ -312,6 +312,7 @@ class RepairExecutor:
         hops = [answer for answer in answers if isinstance(answer, Hop)]
         for hop, slot in zip(hops, plan.slots, strict=True):
             hop.is_whole = hop.is_whole and not slot.recomputes
+        self._around.learn(session)
         await session.reshape(plan.slots, hops)
 
     async def _hop(self, index: int, slot: Slot, num_hops: int) -> Hop:

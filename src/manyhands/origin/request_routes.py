@@ -11,6 +11,7 @@ from manyhands.origin.adoption import HopMark, resolve
 from manyhands.origin.lossy import Loss
 from manyhands.origin.repair_plan import Event, Slot
 from manyhands.origin.route import Hop, Lease
+from manyhands.origin.session import Session
 from manyhands.route.offer import Offer, Rules, Terms
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class RequestRoutes:
     def terms(self) -> Terms:
         """As Routes.terms, by the rules."""
         return self._routes.terms(0, self.rules)
+
+    def learn(self, session: Session) -> None:
+        """As Routes.learn."""
+        self._routes.learn(session)
 
     def note_star(self) -> None:
         """Hops cannot reach each other: the route is a star, though a ring was asked for."""

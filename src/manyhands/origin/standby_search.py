@@ -28,6 +28,9 @@ class RouteServices(Protocol):
     def terms(self) -> Terms:
         """What is known of the ways between nodes, and what the request asks of its route."""
 
+    def learn(self, session: Session) -> None:
+        """Note what its hops said they take, which is forgotten when the route changes."""
+
     def note_star(self) -> None:
         """Hops cannot reach each other: the route is a star from here on."""
 
