@@ -4,7 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from manyhands.api.auth import KeyRing
+from manyhands.testing.faults import Faults
 from tests.api.served import MODEL, make_model, served
 
 HISTORY: list[Any] = [{"role": "user", "content": "A question that is long enough to be worth it."}]
@@ -54,3 +57,32 @@ def test_the_second_question_counts_what_is_cached_for_its_own_key(tmp_path: Pat
             assert [count for key, count in told if key == "ann"][1] == cached
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_question_after_a_repair_counts_what_is_cached(tmp_path: Path, victim: int) -> None:
+    """A hop dies in the middle of the first answer: what takes its place has what was computed before, and text is the same."""
+    folder, faults, told = make_model(tmp_path / "model"), Faults(), list[list[tuple[str | None, int | None, int]]]()
+
+    async def ask(*, dies: bool) -> None:
+        async with served(folder, spares=["0-1"], wrap=faults.wrap) as it:
+            hop, history, told_now = it.swarm.hops[victim], list(HISTORY), list[tuple[str | None, int | None, int]]()
+            if dies:
+                faults.at("decode", hop, lambda: faults.die(hop), skip=4)
+            client = await it.client()
+            for _ in range(2):
+                answer = await client.chat.completions.create(
+                    model=MODEL, messages=history, max_tokens=12, seed=3, temperature=0.8
+                )
+                assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+                said, counted = answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens
+                told_now.append((said, counted, answer.usage.prompt_tokens))
+                history += [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+            assert len(it.watcher.ended_jobs[0].repairs) == dies
+            told.append(told_now)
+
+    asyncio.run(ask(dies=False))
+    asyncio.run(ask(dies=True))
+    assert told[0] == told[1]
+    (_, _, first), (_, cached, _) = told[1]
+    assert cached is not None and cached >= first - 1
