@@ -327,8 +327,27 @@ def test_verdict_says_why_a_model_does_not_draft() -> None:
     )
     costs.learn(Timing(2, 0.0125))
     assert "a draft is right in 30%" in drafter.verdict
+    alone = AutoDrafter(Acceptance(), model=model, copies=False)
+    alone.share(costs)
+    assert alone.verdict.endswith("a round 12.0 ms; the model drafter rests: a draft takes 2.0 ms, too long for such rounds")
     model.draft_s = 0.001
     assert "a draft is right in 60%" in drafter.verdict and "rests" not in drafter.verdict
+
+
+def test_verdict_goes_by_drafts_that_were_seen() -> None:
+    """A model that was always wrong does not pay because nothing is known of copies."""
+    model, acceptance, costs = ReadyModel(range(9), 0.0), Acceptance(), RouteCosts()
+    drafter = AutoDrafter(acceptance, model=model)
+    drafter.share(costs)
+    costs.learn(Timing(1, 0.3))
+    costs.learn(Timing(2, 0.3002))
+    for _ in range(300):
+        acceptance.note(modelled(0), False)
+    assert drafter.verdict.endswith("a draft is right in 2%: drafting pays")
+    for _ in range(300):
+        acceptance.note(copied(0), False)
+        acceptance.note(modelled(0), True)
+    assert "a draft is right in 9" in drafter.verdict
 
 
 def test_a_row_costs_what_it_costs_without_the_rows_of_other_requests() -> None:

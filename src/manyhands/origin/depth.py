@@ -59,6 +59,10 @@ class Acceptance:
         right, seen = self._seen.get(kind, (0.0, 0.0))
         return (_PRIOR_WEIGHT * self._prior(kind) + right) / (_PRIOR_WEIGHT + seen)
 
+    def best(self, kinds: Sequence[Kind]) -> float | None:
+        """The best chance of those of `kinds` that were seen, of all if none was; None without any."""
+        return max(map(self.chance, [kind for kind in kinds if kind in self._seen] or kinds), default=None)
+
     def note(self, kind: Kind, is_right: bool) -> None:
         """A draft of `kind` was right or wrong. (One behind a wrong one says nothing.)"""
         right, seen = self._seen.get(kind, (0.0, 0.0))
@@ -184,8 +188,8 @@ class Depth:
         """A window came back."""
         self.costs.learn(timing)
 
-    def verdict(self, chance: float) -> str:
-        """Whether a draft that is right with `chance` pays, for people."""
+    def verdict(self, chance: float | None) -> str:
+        """Whether a draft that is right with `chance` pays, for people. None: there is nothing to draft with."""
         row_s, token_s = self.costs.row_s, self.costs.token_s
         if token_s is None:
             return "no window was timed yet"
@@ -194,5 +198,7 @@ class Depth:
         told = f"one more row costs {1e3 * row_s:.1f} ms, a round {1e3 * token_s:.1f} ms"
         if self.trial.pause:
             return f"{told}: drafting was tried and did not pay"
+        if chance is None:
+            return told
         does = "pays" if chance * token_s > _MARGIN * row_s else "does not pay"
         return f"{told}, a draft is right in {chance:.0%}: drafting {does}"

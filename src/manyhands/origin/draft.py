@@ -216,14 +216,14 @@ class AutoDrafter:
 
     @property
     def verdict(self) -> str:
-        chance, model, more = self._acceptance.chance(copied(0)), self._model, ""
+        kinds, model, more = [copied(0)] if self._copies else [], self._model, ""
         if model is not None and model.trouble:
             more = f"; the model drafter is off: {model.trouble}"
         elif model is not None and model.draft_s and not self._depth.has_time_for(model.draft_s):
             more = f"; the model drafter rests: a draft takes {1e3 * model.draft_s:.1f} ms, too long for such rounds"
         elif model is not None:
-            chance = max(chance, self._acceptance.chance(modelled(0)))
-        return self._depth.verdict(chance) + more
+            kinds.append(modelled(0))
+        return self._depth.verdict(self._acceptance.best(kinds)) + more
 
     def share(self, costs: RouteCosts) -> None:
         """Before it begins: learn and use what is known of the route, with the other requests on it."""
