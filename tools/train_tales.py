@@ -37,8 +37,10 @@ SHAPE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+# An answer goes on in the line of what it answers, as it was drawn: so the next question begins with the very same ids.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\\n\\n' }}{% endif %}{% endfor %}"
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if not loop.last and loop.nextitem['role'] != 'assistant' %}{{ '\\n\\n' }}{% endif %}{% endfor %}"
 )
 _HEADING = re.compile(r"\n\n(?=[A-Z][A-Z0-9 ,.'!?;:()\"-]{4,70}\n\n)")
 

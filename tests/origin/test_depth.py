@@ -329,7 +329,9 @@ def test_verdict_says_why_a_model_does_not_draft() -> None:
     assert "a draft is right in 30%" in drafter.verdict
     alone = AutoDrafter(Acceptance(), model=model, copies=False)
     alone.share(costs)
-    assert alone.verdict.endswith("a round 12.0 ms; the model drafter rests: a draft takes 2.0 ms, too long for such rounds")
+    assert alone.verdict.endswith(
+        "a round 12.0 ms; the model drafter rests: a draft takes 2.0 ms, too long for such rounds"
+    )
     model.draft_s = 0.001
     assert "a draft is right in 60%" in drafter.verdict and "rests" not in drafter.verdict
 

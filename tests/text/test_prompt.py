@@ -9,6 +9,7 @@ import pytest
 from tokenizers import processors
 
 from manyhands.errors import BadRequest, ModelError
+from manyhands.tales import model_path
 from manyhands.text.prompt import Tokenizer, encode_prompt, eos_ids, load_eos_ids, render_chat
 from manyhands.text.tokenizer import load_tokenizer
 from tests.text.test_detokenize import BEGIN, END, byte_level
@@ -136,3 +137,15 @@ def test_what_is_no_id_ends_no_text(stated: object) -> None:
     for config, generation in pairs:
         with pytest.raises(ModelError, match="eos_token_id"):
             eos_of(None, config, generation)
+
+
+def test_the_next_question_to_tales_begins_with_what_was_asked_and_drawn() -> None:
+    """Then a hop has all of it cached (docs/reuse.md)."""
+    tales = load_tokenizer(model_path())
+    asked = {"role": "user", "content": "Once upon a time there was a king, and he"}
+    said = {"role": "assistant", "content": " had three sons.\n\nThe youngest"}
+    begun = render_chat(tales, [asked])
+    drawn = encode_prompt(tales, said["content"])
+    more = render_chat(tales, [asked, said, {"role": "user", "content": "And then?"}])
+    assert more[: len(begun) + len(drawn)] == [*begun, *drawn]
+    assert tales.decode(more).endswith("The youngest\n\nAnd then?")
