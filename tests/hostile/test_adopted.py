@@ -149,7 +149,7 @@ def test_guesses_are_neither_parked_nor_lent(folder: Path, state: str, is_last: 
             (12, 2, 9),
         ):  # a prompt, a token and three guesses, two more
             one.step(1, position, hidden(rows, position), hop=hop, reply_from=min(position, 7), committed=committed)
-        place = one.host.find(session_id(1), hop)
+        place = one.host.find(session_id(1), hop, 1)
         assert place is not None
         await one.until(lambda: place.cache.length == 14 and place.computed == 14)
         if state != "live":
@@ -158,7 +158,7 @@ def test_guesses_are_neither_parked_nor_lent(folder: Path, state: str, is_last: 
             one.host.parking.shrink(0)
         asked: Any = {"hop": hop, "replay_from": 7, "replay_until": 12} if is_last else {}
         assert await adopt(one, 2, PROOF, until=12, **asked) == (0 if state == "shed" else 9)
-        adopted = one.host.find(session_id(2), hop)
+        adopted = one.host.find(session_id(2), hop, 1)
         assert adopted is not None and adopted.cache.length == (0 if state == "shed" else 9)
         again = one.after.of(Step, session_id(2))
         assert [(step.position, step.count) for step in again] == ([(7, 2)] if is_last and state != "shed" else [])

@@ -72,6 +72,22 @@ async def resume(one: Hop, number: int, parked: int, until: int, origin: NodeId 
     return one.origin.of(Opened, session_id(number))[-1].cached
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_place_that_a_repair_left_behind_is_not_parked(folder: Path, moves: bool) -> None:
+    """Its last rows may be of guesses that were wrong: the session has gone on in another place of this node."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, span=Span(2, 3))
+        one.step(1, 0, hidden(9), reply_from=9)
+        await one.until(lambda: bool(one.after.of(Step, session_id(1))))
+        if moves:
+            await one.open(1, span=Span(3, 4), epoch=2)
+        one.host.close(Close(session_id(1), name(1), 8), ORIGIN)
+        assert len(one.host.parking) == (not moves) and one.host.num_sessions == 0
+
+    play(folder, scenario)
+
+
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +189,7 @@ def test_logs_of_parked_sessions_go_before_those_of_live_ones(folder: Path) -> N
             await one.quiet()
             one.logs.enforce()
             assert one.logs.num_bytes <= 2 * live
-        place = one.host.find(session_id(1), 1)
+        place = one.host.find(session_id(1), 1, 1)
         assert place is not None and place.log.covers(20)
         assert len(one.host.parking) == 7  # their caches stay
 

@@ -15,6 +15,7 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
 from tests.origin.scenes import HOT, PROMPT, ids_of, play
 
+LONG = replace(HOT, max_tokens=40)  # more than a window of steps after what happens
 OWN = RequestConfig(own_first=2, own_last=1, patience_s=2.0)
 
 
@@ -131,6 +132,31 @@ def test_a_request_without_a_route_goes_on_alone(folder: Path, was_covered: bool
                 waits = was_covered and not num_asked  # the patience counts from the first request that missed them
                 assert (loop.time() - began > 1.9) == waits
             assert origin.node.worker.spans == ()
+        device.close()
+
+    play(main)
+
+
+@pytest.mark.parametrize("own", [(2, 1), (3, 0), (0, 3)])
+def test_a_stream_goes_on_alone_where_this_machine_was_a_hop_of_it(folder: Path, own: tuple[int, int]) -> None:
+    """Its old place has the number of the new one: steps and credits go to the place of this epoch, and the stream says so."""
+
+    async def main() -> None:
+        device, faults = Device.start(1), Faults()
+        request = RequestConfig(own_first=own[0], own_last=own[1], patience_s=2.0)
+        async with memory_swarm(folder, "0-5", request=request, wrap=faults.wrap) as swarm:
+            await keep(swarm, folder, device)
+            origin = swarm.origin
+            await origin.add_fallback(folder, device)
+            wanted = await ids_of(swarm, PROMPT, LONG)
+            answer = origin.answer(origin.request_ids(PROMPT, LONG))
+            async for _ in origin.stream(answer):
+                if len(answer.token_ids) == 4:
+                    faults.die(swarm.hops[0])
+            assert answer.session is not None
+            assert [hop.offer.name for hop in answer.session.route.hops] == ["fallback"]
+            assert answer.token_ids == wanted
+            assert answer.routing.is_fallback
         device.close()
 
     play(main)

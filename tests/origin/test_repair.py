@@ -100,6 +100,9 @@ class World:
     def note_star(self) -> None:
         """No hop of these is apart from another."""
 
+    def note_fallback(self) -> None:
+        """That is seen by the plan."""
+
     async def look_around(self) -> None:
         """No node comes back."""
 

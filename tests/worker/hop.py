@@ -142,15 +142,16 @@ class Hop:
     def step(self, number: int, position: int, rows: Tensor | None, link: Notes | None = None, **changes: Any) -> None:
         """Let a step arrive, from the predecessor unless another link is given."""
         message = step(number, position, rows, **changes)
-        place = self.host.find(message.session, message.hop)
+        place = self.host.find(message.session, message.hop, message.epoch)
         if place is not None:  # else it is late, and ignored
             self.host.step(place, message, cast(Link, link or self.before))
 
     def credit(self, number: int, steps: int) -> None:
         """Let the successor of session `number` have computed `steps` steps."""
-        place = self.host.find(session_id(number), 1)
+        epoch = self.owners.epoch_of(session_id(number))
+        place = self.host.find(session_id(number), 1, epoch)
         assert place is not None
-        self.host.credit(place, steps, place.opened.epoch)
+        self.host.credit(place, steps, epoch)
 
     def faults(self) -> list[Fault]:
         return self.origin.of(Fault)

@@ -395,7 +395,7 @@ def test_a_hop_with_a_rollback_in_hand_does_not_claim_more(folder: Path) -> None
         await one.open(1)
         one.step(1, 0, hidden(9))
         await computed(one, 1, 1)
-        place = one.host.find(session_id(1), 1)
+        place = one.host.find(session_id(1), 1, 1)
         assert place is not None
         one.host.follow(Retract(session_id(1), 1, 1), ORIGIN)
         one.step(1, 4, hidden(2), window=1)
@@ -592,7 +592,7 @@ def test_a_step_on_the_device_while_the_place_changes_is_not_sent(folder: Path) 
         await computed(one, 1, 1)
         one.step(1, 5, hidden(4, seed=9))
         await asyncio.sleep(0)  # it is on the device now
-        place = one.host.find(session_id(1), 1)
+        place = one.host.find(session_id(1), 1, 1)
         assert place is not None and not place.waiting
         one.after.sent.clear()
         await one.open(1, epoch=2, replay_until=5)

@@ -57,9 +57,7 @@ class Telling:
         elif "assignments" in event:
             self._route(event["assignments"])
         elif "dropped_worker" in event:
-            self._note(
-                f"\n[repair at token {event['token_index']}: {event['dropped_worker']} was lost, {event['repair_ms']:.0f} ms]"
-            )
+            self._note(f"\n[{_change(event)}]")
             self._route(event["remaining"])
         elif "worker_trace" in event:
             typer.echo()
@@ -76,6 +74,13 @@ class Telling:
     def _note(self, text: str) -> None:
         for line in text.split("\n"):
             typer.secho(fitted(one_line(line, 600), sys.stderr), dim=True, err=True)
+
+
+def _change(event: Mapping[str, Any]) -> str:
+    """Of a `reshard` event: what was repaired, or why the request began alone (without a `repair_ms`)."""
+    if event["repair_ms"] is None:
+        return str(event["reason"])
+    return f"repair at token {event['token_index']}: {event['dropped_worker']} was lost, {event['repair_ms']:.0f} ms"
 
 
 def figures(done: Mapping[str, Any]) -> str:

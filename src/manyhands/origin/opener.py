@@ -62,7 +62,7 @@ class RouteOpener:
         """A session on the fallback. Raises `refusal` if there is none, or the request does not want it."""
         if (alone := around.alone(self.last_resort)) is None:
             raise refusal
-        around.routing.is_fallback = True
+        around.note_fallback()
         around.events.append(Event("reshard", (alone.name,), 0, f"{refusal}; this machine goes on alone"))
         return (alone,), await self._node.requests.open((alone,), lease)
 

@@ -118,6 +118,8 @@ class RepairExecutor:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
             raise
         self.excluded -= self._back.excused()
+        if any(slot.offer == self._last_resort for slot in plan.slots):
+            self._around.note_fallback()
         names = tuple(slot.offer.name for slot in plan.slots if slot.offer not in before)
         is_alike = len(plan.slots) == len(before) and all(slot.offer.info.is_loaded for slot in plan.slots)
         kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"

@@ -31,7 +31,7 @@ class Routing:
     num_refused: int = 0
     is_star: bool = False  # hops cannot reach each other: a star, though a ring was asked for
     is_kept: bool = False
-    is_fallback: bool = False  # no route could be made: the origin computes alone
+    is_fallback: bool = False  # no route could be made, at first or by a repair: the origin computes alone
     loss: Loss = field(default_factory=Loss)
 
     def as_object(self) -> dict[str, Any]:
@@ -128,6 +128,10 @@ class RequestRoutes:
     def note_star(self) -> None:
         """Hops cannot reach each other: the route is a star, though a ring was asked for."""
         self.routing.is_star = True
+
+    def note_fallback(self) -> None:
+        """No route can be made: the origin computes alone."""
+        self.routing.is_fallback = True
 
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
         """As Routes.keeps, by the rules."""

@@ -34,6 +34,9 @@ class RouteServices(Protocol):
     def note_star(self) -> None:
         """Hops cannot reach each other: the route is a star from here on."""
 
+    def note_fallback(self) -> None:
+        """No other node can go on: the origin computes alone from here on."""
+
     async def look_around(self) -> None:
         """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""
 

@@ -115,7 +115,7 @@ class SpanHost:
             raise BadRequest(f"this session has a lease of {known[0].capacity} positions, not {message.capacity}")
         if not known:
             self._lease(message)
-            self._owners.hold(message.session, origin.peer)
+        self._owners.hold(message.session, origin.peer, message.epoch, is_new=not known)
         if before is not None:
             before.cancel()
         opening = self._opening[place] = Opening(message, origin)
@@ -127,8 +127,7 @@ class SpanHost:
         """Raise what refuses a new place, unless there is room for it."""
         if self.is_draining:
             raise Draining(f"layers {self._info.span} are being drained: try another node")
-        sessions = len(self._places.keys() | self._opening.keys())
-        check_room(message, self.info, self.engine.cache_tokens, sessions)
+        check_room(message, self.info, self.engine.cache_tokens, len(self._places.keys() | self._opening.keys()))
 
     async def open(self, opening: Opening, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
@@ -214,10 +213,11 @@ class SpanHost:
     def _remove(self, place: Place, session: HopSession, why: Close | None = None) -> None:
         del self._places[place]
         self._forget_hop(session)
+        # Else a repair has left it behind, with rows of guesses that were wrong.
+        may_park = session.opened.epoch == self._owners.epoch_of(place[0]) and not self.is_draining
         self._released(place)
         self.engine.remove(session)
-        may_park = why is not None and not self.is_draining and 0 < why.positions <= session.cache.length
-        if may_park and why is not None and why.parked_as is not None:
+        if why is not None and why.parked_as is not None and may_park and 0 < why.positions <= session.cache.length:
             total, now = self.engine.cache_tokens, asyncio.get_running_loop().time()
             self.parking.park(why.parked_as, session.park(why.positions), self._free(), total, now)
         else:
@@ -279,9 +279,10 @@ class SpanHost:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def find(self, session_id: SessionId, hop: int) -> HopSession | None:
-        """The place of hop `hop` of the session, if it is here (ORIGIN_HOP: of the last hop)."""
-        return self._by_hop.get((session_id, hop))
+    def find(self, session_id: SessionId, hop: int, epoch: int) -> HopSession | None:
+        """The place of hop `hop` in this epoch of the session, if it is here (ORIGIN_HOP: of the last hop)."""
+        place = self._by_hop.get((session_id, hop))
+        return place if place is not None and place.opened.epoch == epoch else None
 
     def follow(self, message: Probe | Retract, node: NodeId) -> None:
         """Do what the session's origin asks in this epoch, in every place the session has here."""
@@ -291,9 +292,8 @@ class SpanHost:
 
     def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
         """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""
-        place = self._by_hop.get((message.session, message.hop))
-        is_asked = place is not None and (place.opened.epoch, place.origin.peer) == (message.epoch, node)
-        return place if is_asked else None
+        place = self.find(message.session, message.hop, message.epoch)
+        return place if place is not None and place.origin.peer == node else None
 
     def has_place(self, message: Open) -> bool:
         place = (message.session, message.span)

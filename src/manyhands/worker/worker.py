@@ -218,7 +218,7 @@ class Worker:
 
     def _on_step(self, message: Step, link: Link) -> bool:
         for host in self.hosts:
-            if (place := host.find(message.session, message.hop)) is not None:
+            if (place := host.find(message.session, message.hop, message.epoch)) is not None:
                 host.step(place, message, link)
                 return True
         return False
@@ -226,7 +226,8 @@ class Worker:
     def _on_credit(self, message: Credit, link: Link) -> bool:
         sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
         for host in self.hosts:
-            if (place := host.find(message.session, sender)) is not None and place.successor.peer == link.peer:
+            place = host.find(message.session, sender, message.epoch)
+            if place is not None and place.successor.peer == link.peer:
                 host.credit(place, message.steps, message.epoch)
                 return True
         return False

@@ -270,6 +270,24 @@ def test_a_stream_that_cannot_go_on_says_why(folder: Path) -> None:
     play(folder, main, spares=())
 
 
+def test_a_stream_that_begins_alone_says_why(folder: Path) -> None:
+    """F44: no node holds some layers, and the machine has a fallback: that is a change of the route without a repair."""
+
+    async def main() -> None:
+        async with observed(folder, has_fallback=True) as scene, served(scene) as client:
+            undisturbed = (await client.post("/api/infer", json=BODY)).json()["result"]
+            for index in range(3):
+                scene.swarm.origin.routes.evict(scene.node(index))
+            told = await stream(client, "?diagnostics=1")
+            (reshard,) = named(told, "reshard")
+            assert told[-1][0] == "done" and told[-1][1]["result"] == undisturbed
+            assert (reshard["dropped_worker"], reshard["repair_ms"]) == ("", None)
+            assert "this machine goes on alone" in reshard["reason"]
+            assert [hop["name"] for hop in reshard["remaining"]] == ["fallback"]
+
+    asyncio.run(main())
+
+
 def test_what_cannot_be_served_is_refused_before_the_first_byte(folder: Path) -> None:
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
         assert (await client.delete("/api/workers/n1?force=true")).status_code == 200

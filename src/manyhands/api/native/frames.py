@@ -98,15 +98,20 @@ class EventEncoder:
 
     def _new_route(self, event: Event) -> Iterator[Frame]:
         """Both kinds change the topology, so both are a reshard to lattice9's clients."""
-        repair = self._job.repairs[self._repairs_told]
-        self._repairs_told += 1
-        if self._diagnostics and event.kind == "shard_failover":
+        repairs = self._job.repairs[self._repairs_told :][:1]
+        repair = next((one for one in repairs if one.replacement == event.nodes), None)
+        self._repairs_told += repair is not None
+        if self._diagnostics and repair is not None and event.kind == "shard_failover":
             failed = [self._shard_id(hop) for hop in self._hops if hop.name in repair.lost]
             new = [f"{self._shard_id(hop)}@{hop.name}" for hop in self._job.hops if hop.name in repair.replacement]
             yield Frame("shard_failover", {"failed_shard": ", ".join(failed), "replacement": ", ".join(new)})
         self._hops = self._job.hops
-        facts = {"token_index": event.at_token, "dropped_worker": ", ".join(repair.lost), "kind": event.kind}
-        facts |= {"reason": repair.reason, "repair_ms": in_ms(repair.total_s)}
+        facts: dict[str, Any] = {"token_index": event.at_token, "kind": event.kind}
+        if repair is None:  # the request began alone, on the fallback
+            facts |= {"dropped_worker": "", "reason": event.detail, "repair_ms": None}
+        else:
+            facts |= {"dropped_worker": ", ".join(repair.lost), "reason": repair.reason}
+            facts |= {"repair_ms": in_ms(repair.total_s)}
         yield Frame("reshard", {**facts, "remaining": [hop_object(hop) for hop in self._job.hops]})
 
     def _shard_status(self, hops: Sequence[Offer], degraded: Sequence[str], detail: str) -> Frame:
