@@ -14,6 +14,7 @@ import torch
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeAddr, PathKind, Span, SpanInfo
 from manyhands.errors import (
+    BadRequest,
     Busy,
     ContextOverflow,
     Detour,
@@ -30,7 +31,7 @@ from manyhands.origin.session import Session
 from manyhands.origin.standby import Standby
 from manyhands.route.search import Offer
 from manyhands.testing.faulty_device import SlowDevice
-from manyhands.testing.swarm import MemorySwarm, node_id, node_key
+from manyhands.testing.swarm import MemorySwarm, memory_node, node_id, node_key
 from manyhands.wire.message import Close, Credit, Fault, Feed, Payload, Step
 from manyhands.wire.signed import Signer
 from manyhands.worker.execute import Device, Result, Work
@@ -284,6 +285,39 @@ def test_a_hop_that_cannot_be_reached_is_named_and_nothing_is_leased(folder: Pat
                 with pytest.raises(ShardUnavailable, match=r"mem:999"):
                     await ids_of(swarm, PROMPT, GREEDY, route=route, path=path)
                 await all_free(swarm)
+
+    play(main)
+
+
+def test_an_address_from_before_a_restart_is_no_second_node(folder: Path, greedy: list[int]) -> None:
+    """A node that was started anew with its old ticket is named there twice: what it listens at is used, the other is not."""
+
+    async def main() -> None:
+        async with swarm_of(folder, CUT) as swarm:
+            requests, before = swarm.origin.node.requests, NodeAddr("mem", 9999, node_id("n0"))
+            addrs = swarm.origin.routes.addrs = [before, *swarm.addrs]
+            wanted = [(offer.name, offer.addr.port) for offer in await requests.survey(swarm.addrs)]
+            for _ in range(2):
+                assert [(offer.name, offer.addr.port) for offer in await requests.survey(addrs)] == wanted
+                assert await ids_of(swarm, PROMPT, GREEDY) == greedy
+            assert [offer.addr.port for offer in requests.known_offers(addrs, ())] == [port for _, port in wanted]
+
+    play(main)
+
+
+def test_two_nodes_with_one_key_are_refused(folder: Path) -> None:
+    """By every request, also once there is a link to each of them."""
+
+    async def main() -> None:
+        async with swarm_of(folder, CUT) as swarm:
+            async with memory_node(swarm.network, "n0") as twin:
+                device = Device.start(1)
+                await twin.worker.host(folder, Span(0, 2), "bf16", device, model_name="test")
+                swarm.origin.routes.addrs = [*swarm.addrs, await twin.listen(NodeAddr("mem", 0))]
+                for _ in range(2):
+                    with pytest.raises(BadRequest, match="have the same node key: start one of them with another --key"):
+                        await ids_of(swarm, PROMPT, GREEDY)
+                device.close()
 
     play(main)
 

@@ -34,6 +34,7 @@ class LinkPool:
         self._added = asyncio.Event()
         self._links: dict[PeerLane, list[Link]] = {}
         self._nodes: dict[tuple[str, int], NodeId] = {}  # which node answered at an address that names none
+        self._dialled: dict[Link, tuple[str, int]] = {}  # open links, and where they were dialled
         self._dialling: dict[tuple[NodeAddr, Lane], asyncio.Future[LinkClosed | None]] = {}
         self._is_closed = False
 
@@ -51,9 +52,17 @@ class LinkPool:
         return _best(links) if links else None
 
     def find_at(self, addr: NodeAddr, lane: Lane) -> Link | None:
-        """An open link to the node that `addr` names, or that was found at it."""
-        node = addr.node or self._nodes.get((addr.host, addr.port))
-        return self.find(node, lane) if node is not None else None
+        """An open link to the node that `addr` names, or that was found at it; of several the one that was dialled there."""
+        place = addr.host, addr.port
+        if (node := addr.node or self._nodes.get(place)) is None or (best := self.find(node, lane)) is None:
+            return None
+        links = [link for link in self._links[node, lane] if not link.is_closed]
+        like = [link for link in links if link.health.path_kind == best.health.path_kind]
+        return next((link for link in like if self._dialled.get(link) == place), best)
+
+    def leads_to(self, link: Link, addr: NodeAddr) -> bool:
+        """Whether `link` was dialled at `addr`, and not at another address of its node."""
+        return self._dialled.get(link) == (addr.host, addr.port)
 
     def nodes(self, lane: Lane) -> set[NodeId]:
         """Those that a link of that lane is open to."""
@@ -70,6 +79,7 @@ class LinkPool:
             link.abort("this node is stopping")
             return
         self._links = self._open()
+        self._dialled = {link: place for link, place in self._dialled.items() if not link.is_closed}
         self._links.setdefault((link.peer, link.lane), []).append(link)
         self._added.set()
         self._on_new(link)
@@ -131,6 +141,7 @@ class LinkPool:
         try:
             link = await self._transport.dial(addr, lane)
             self._note(addr, link.peer)
+            self._dialled[link] = addr.host, addr.port
             self.add(link)
             pending.set_result(None)
         except LinkClosed as exc:

@@ -51,19 +51,28 @@ class Sessions:
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, LinkClosed | TimeoutError):
                 raise answer
-        reached = [offer for answer in answers if isinstance(answer, list) for offer in answer]
+        linked = [(a, link) for a, link in zip(addrs, answers, strict=True) if not isinstance(link, BaseException)]
+        reached = self._offers_over(linked)
         refuse_twins(reached)
-        if not any(isinstance(answer, list) for answer in answers):
+        if not linked:
             reasons = "; ".join(
                 str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True)
             )
             raise ShardUnavailable(f"no node of the ticket can be reached: {reasons or 'it names no address'}")
         return reached
 
-    async def _ask(self, addr: NodeAddr) -> list[Offer]:
+    async def _ask(self, addr: NodeAddr) -> Link:
         async with asyncio.timeout(self._node.pool.connect_s):
-            link = await self._node.pool.get(addr, "control")
-        return self._offers_of(addr, link)
+            return await self._node.pool.get(addr, "control")
+
+    def _offers_over(self, linked: Sequence[tuple[NodeAddr, Link]]) -> list[Offer]:
+        """What the peers at the ends of the links host. A link that several addresses of its node led to counts once, at the
+        one where it was dialled: another may be that of the node before it was restarted."""
+        found: dict[Link, NodeAddr] = {}
+        for addr, link in linked:
+            if link not in found or self._node.pool.leads_to(link, addr):
+                found[link] = addr
+        return [offer for link, addr in found.items() for offer in self._offers_of(addr, link)]
 
     def _offers_of(self, addr: NodeAddr, link: Link) -> list[Offer]:
         """What the peer said it hosts, and what it has loaded for us since."""
@@ -74,8 +83,7 @@ class Sessions:
     def known_offers(self, addrs: Sequence[NodeAddr], excluded: Collection[NodeId]) -> list[Offer]:
         """What the nodes at `addrs` said they host, of those that a control link is open to now."""
         links = [(addr, self._node.pool.find_at(addr, "control")) for addr in addrs]
-        usable = [(addr, link) for addr, link in links if link is not None and link.peer not in excluded]
-        return [offer for addr, link in usable for offer in self._offers_of(addr, link)]
+        return self._offers_over([(addr, link) for addr, link in links if link is not None and link.peer not in excluded])
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
