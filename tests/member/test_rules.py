@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from manyhands.core import SamplingParams
 from manyhands.errors import ShardUnavailable
 from manyhands.route.offer import Rules
 from tests.member.members import Play, Town
@@ -70,6 +71,12 @@ def test_layers_that_only_nodes_out_of_scope_hold_are_refused_at_once(play: Play
             ShardUnavailable, match="no node holds layers 2-3 of 4 among those that trust and scope admit"
         ):
             await ask(origin, Rules(scope="off"))
+        refused = origin.answer(origin.request_ids((1, 2, 3), SamplingParams(max_tokens=2)))
+        with pytest.raises(ShardUnavailable):
+            async for _ in origin.stream(refused, path="star", rules=Rules(scope="off")):
+                pass
+        said = refused.routing.as_object()
+        assert (said["refused_nodes"], said["path"], said["scope"]) == (1, "star", "off")
 
     play(scene)
 

@@ -10,9 +10,10 @@ import typer
 from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, ask, print_json
 from manyhands.cli.lines import rows_within, width_of
+from manyhands.config import MAX_HOPS
 from manyhands.plain import one_line
 
-HEADINGS: Final = ("job", "age", "model", "status", "tokens", "first", "tokens/s", "api", "repairs", "route")
+HEADINGS: Final = ("job", "age", "model", "status", "tokens", "first", "tokens/s", "api", "repairs", "rules", "route")
 NUM_FIRST: Final = 7  # columns that stand in a line of their own on a narrow terminal
 WIDE: Final = 140  # where names of models have room
 COLOURS: Final = {"failed": "red", "refused": "red", "cancelled": "yellow", "running": "cyan", "queued": "cyan"}
@@ -57,8 +58,30 @@ def _cells(job: Mapping[str, Any], now: float, longest: int) -> tuple[str, ...]:
         _figure(timings["decode_tokens_per_s"], "{:.1f}"),
         one_line(job["api"], 20),
         str(len(job["repairs"]) or "-"),
+        ", ".join(rules_of(job["routing"])) or "-",
         one_line(" > ".join(hop["name"] for hop in job["hops"]), 400) or "-",
     )
+
+
+def rules_of(routing: Mapping[str, Any]) -> list[str]:
+    """What a request asked of its route and what came of it, where that is not usual (docs/routing.md)."""
+    own, trusted = ((routing[f"{whose}_first"], routing[f"{whose}_last"]) for whose in ("own", "trusted"))
+    codec = routing["codec"] or {"used": "lossless"}
+    said = {
+        one_line(routing["policy"], 20): routing["policy"] != "latency",
+        "avoid self": not routing["allow_self_as_shard"],
+        "kept" if routing["is_kept"] else "sticky": routing["sticky"],
+        f"scope {one_line(routing['scope'] or '', 20)}": routing["scope"],
+        f"own {own[0]}+{own[1]}": any(own),
+        f"trusted {trusted[0]}+{trusted[1]}": any(trusted),
+        f"at most {routing['max_shards_per_request']} hops": routing["max_shards_per_request"] < MAX_HOPS,
+        "star": routing["path"] == "star",
+        "apart": routing["is_star"],
+        "no fallback": not routing["fallback_to_local"],
+        one_line(codec["used"], 20): codec["used"] != "lossless",
+        "alone": routing["is_fallback"],
+    }
+    return [word for word, holds in said.items() if holds]
 
 
 def _age(seconds: float) -> str:

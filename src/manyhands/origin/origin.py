@@ -164,7 +164,7 @@ class Origin:
         if self.node.worker.is_off:
             raise ExperimentalDisabled(f"{self.node.name} is switched off: `manyhands switch on`")
         request, config = Request(answer.prompt, answer.params), self.node.request
-        around = RequestRoutes(self.routes, rules or Rules.of(config), tenant)
+        around = RequestRoutes(self.routes, rules or Rules.of(config), tenant, path)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
         drafter = drafter or self._drafter(draft, request, constraint)
         began, received = time.monotonic(), self._received(adoption)

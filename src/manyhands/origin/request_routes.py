@@ -5,7 +5,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from manyhands.core import NodeId
+from manyhands.core import NodeId, PathKind
 from manyhands.errors import ShardUnavailable
 from manyhands.origin.adoption import HopMark, resolve
 from manyhands.origin.lossy import Loss
@@ -28,6 +28,7 @@ class Routing:
     """
 
     rules: Rules = Rules()
+    path: PathKind = "ring"  # that was asked for
     num_refused: int = 0
     is_star: bool = False  # hops cannot reach each other: a star, though a ring was asked for
     is_kept: bool = False
@@ -39,6 +40,7 @@ class Routing:
         rules = self.rules
         return {
             "policy": rules.policy,
+            "path": self.path,
             "allow_self_as_shard": rules.allow_self,
             "sticky": rules.sticky,
             "scope": rules.scope or None,
@@ -79,9 +81,9 @@ class LastRoutes:
 class RequestRoutes:
     """What repairs, standbys and reuse ask of a request's surroundings. `tenant`: whose last route a sticky one keeps."""
 
-    def __init__(self, routes: "Routes", rules: Rules, tenant: str | None) -> None:
+    def __init__(self, routes: "Routes", rules: Rules, tenant: str | None, path: PathKind) -> None:
         self._routes, self._tenant = routes, tenant or ""
-        self.routing = Routing(rules)
+        self.routing = Routing(rules, path)
         self.events: list[Event] = []  # before the session was open
         self._route: Sequence[Offer] = ()  # the session's first
 
@@ -96,8 +98,10 @@ class RequestRoutes:
     async def find(self, excluded: Collection[NodeId] = (), num_tokens: int = 0) -> tuple[Offer, ...]:
         """As Routes.find, by the rules."""
         current = self._routes.last.of(self._tenant) if self.rules.sticky else ()
-        route = await self._routes.find(excluded, num_tokens, self.rules, current)
-        self.routing.num_refused = self._routes.num_refused(self.rules)
+        try:
+            route = await self._routes.find(excluded, num_tokens, self.rules, current)
+        finally:
+            self.routing.num_refused = self._routes.num_refused(self.rules)
         self.routing.is_kept = bool(current) and _places(current) == _places(route)
         return route
 
