@@ -124,6 +124,18 @@ def test_what_cannot_be_called_says_why(folder: Path, changed: dict[str, Any], s
     play(folder, main)
 
 
+def test_what_is_not_called_is_said_to_bodies_of_its_own(folder: Path) -> None:
+    """HearthNet's shard.serve and shard.advertise have other fields than chat: 501 whatever they are, not 400 for these."""
+
+    async def main(_: Observed, client: httpx2.AsyncClient) -> None:
+        for name in (SERVE, ADVERTISE):
+            call = {"capability": name, "version": "1.0", "params": {"model": "other"}, "input": {"layer_start": 0}}
+            said = await client.post("/bus/v1/call", json=call)
+            assert (said.status_code, said.json()["error"]) == (501, "not_offered"), said.text
+
+    play(folder, main)
+
+
 def test_a_capability_may_stand_in_the_header(folder: Path) -> None:
     async def main(_: Observed, client: httpx2.AsyncClient) -> None:
         sent = body(stream=False)

@@ -107,12 +107,18 @@ _NO_PARAMS = frozenset({"prompt", "messages", "model", "path", "stream", "receiv
 _INFER: Object = {"max_tokens": 50, "temperature": 0.9, "top_p": 0.92}
 
 
-def _bus(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
-    name, at, version = given.get("capability", CHAT).partition("@")
+def refuse_elsewhere(path: str, sent: Object) -> None:
+    """Raise NotOffered for a capability of the bus that is not called here, whatever its body has beside its name."""
+    if path != "/bus/v1/call" or not isinstance(named := sent.get("capability", CHAT), str):
+        return
+    name, at, version = named.partition("@")
     if name != CHAT or (at and version != "1.0"):
         raise NotOffered(
             f"{name[:80]}@{version[:10] or '1.0'} is not called here: {ELSEWHERE.get(name, f'call {CHAT}@1.0')}"
         )
+
+
+def _bus(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     params, said = given.get("params", {}), given["input"]
     if params.get("ctx", 1) > speaker.context:
         raise BadField(f"params.ctx is {params['ctx']}; this model has {speaker.context} positions", "params.ctx")

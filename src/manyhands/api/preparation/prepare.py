@@ -12,7 +12,7 @@ from typing import Any
 
 from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
-from manyhands.api.preparation.asked import COUNTING, MAX_CHOICES, PATHS
+from manyhands.api.preparation.asked import COUNTING, MAX_CHOICES, PATHS, refuse_elsewhere
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, Forbidden, ModelNotFound
@@ -32,6 +32,7 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
     """
     _check_values(body, desk)
     sent = read_json(body)
+    refuse_elsewhere(path, sent)
     named = sent.get("params", {}) if path == "/bus/v1/call" else sent
     if (speaker := _speaker(named if isinstance(named, dict) else {}, desk)) is not None:
         _check_counts(sent, speaker)
