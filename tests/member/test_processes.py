@@ -32,6 +32,12 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.1)
 
 
+async def takes(route: list[tuple[str, str]], api: str) -> bool:
+    """Whether a request to `api` would take this route now."""
+    told = (await asyncio.to_thread(call, api, "", "GET", "/api/workers"))["scheduler"]["routes"]["tales"]
+    return told is not None and [(hop["name"], hop["layers"]) for hop in told] == route
+
+
 async def names(resident: Resident) -> set[str]:
     return {node["name"] for node in (await resident.view())["nodes"]}
 
@@ -119,6 +125,29 @@ def test_a_member_has_the_options_of_serve(tmp_path: Path) -> None:
     asyncio.run(_with_colony(scene))
 
 
+def test_a_member_keeps_a_fallback_for_its_requests_without_api_being_told() -> None:
+    """F44: `join` answers on a free port; the whole model lies here from the start, while others can still give it."""
+
+    async def scene(town: Colony) -> None:
+        first, second = town.resident("first"), town.resident("second")
+        api = await town.found(first, "--layers", "0-5")
+        await town.join(second, "--layers", "6-11", "--fallback", "--policy", "greedy")
+        theirs = (await second.said("api"))["api"]
+        await until(lambda: takes([("first", "0-5"), ("second", "6-11")], api))
+        text = await complete(api, "Once upon a time", 16)
+        first.signal(signal.SIGKILL)
+        await first.ended()
+        await until(lambda: alone(second))
+        assert await complete(theirs, "Once upon a time", 16) == text
+        (job,) = (await asyncio.to_thread(call, theirs, "", "GET", "/api/jobs"))["jobs"]
+        assert (job["routing"]["policy"], job["routing"]["is_fallback"]) == ("greedy", True)
+
+    async def alone(resident: Resident) -> bool:
+        return await names(resident) == {"second"}
+
+    asyncio.run(_with_colony(scene))
+
+
 @pytest.mark.nightly
 def test_a_spare_takes_the_hole_of_a_killed_node_and_gives_it_back_in_mid_stream() -> None:
     """kill -9 of a member: the spare serves its layers and no others, until the member is back: then a running stream moves."""
@@ -141,10 +170,6 @@ def test_a_spare_takes_the_hole_of_a_killed_node_and_gives_it_back_in_mid_stream
         jobs = (await asyncio.to_thread(call, api, "", "GET", "/api/jobs"))["jobs"]
         repairs = [(r["lost"], r["replacement"]) for job in jobs for r in job["repairs"]]
         assert repairs == [(["third"], ["second"])]
-
-    async def takes(route: list[tuple[str, str]], api: str) -> bool:
-        told = (await asyncio.to_thread(call, api, "", "GET", "/api/workers"))["scheduler"]["routes"]["tales"]
-        return told is not None and [(hop["name"], hop["layers"]) for hop in told] == route
 
     asyncio.run(_with_colony(scene))
 

@@ -62,7 +62,7 @@ def start(
         tell.serves = go_on_in_background(wish.node_name, as_json=as_json).serves
     try:
         options.use_device(wish.device)  # after the fork, which what drives a GPU does not survive
-        request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
+        request = routing.for_api(options.settings().request, has_api=api.addr is not None)
         request = replace(request, draft=named.draft) if named else request
         with doing(f"starting {named.model}" if named else "joining the swarm"):
             import_ahead(owns_requests=True, is_member=True, has_api=api.addr is not None)
@@ -130,7 +130,7 @@ async def _serve(
         bar.say(f"reading {named.model}" if named else "asking the swarm for its model")
         weights = await _weights(member, named, home, bar)
         bar.say(f"choosing and loading layers of {weights.name}")
-        hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=api.is_told)
+        hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=_is_origin(api, member))
         choice = await hosting.start()
     assert hosting.folder is not None, "it hosts already"
     with in_use(hosting.folder):
@@ -244,6 +244,13 @@ async def _advertised(hosting: "Hosting", tell: Reporter) -> "AsyncIterator[Adve
         yield advertised
 
 
+def _is_origin(api: ApiPlan, member: "Member") -> bool:
+    """Whether requests are prepared for now and not with the first one: --api says so, or layers are kept here for them, which
+    may be held by no other node then."""
+    kept = member.node.request
+    return api.addr is not None and (api.is_told or kept.fallback or kept.own_first > 0 or kept.own_last > 0)
+
+
 @contextlib.asynccontextmanager
 async def _gateway(
     api: ApiPlan,
@@ -254,7 +261,7 @@ async def _gateway(
     announce: Callable[[str], None],
     invitations: "Invitations",
 ) -> AsyncIterator[None]:
-    """The API of every model of the swarm. This member's own is loaded now if --api asks for it, else with a request."""
+    """The API of every model of the swarm. This member's own is loaded now if it `_is_origin`, else with a request."""
     if api.addr is None:
         yield
         return
@@ -275,7 +282,7 @@ async def _gateway(
 
     with doing(f"reading the tokenizer of {hosting.weights.name}") as bar:
         models = SwarmModels(hosting, device, home, lambda: bar, make)
-        origins = {hosting.weights.name: await models.load_hosted()} if api.is_told else {}
+        origins = {hosting.weights.name: await models.load_hosted()} if _is_origin(api, hosting.member) else {}
     shown: list[str] = []  # the URL, once it is known
 
     async def view() -> dict[str, Any]:
