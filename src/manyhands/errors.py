@@ -17,7 +17,7 @@ ManyhandsError                code            meaning
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable no node can serve a needed span (retryable elsewhere)
 │  ├─ Busy                    busy            a hop is full; said before it accepts, never after
-│  ├─ Draining               draining        a hop would like to leave; it serves on until it is replaced
+│  ├─ Draining               draining        a hop would like to leave and serves on, or does not hold the layers
 │  ├─ Apart                  apart           a hop cannot reach the next one; their origin may reach both
 │  └─ Detour                 detour          a hop sends through a relay and need not any more; it serves on
 ├─ ExperimentalDisabled       experimental_disabled  this node is switched off

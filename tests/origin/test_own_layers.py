@@ -183,6 +183,29 @@ def test_a_request_waits_for_layers_that_come_back(folder: Path) -> None:
     play(main)
 
 
+def test_a_request_waits_for_a_node_that_has_been_restarted(folder: Path) -> None:
+    """It is linked again, and its old record still says what it does not hold before it has loaded that anew."""
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5", request=RequestConfig(patience_s=20.0)) as swarm:
+            device, worker = Device.start(1), swarm.hops[1].worker
+            wanted = await ids_of(swarm, PROMPT, HOT)
+            worker.drop(worker.hosts[0])
+            loop, again = asyncio.get_running_loop(), worker.host(folder, Span(3, 6), "bf16", device, model_name="test")
+            began = loop.time()
+            loop.call_later(1.0, swarm.hops[1].start, again)
+            assert await ids_of(swarm, PROMPT, HOT) == wanted
+            assert 1.0 <= loop.time() - began < 5.0
+            worker.drop(worker.hosts[0])
+            began = loop.time()
+            with pytest.raises(ShardUnavailable, match="n1 does not hold layers 3-5 now"):
+                await ids_of(swarm, PROMPT, HOT)
+            assert 20.0 <= loop.time() - began < 25.0
+            device.close()
+
+    play(main)
+
+
 def test_new_requests_leave_a_spare_what_it_fills(folder: Path) -> None:
     """One of two dies: the spare takes its layers, the other goes on; once it is back, the spare gives them back."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from manyhands.core import NodeId
-from manyhands.errors import Apart, Busy, ManyhandsError, ShardUnavailable
+from manyhands.errors import Apart, Busy, Draining, ManyhandsError, ShardUnavailable
 from manyhands.origin.attempts import Attempts
 from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
@@ -39,20 +39,23 @@ class RouteOpener:
     async def open(self, route: Sequence[Offer] | None, lease: Lease, around: RequestRoutes) -> Opened:
         """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
 
-        Where all are full the request waits for request.patience_s in `waiting`. Where no node holds some layers it waits
-        until that has lasted for patience_s; then it goes to the fallback, if there is one. Raises what the last node to
-        refuse said (Busy, if one was full), once no other route is left.
+        Where all are full the request waits for request.patience_s in `waiting`. Where no node holds some layers, or none any
+        more of those whose records say so, it waits until that has lasted for patience_s; then it goes to the fallback, if
+        there is one. Raises what the last node to refuse said (Busy, if one was full), once no other route is left.
         """
         if route is not None:
             return tuple(route), await self._node.requests.open(route, lease)
         patience_s, loop, pause_s = self._node.request.patience_s, asyncio.get_running_loop(), ASK_AGAIN_S
+        began = loop.time()
         while True:
             try:
                 return await self._waiting.run(lambda: self._open_best(lease, around), patience_s)
             except Busy:
                 raise
             except ShardUnavailable as refusal:
-                if loop.time() >= self._routes.waits_until(patience_s):
+                # A node that does not hold what its record says has been restarted, moves or leaves: the record will follow.
+                has_gone = isinstance(refusal, Draining)
+                if loop.time() >= (began + patience_s if has_gone else self._routes.waits_until(patience_s)):
                     return await self._open_alone(lease, around, refusal)
             await asyncio.sleep(pause_s)
             await self._routes.look_around()
