@@ -81,8 +81,14 @@ ROWS = [
     Row("repair-freeze", "pause when a hop freezes", _KILLED, "p50 {target.p50_s} s"),
     Row("repair-drain", "pause when a hop leaves politely", _KILLED, "p50 {target.p50_s} s"),
     Row(
+        "reuse",
+        "first token of a second turn with {history} tokens of history cached, 0.5B shape",
+        "{times_sooner} x sooner than computing them: {reused_s} s; {same_text} of {reused_s.n} texts the same",
+        "{target.times_sooner} x",
+    ),
+    Row(
         "reuse-tales",
-        "first token of a second turn with {history} tokens of history cached, tales shape",
+        "the same with tales",
         "{times_sooner} x sooner than computing them: {reused_s} s; {same_text} of {reused_s.n} texts the same",
         "{target.times_sooner} x",
     ),
