@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.api.fields import FIELDS, parse
-from manyhands.api.http.body import read_json
+from manyhands.api.http.body import BadField, read_json
 from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
@@ -250,3 +250,15 @@ def test_a_client_that_asks_on_before_it_has_its_answer_may_leave(folder: Path) 
         assert it.watcher.num_tokens < 490 and len(it.watcher.started_jobs) == 1
 
     play(folder, scene)
+
+
+def test_a_wrong_value_in_manyhands_is_said_without_its_other_fields_and_without_links() -> None:
+    """The message goes to a terminal; what docs/openai.md says of the object is for a key that it has not."""
+    sent = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    with pytest.raises(
+        BadField, match=r"manyhands\.draft is \"x\": input should be 'auto', 'off', 'suffix' or 'model'$"
+    ):
+        parse("/v1/chat/completions", {**sent, "manyhands": {"draft": "x"}})
+    with pytest.raises(BadField, match="`draft`") as unknown:
+        parse("/v1/chat/completions", {**sent, "manyhands": {"hops": 3}})
+    assert "](" not in str(unknown.value)

@@ -4,6 +4,7 @@ A field that no model names is refused with 400, and so is a value that is not h
 out, wherever it stands; only in what is a client's own (a schema, the arguments of a call) it is a value.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -51,7 +52,11 @@ def _fields(model: Any) -> Iterator[Field]:
 
 
 _ADAPTERS: Mapping[str, TypeAdapter[Any]] = {path: TypeAdapter(model) for path, model in MODELS.items()}
-_SAYS = {path: {field.name: field.shown.says for field in _fields(model)} for path, model in MODELS.items()}
+# Links are for the page.
+_SAYS = {
+    path: {field.name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", field.shown.says) for field in _fields(model)}
+    for path, model in MODELS.items()
+}
 # What is a client's own, on every path and on some.
 _VERBATIM = frozenset({"parameters", "schema", "input_schema", "arguments"})
 _OWN: Mapping[str, frozenset[str]] = {

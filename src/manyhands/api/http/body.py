@@ -78,6 +78,8 @@ def check(model: TypeAdapter[T], value: Any, says: Mapping[str, str], where: str
                 "is missing" if len(loc) > 1 else f"is missing: {where} needs it",
             )
         case kind:
+            if name == "manyhands" and len(loc) > 1:
+                says = {}  # of all its fields
             code = "invalid_type" if kind.endswith("_type") else "invalid_value"
             reason = f"is {show(problem['input'])}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
     said = f" ({says[name]})" if name in says else ""
