@@ -17,7 +17,7 @@ ManyhandsError                code            meaning
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable no node can serve a needed span (retryable elsewhere)
 │  ├─ Busy                    busy            a hop is full; said before it accepts, never after
-│  ├─ Draining               draining        a hop would like to leave and serves on, or does not hold the layers
+│  ├─ Draining               draining        a hop would like to leave; it serves on until it is replaced
 │  ├─ Apart                  apart           a hop cannot reach the next one; their origin may reach both
 │  └─ Detour                 detour          a hop sends through a relay and need not any more; it serves on
 ├─ ExperimentalDisabled       experimental_disabled  this node is switched off
@@ -42,6 +42,7 @@ class ManyhandsError(Exception):
     `api_code`, where there is one, stands there in place of `code`: OpenAI's word for what others call by a wider one.
 
     `node` is the id of the node that said no, where one did: others may be asked. `told_by`: of the one that said so of it.
+    `may_pass`: what its record says it can do it could not now, so its record or it will change.
     """
 
     code = "internal"
@@ -49,6 +50,7 @@ class ManyhandsError(Exception):
     http_status = 500
     node: str | None = None
     told_by: str | None = None
+    may_pass = False
 
 
 class BadRequest(ManyhandsError):

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.config import RequestConfig
+from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, NodeAddr, PathKind, Span
-from manyhands.errors import ShardUnavailable
+from manyhands.errors import LinkClosed, ShardUnavailable
+from manyhands.net.transport import Link
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Lane
 from manyhands.worker.execute import Device
 from tests.origin.scenes import HOT, PROMPT, ids_of, play
 
@@ -198,10 +200,46 @@ def test_a_request_waits_for_a_node_that_has_been_restarted(folder: Path) -> Non
             assert 1.0 <= loop.time() - began < 5.0
             worker.drop(worker.hosts[0])
             began = loop.time()
-            with pytest.raises(ShardUnavailable, match="n1 does not hold layers 3-5 now"):
+            with pytest.raises(ShardUnavailable, match="n1 does not hold layers 3-5"):
                 await ids_of(swarm, PROMPT, HOT)
             assert 20.0 <= loop.time() - began < 25.0
             device.close()
+
+    play(main)
+
+
+def test_a_request_waits_for_a_node_that_is_called_where_it_was(folder: Path) -> None:
+    """Its record has the address of before; nothing listens there until the record follows."""
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5", request=RequestConfig(patience_s=20.0)) as swarm:
+            wanted, pool, addr = await ids_of(swarm, PROMPT, HOT), swarm.origin.node.pool, swarm.addrs[1]
+            dial, loop = swarm.origin.node.transport.dial, asyncio.get_running_loop()
+            (link,) = pool._links.pop((swarm.hops[1].transport.node, "data"))
+            link.abort("gone")
+            ends = loop.time() + 1.0
+
+            async def refused(at: NodeAddr, lane: Lane) -> Link:
+                if lane == "data" and at.port == addr.port and loop.time() < ends:
+                    raise LinkClosed("Connection refused")
+                return await dial(at, lane)
+
+            swarm.origin.node.transport.dial = refused  # type: ignore[method-assign]
+            assert await ids_of(swarm, PROMPT, HOT) == wanted
+            assert loop.time() >= ends
+
+    play(main)
+
+
+def test_what_will_never_fit_is_refused_at_once(folder: Path) -> None:
+    async def main() -> None:
+        worker = WorkerConfig(cache_tokens=60)
+        async with memory_swarm(folder, "0-2,3-5", request=RequestConfig(patience_s=20.0), worker=worker) as swarm:
+            await ids_of(swarm, PROMPT, HOT)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(ShardUnavailable, match="have cache for 60 positions in all"):
+                await ids_of(swarm, PROMPT, replace(HOT, max_tokens=50))
+            assert asyncio.get_running_loop().time() - began < 1.0
 
     play(main)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from manyhands.core import NodeId
-from manyhands.errors import Apart, Busy, Draining, ManyhandsError, ShardUnavailable
+from manyhands.errors import Apart, Busy, ManyhandsError, ShardUnavailable
 from manyhands.origin.attempts import Attempts
 from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
@@ -53,9 +53,7 @@ class RouteOpener:
             except Busy:
                 raise
             except ShardUnavailable as refusal:
-                # A node that does not hold what its record says has been restarted, moves or leaves: the record will follow.
-                has_gone = isinstance(refusal, Draining)
-                if loop.time() >= (began + patience_s if has_gone else self._routes.waits_until(patience_s)):
+                if loop.time() >= (began + patience_s if refusal.may_pass else self._routes.waits_until(patience_s)):
                     return await self._open_alone(lease, around, refusal)
             await asyncio.sleep(pause_s)
             await self._routes.look_around()
@@ -93,6 +91,7 @@ class RouteOpener:
 
     def _note(self, attempts: Attempts, found: Sequence[Offer], refusal: ManyhandsError, lease: Lease) -> None:
         is_ring = lease.path == "ring"
+        refusal.may_pass = any(_should_serve(offer, lease) for offer in found if offer.node == refusal.node)
         for node in attempts.refused(found, refusal, is_ring=is_ring):
             self._routes.doubt(node)
         if isinstance(refusal, Apart) and is_ring and refusal.node is not None:
@@ -109,3 +108,8 @@ class RouteOpener:
             except ShardUnavailable:
                 if not attempts.is_again():
                     raise attempts.reason(refusal) from None
+
+
+def _should_serve(offer: Offer, lease: Lease) -> bool:
+    """Whether its node could take the session by its record. If it will not, it has been restarted, moves, or is gone."""
+    return offer.info.is_loaded and offer.info.free_tokens >= lease.capacity

@@ -281,7 +281,7 @@ class Worker:
             return self._host_on_demand(loadable, message.span), loadable
         if not holding:
             held = ", ".join(str(info.span) for info in self.spans if info.is_loaded) or "none"
-            raise Draining(f"{self._name} does not hold layers {message.span} now (it holds {held})")
+            raise ShardUnavailable(f"{self._name} does not hold layers {message.span} (it holds {held})")
         here = [h for h in holding if h.has_place(message)]
         return (here or exact or holding)[0], None
 
