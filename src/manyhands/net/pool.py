@@ -52,17 +52,14 @@ class LinkPool:
         return _best(links) if links else None
 
     def find_at(self, addr: NodeAddr, lane: Lane) -> Link | None:
-        """An open link to the node that `addr` names, or that was found at it; of several the one that was dialled there."""
-        place = addr.host, addr.port
-        if (node := addr.node or self._nodes.get(place)) is None or (best := self.find(node, lane)) is None:
-            return None
-        links = [link for link in self._links[node, lane] if not link.is_closed]
-        like = [link for link in links if link.health.path_kind == best.health.path_kind]
-        return next((link for link in like if self._dialled.get(link) == place), best)
+        """An open link to the node that `addr` names, or that was found at it."""
+        node = addr.node or self._nodes.get((addr.host, addr.port))
+        return self.find(node, lane) if node is not None else None
 
-    def leads_to(self, link: Link, addr: NodeAddr) -> bool:
-        """Whether `link` was dialled at `addr`, and not at another address of its node."""
-        return self._dialled.get(link) == (addr.host, addr.port)
+    def has_dialled(self, node: NodeId, addr: NodeAddr) -> bool:
+        """Whether an open link to `node` was dialled at `addr`, and not at another address or by that node."""
+        place = addr.host, addr.port
+        return any(at == place and link.peer == node and not link.is_closed for link, at in self._dialled.items())
 
     def nodes(self, lane: Lane) -> set[NodeId]:
         """Those that a link of that lane is open to."""

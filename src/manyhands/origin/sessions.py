@@ -53,7 +53,8 @@ class Sessions:
                 raise answer
         linked = [(a, link) for a, link in zip(addrs, answers, strict=True) if not isinstance(link, BaseException)]
         reached = self._offers_over(linked)
-        refuse_twins(reached)
+        homes = [(addr, link) for addr, link in linked if self._node.pool.has_dialled(link.peer, addr)]
+        refuse_twins([offer for addr, link in homes for offer in self._offers_of(addr, link)])
         if not linked:
             reasons = "; ".join(
                 str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True)
@@ -66,11 +67,11 @@ class Sessions:
             return await self._node.pool.get(addr, "control")
 
     def _offers_over(self, linked: Sequence[tuple[NodeAddr, Link]]) -> list[Offer]:
-        """What the peers at the ends of the links host. A link that several addresses of its node led to counts once, at the
-        one where it was dialled: another may be that of the node before it was restarted."""
+        """What the peers at the ends of the links host. A link that several addresses of its node led to counts once, at one
+        where that was dialled: another may be that of the node before it was restarted."""
         found: dict[Link, NodeAddr] = {}
         for addr, link in linked:
-            if link not in found or self._node.pool.leads_to(link, addr):
+            if link not in found or self._node.pool.has_dialled(link.peer, addr):
                 found[link] = addr
         return [offer for link, addr in found.items() for offer in self._offers_of(addr, link)]
 
