@@ -132,6 +132,20 @@ MUTATIONS: Final = (
         ("route/test_search.py",),
     ),
     Mutation(
+        "a step goes to whichever place of its hop there is",
+        "worker/serve.py",
+        "return place if place is not None and place.opened.epoch == epoch else None",
+        "return place",
+        ("origin/test_own_layers.py",),
+    ),
+    Mutation(
+        "requests do not wait for a node that has been restarted",
+        "origin/opener.py",
+        "any(_should_serve(offer, lease) for",
+        "any(False for",
+        ("origin/test_own_layers.py",),
+    ),
+    Mutation(
         "requests do not wait for layers",
         "origin/routes.py",
         "return self._missing_since + patience_s",
