@@ -52,11 +52,8 @@ def _fields(model: Any) -> Iterator[Field]:
 
 
 _ADAPTERS: Mapping[str, TypeAdapter[Any]] = {path: TypeAdapter(model) for path, model in MODELS.items()}
-# Links are for the page.
-_SAYS = {
-    path: {field.name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", field.shown.says) for field in _fields(model)}
-    for path, model in MODELS.items()
-}
+_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")  # of a page, where a refusal has its words alone
+_SAYS = {path: {f.name: _LINK.sub(r"\1", f.shown.says) for f in _fields(model)} for path, model in MODELS.items()}
 # What is a client's own, on every path and on some.
 _VERBATIM = frozenset({"parameters", "schema", "input_schema", "arguments"})
 _OWN: Mapping[str, frozenset[str]] = {

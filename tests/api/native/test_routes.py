@@ -326,6 +326,14 @@ NO_REQUESTS = [
 ]
 
 
+def test_a_refusal_has_no_links_of_pages(folder: Path) -> None:
+    async def main(_: Observed, client: httpx2.AsyncClient) -> None:
+        said = (await client.post("/api/infer", json={**BODY, "codec": "fp8"})).json()["error"]["message"]
+        assert said.startswith('codec is "fp8"') and "with loss" in said and "](" not in said
+
+    play(folder, main)
+
+
 def test_what_is_not_understood_is_refused(folder: Path) -> None:
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
         for change, says in REFUSED:
@@ -391,7 +399,7 @@ def test_the_last_holder_of_layers_is_evicted_only_by_force(folder: Path) -> Non
         await scene.answer(2)
         refused = await client.delete("/api/workers/n1")
         assert refused.status_code == 409
-        assert "force=true" in refused.json()["error"]["message"]
+        assert "--force (force=true" in refused.json()["error"]["message"]
         assert (await client.get("/ready")).status_code == 200
         assert (await client.delete("/api/workers/n1?force=true")).status_code == 200
         assert (await client.get("/ready")).status_code == 503

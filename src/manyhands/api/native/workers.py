@@ -106,7 +106,7 @@ def _check_others_hold(gateway: Gateway, worker: WorkerView) -> None:
         if _has_route(origin, offers) and not _has_route(origin, rest):
             raise Conflict(
                 f"no other node holds the layers of {model} that {worker.name or worker.node[:12]} does: add a node first, "
-                "or evict it with ?force=true (requests that run then end there, new ones wait for another node)"
+                "or evict it with --force (force=true; requests that run then end there, new ones wait for another node)"
             )
 
 
