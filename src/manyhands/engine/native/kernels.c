@@ -107,56 +107,111 @@ static void chains(int64_t type, int64_t count, const float *x, int64_t row_step
         }
 }
 
-/* A panel's steps as fp32: of each 16 even rows, then 16 odd ones. */
-static void expand(int64_t type, const char *panel, int64_t steps, float *out)
+/* A panel's steps as fp32: of each 16 even rows, then 16 odd ones. Those of `apart` panels lie beside each other. */
+static void expand(int64_t type, const char *panel, int64_t steps, float *out, int64_t apart)
 {
     const int64_t pair = 2 * SIDE * size_of_type(type);
-    for (int64_t i = 0; i < steps * SIDE; i++, panel += pair) {
-        float *step = out + i / SIDE * DEPTH * SIDE + i % SIDE * SIDE;
-        V e = type == BF16 ? even_bf16((const half_t *)panel) : even_of(type, panel);
-        V o = type == BF16 ? odd_bf16((const half_t *)panel) : odd_of(type, panel);
-        store(step, e);
-        store(step + SIDE * SIDE, o);
+    for (int64_t step = 0; step < steps; step++, out += apart * DEPTH * SIDE)
+        for (int64_t i = 0; i < SIDE; i++, panel += pair) {
+            V e = type == BF16 ? even_bf16((const half_t *)panel) : even_of(type, panel);
+            V o = type == BF16 ? odd_bf16((const half_t *)panel) : odd_of(type, panel);
+            store(out + i * SIDE, e);
+            store(out + (SIDE + i) * SIDE, o);
+        }
+}
+
+/* What is fetched meanwhile: so many lines of each panel with each half of a step. */
+typedef struct {
+    const char *at;
+    int64_t apart, lines;
+} Ahead;
+
+/* all[p][r] = the chain of x's row r with panel p over the even numbers of an expanded step, or the odd ones. */
+INLINE void half_chain(int count, int panels, const float *x, const float *panel, V all[BLOCK_PANELS][BLOCK_ROWS], Ahead *ahead)
+{
+    for (int64_t i = 0; i < ahead->lines; i++, ahead->at += LINE)
+        for (int p = 0; p < panels; p++)
+            __builtin_prefetch(ahead->at + p * ahead->apart);
+#pragma GCC unroll 16
+    for (int r = 0; r < count; r++)
+        for (int p = 0; p < panels; p++)
+            all[p][r] = set(0);
+#pragma GCC unroll 4
+    for (int i = 0; i < SIDE; i++) {
+        V w[BLOCK_PANELS];
+        for (int p = 0; p < panels; p++)
+            w[p] = in_register(load(panel + (p * DEPTH + i) * SIDE));
+#pragma GCC unroll 16
+        for (int r = 0; r < count; r++) {
+            V number = set(x[r * DEPTH + 2 * i]);
+            for (int p = 0; p < panels; p++)
+                all[p][r] = fma_(number, w[p], all[p][r]);
+        }
     }
 }
 
-/* sums[r] += chains of BLOCK_ROWS rows, [even, odd][16][BLOCK_ROWS] for each of `steps` expanded steps, `stride` apart. All even
- * numbers before the odd ones: registers then hold twice the rows, and each number of the panel is loaded once for all of them. */
-static void block_chain(const float *rows, int64_t stride, const float *panel, int64_t steps, float *sums)
+/* sums[p][r] += chains of `count` rows with panels of `steps` expanded steps. All even numbers before the odd ones: registers then hold
+ * twice the rows. Of a panel each number is loaded once for all rows, of a row once for all panels: a load for each product would be
+ * more than a CPU can do beside two products in a cycle. */
+INLINE void block_chain(int count, int panels, const float *rows, int64_t step_step, const float *panel, int64_t steps, float *sums, Ahead *ahead)
 {
-    for (int64_t step = 0; step < steps; step++, rows += stride, panel += DEPTH * SIDE) {
-        V even[BLOCK_ROWS], odd[BLOCK_ROWS];
+    for (int64_t step = 0; step < steps; step++, rows += step_step, panel += panels * DEPTH * SIDE) {
+        V even[BLOCK_PANELS][BLOCK_ROWS], odd[BLOCK_PANELS][BLOCK_ROWS];
+        half_chain(count, panels, rows, panel, even, ahead);
+        half_chain(count, panels, rows + 1, panel + SIDE * SIDE, odd, ahead);
 #pragma GCC unroll 16
-        for (int r = 0; r < BLOCK_ROWS; r++)
-            even[r] = set(0);
-#pragma GCC unroll 1
-        for (int i = 0; i < SIDE; i++) {
-            V w = in_register(load(panel + i * SIDE));
-#pragma GCC unroll 16
-            for (int r = 0; r < BLOCK_ROWS; r++)
-                even[r] = fma_(set(rows[i * BLOCK_ROWS + r]), w, even[r]);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < BLOCK_ROWS; r++)
-            odd[r] = set(0);
-#pragma GCC unroll 1
-        for (int i = SIDE; i < DEPTH; i++) {
-            V w = in_register(load(panel + i * SIDE));
-#pragma GCC unroll 16
-            for (int r = 0; r < BLOCK_ROWS; r++)
-                odd[r] = fma_(set(rows[i * BLOCK_ROWS + r]), w, odd[r]);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < BLOCK_ROWS; r++)
-            store(sums + r * SIDE, add(load(sums + r * SIDE), add(even[r], odd[r])));
+        for (int r = 0; r < count; r++)
+            for (int p = 0; p < panels; p++) {
+                float *to = sums + (p * CHUNK + r) * SIDE;
+                store(to, add(load(to), add(even[p][r], odd[p][r])));
+            }
         __asm__("" ::: "memory"); /* the sums stay where they are: registers are needed for the next step */
     }
 }
 
-/* Rows [first, first + count) of x [to->count, k], rounded, zeros beyond k and the last row. */
+static void block_chains(int64_t count, int64_t panels, const float *rows, int64_t step_step, const float *panel, int64_t steps, float *sums,
+                         Ahead *ahead)
+{
+#define COUNT(n, p) \
+    if (count == n && panels == p) \
+        block_chain(n, p, rows, step_step, panel, steps, sums, ahead);
+#if BLOCK_ROWS >= 6
+#define COUNTS(p) COUNT(1, p) COUNT(2, p) COUNT(3, p) COUNT(4, p) COUNT(5, p) COUNT(6, p)
+#else
+#define COUNTS(p) COUNT(1, p) COUNT(2, p)
+#endif
+    COUNTS(1)
+#if BLOCK_PANELS >= 2
+    COUNTS(2)
+#endif
+#undef COUNT
+#undef COUNTS
+}
+
+/* sums += `panels` panels of more than FEW_ROWS rows, a few steps of all panels before the next, so that rows stay in L2 meanwhile. What
+ * is fetched is the same panels' next steps: it has the time of the other panels to come. */
+static void block_product(const Matrix *matrix, const Source *source, const char *packed, int64_t panels, float *sums, float *expanded)
+{
+    int64_t depth = source->depth, bytes = step_bytes(matrix->type), turns = ceil_div(source->count, BLOCK_ROWS), wide, rows;
+    for (int64_t step = 0; step < depth; step += EXPANDED)
+        for (int64_t p = 0; p < panels; p += wide) {
+            int64_t steps = at_most(depth - step, EXPANDED), is_last = step + EXPANDED >= depth;
+            Ahead ahead = {packed + (is_last ? (p + panels) * depth : p * depth + step + EXPANDED) * bytes, depth * bytes,
+                           ceil_div(bytes, 2 * LINE * turns)};
+            wide = at_most(panels - p, BLOCK_PANELS);
+            for (int64_t i = 0; i < wide; i++)
+                expand(matrix->type, packed + ((p + i) * depth + step) * bytes, steps, expanded + i * DEPTH * SIDE, wide);
+            for (int64_t row = 0, left = turns; row < source->count; row += rows) {
+                rows = ceil_div(source->count - row, left--);
+                block_chains(rows, wide, source->rows + step * source->step_step + row * DEPTH, source->step_step, expanded, steps,
+                             sums + (p * CHUNK + row) * SIDE, &ahead);
+            }
+        }
+}
+
+/* Rows [first, first + count) of x [to->count, k], rounded, zeros beyond k; in tiles also beyond the last row. */
 static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count)
 {
-    int64_t whole = ceil_div(to->count, BLOCK_ROWS) * BLOCK_ROWS;
     for (int64_t row = first; row < first + count; row++) {
         for (int64_t step = 0; to->form == GROUPED && step < to->depth; step++) {
             float room[DEPTH] = {0};
@@ -176,19 +231,9 @@ static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, c
         if (to->form == TILED)
             continue;
 #endif
-        float *block = to->rows + row / BLOCK_ROWS * BLOCK_ROWS * DEPTH + row % BLOCK_ROWS;
         for (int64_t at = 0; at < to->depth * DEPTH; at += LANES) {
-            V v = row < to->count && at < k ? load_part(x + row * stride + at, k - at) : set(0);
-            v = rounds ? as_bf16(v) : v;
-            if (to->form == FEW_AT_ONCE) {
-                store(to->rows + row * to->row_step + at / DEPTH * to->step_step + at % DEPTH, v);
-                continue;
-            }
-            float lanes[LANES];
-            store(lanes, v);
-            float *step = block + at / DEPTH * DEPTH * whole;
-            for (int i = 0; i < LANES; i++)
-                step[(i % 2 * SIDE + at % DEPTH / 2 + i / 2) * BLOCK_ROWS] = lanes[i];
+            V v = at < k ? load_part(x + row * stride + at, k - at) : set(0);
+            store(to->rows + row * to->row_step + at / DEPTH * to->step_step + at % DEPTH, rounds ? as_bf16(v) : v);
         }
     }
 }
@@ -206,41 +251,28 @@ static void finish(const Matrix *matrix, int64_t panel, int64_t panels, int64_t 
         }
 }
 
-/* sums += `panels` panels of blocked rows, a few steps of all panels before the next, so that rows stay in L2 meanwhile. */
-static void block_product(const Matrix *matrix, const Source *source, const char *packed, int64_t panels, float *sums, float *expanded)
-{
-    int64_t depth = source->depth, bytes = panel_size(1) * size_of_type(matrix->type);
-    int64_t stride = ceil_div(source->count, BLOCK_ROWS) * BLOCK_ROWS * DEPTH;
-    for (int64_t step = 0; step < depth; step += EXPANDED)
-        for (int64_t p = 0; p < panels; p++) {
-            int64_t steps = at_most(depth - step, EXPANDED);
-            expand(matrix->type, packed + (p * depth + step) * bytes, steps, expanded);
-            for (int64_t row = 0; row < source->count; row += BLOCK_ROWS)
-                block_chain(source->rows + step * stride + row * DEPTH, stride, expanded, steps, sums + (p * CHUNK + row) * SIDE);
-        }
-}
-
 /* Panels [panel, end) of a product; scratch: SCRATCH_BYTES. */
 static void product(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch)
 {
     int64_t depth = source->depth, bytes = panel_bytes(matrix->type, depth);
-    float *sums = scratch + EXPANDED * DEPTH * SIDE;
+    float *sums = scratch + EXPANDED_FLOATS;
+    int is_many = source->form == AS_THEY_ARE && source->count > FEW_ROWS;
 #ifdef TILES
     if (source->form == TILED)
         tiles_begin();
 #endif
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
-        panels = source->form == FEW_AT_ONCE || source->form == GROUPED ? 1 : at_most(end - panel, source->form == TILED ? TILED_PANELS : PANELS);
+        panels = source->form == TILED ? at_most(end - panel, TILED_PANELS) : is_many ? at_most(end - panel, PANELS) : 1;
         for (int64_t p = 0; p < panels && source->form != TILED; p++)
-            memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, BLOCK_ROWS) * BLOCK_ROWS, CHUNK) * SIDE) * 4);
+            memset(sums + p * CHUNK * SIDE, 0, (size_t)(source->count * SIDE) * 4);
 #ifdef TILES
         if (source->form == TILED)
             tile_product(source, packed, panels, sums);
         else
 #endif
-        if (source->form == BLOCKED)
+        if (is_many)
             block_product(matrix, source, packed, panels, sums, scratch);
         else if (source->form == GROUPED)
             group_chains(matrix->type, mh_has_dot, source, (const uint8_t *)packed, sums);
@@ -613,7 +645,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
     for (int64_t first = 0; first < rows * kind->groups; first += most) {
         int64_t count = at_most(rows * kind->groups - first, most), is_tiled = in_tiles(kind, count);
         Source source = few_rows(scratch, count, depth);
-        source.form = is_tiled ? TILED : FEW_AT_ONCE;
+        source.form = is_tiled ? TILED : AS_THEY_ARE;
         for (int64_t r = 0; r < count; r++) {
             int64_t row = (first + r) / kind->groups, head = (first + r) % kind->groups;
             const float *query = queries + row * query_stride + head * kind->width;
@@ -785,5 +817,5 @@ enum { HAS_TILES = 1 };
 #else
 enum { HAS_TILES = 0 };
 #endif
-const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, BLOCK_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
+const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
                                         attend, widen, narrow, soften, route, apply, round_weights};

@@ -8,9 +8,10 @@
 #include <stdint.h>
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 288 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
-enum { EXPANDED = 3, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
-enum { TILED_PANELS = 16 };        /* panels that take turns of a product in tiles */
-enum { SCRATCH_BYTES = (EXPANDED * DEPTH + TILED_PANELS * CHUNK) * SIDE * 4 }; /* of a product */
+enum { FEW_ROWS = 6 }; /* of a product that widens its weights once for each row, or a few of them */
+enum { EXPANDED = 2, PANELS = 4, LINE = 64 }; /* steps of K that other products widen at once, for two panels; panels that take turns */
+enum { TILED_PANELS = 16 };                   /* panels that take turns of a product in tiles */
+enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_FLOATS + TILED_PANELS * CHUNK * SIDE) * 4 }; /* of a product */
 /* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md): codes of 8 bit with
  * a scale; of 4 bit, less 8, with a scale; of 4 bit with a scale and a minimum; the same with codes of 5 bit, less 16; nested, with
  * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;
@@ -27,11 +28,10 @@ typedef struct {
     const float *bias;
 } Matrix;
 
-/* Rows that a product reads, at most CHUNK, in steps of 32 numbers: many in blocks of block_rows, [step][block][even, odd][16][row],
- * zeros beyond `count`, or in tiles (tiles.h); few as they are, row_step and step_step numbers from a row, and a step, to the next. What the few steps of
- * one pass read lies together, or rows of some thousand numbers would meet in the same sets of a cache. For small weights a Group takes
- * a step's place. */
-enum { FEW_AT_ONCE, BLOCKED, TILED, GROUPED };
+/* Rows that a product reads, at most CHUNK, in steps of 32 numbers: as they are, row_step and step_step numbers from a row, and a step, to
+ * the next, or in tiles (tiles.h). What the few steps of one pass read lies together, or rows of some thousand numbers would meet in the
+ * same sets of a cache. For small weights a Group takes a step's place. */
+enum { AS_THEY_ARE, TILED, GROUPED };
 typedef struct {
     float *rows;
     int64_t count, depth, form, row_step, step_step; /* form: one of the above */
@@ -57,7 +57,6 @@ typedef struct {
 typedef struct {
     const char *name;
     int64_t has_tiles;  /* for rows and weights in bf16 */
-    int64_t block_rows; /* rows that a blocked product takes at once, as many as have one of their two sums in registers; divides 12 */
     void (*prepare)(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count);
     void (*product)(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch);

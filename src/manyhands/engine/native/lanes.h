@@ -36,7 +36,8 @@ static inline float round_bf16(float a)
 typedef __m512 V;
 typedef __mmask16 M;
 #define LANES_ROWS 12
-#define BLOCK_ROWS 12
+#define BLOCK_ROWS 6
+#define BLOCK_PANELS 2
 static inline V in_register(V a)
 {
     __asm__("" : "+v"(a));
@@ -97,6 +98,7 @@ typedef struct {
 typedef V M;
 #define LANES_ROWS 3
 #define BLOCK_ROWS 6
+#define BLOCK_PANELS 1
 static inline V in_register(V x) /* not loaded again by each operation that uses it */
 {
     __asm__("" : "+x"(x.a), "+x"(x.b));
@@ -186,6 +188,7 @@ typedef struct {
 } M;
 #define LANES_ROWS 3
 #define BLOCK_ROWS 6
+#define BLOCK_PANELS 1
 static inline V in_register(V a)
 {
     __asm__("" : "+w"(a.q[0]), "+w"(a.q[1]), "+w"(a.q[2]), "+w"(a.q[3]));
@@ -263,6 +266,7 @@ typedef struct {
 } M;
 #define LANES_ROWS 2
 #define BLOCK_ROWS 2
+#define BLOCK_PANELS 1
 static inline V in_register(V a) { return a; }
 #define EACH(type, value) ({ type r_; for (int i = 0; i < LANES; i++) r_.v[i] = value; r_; })
 #define ONE(name, value) static inline V name(V a) { return EACH(V, value); }

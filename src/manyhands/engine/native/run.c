@@ -7,7 +7,6 @@ enum {
     TASK_BYTES = 1 << 16,   /* of weights that a task of a product reads at least */
     MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
     ATTEND_ROWS = 32,       /* positions of a task of attention */
-    FEW_ROWS = 30,          /* rows of a product that are not blocked */
     LEAST_HEADS = 4         /* query heads of one key head that a task keeps together */
 };
 
@@ -120,7 +119,7 @@ static void row_task(const void *argument, int64_t task, void *scratch)
 /* Rows that are prepared, and where those of a group lie. */
 static int64_t whole_rows(const Job *job)
 {
-    int64_t block = job->form == TILED ? SIDE : job->form == BLOCKED ? job->plan->kernels->block_rows : 1;
+    int64_t block = job->form == TILED ? SIDE : 1;
     return ceil_div(job->rows, block) * block;
 }
 
@@ -237,7 +236,7 @@ static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
     for (int64_t part = 0; part < job.num_parts; part++)
         panels += ceil_div(op[part].numbers[7], SIDE);
     int is_tiled = job.plan->kernels->has_tiles && job.plan->rounds && op->numbers[2] == BF16;
-    job.form = is_small(op->numbers[2]) ? GROUPED : is_tiled && job.rows > FEW_TILED ? TILED : job.rows > FEW_ROWS ? BLOCKED : FEW_AT_ONCE;
+    job.form = is_small(op->numbers[2]) ? GROUPED : is_tiled && job.rows > FEW_TILED ? TILED : AS_THEY_ARE;
     int64_t members = members_for(threads, panels * SIDE * k * job.rows * groups);
     job.per_task = ceil_div(ceil_div(job.rows, members * 2), 48) * 48; /* a multiple of all blocks */
     job.per_group = ceil_div(job.rows, job.per_task);
