@@ -40,7 +40,7 @@ TARGETS: dict[str, dict[str, list[str]]] = {
             "-DLANES_AVX512",
             "-DTILES",
             *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl")),
-            *("-mfma", "-mamx-tile", "-mamx-bf16"),
+            *("-mfma", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
         ],
     },
     "aarch64": {**SCALAR, "neon": ["-DTARGET=neon", "-DLANES_NEON"]},

@@ -9,7 +9,7 @@
 #include "quants.h"
 #include "rounding.h"
 #ifdef TILES
-#include "tiles.h"
+#include "tile_groups.h"
 #endif
 
 INLINE V even_of(int64_t type, const char *at)
@@ -209,20 +209,30 @@ static void block_product(const Matrix *matrix, const Source *source, const char
         }
 }
 
+/* The groups of a row of k numbers, where they lie or into tiles; of a row beyond the last one, null, zeros. */
+static void prepare_groups(const float *x, int64_t k, const Source *to, int64_t row)
+{
+    for (int64_t step = 0; step < to->depth; step++) {
+        float room[DEPTH] = {0};
+        Group group = {0}, *place = to->form == GROUPED ? (Group *)(to->rows + row * to->row_step + step * to->step_step) : &group;
+        int64_t left = at_most(k - step * DEPTH, DEPTH);
+        if (x)
+            round_group(left < DEPTH ? memcpy(room, x + step * DEPTH, (size_t)left * 4) : x + step * DEPTH, place);
+#ifdef TILES
+        if (to->form == TILED_GROUPS)
+            put_group(place, row_tile(to, step, row), row);
+#endif
+    }
+}
+
 /* Rows [first, first + count) of x [to->count, k], rounded, zeros beyond k; in tiles also beyond the last row. */
 static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count)
 {
     for (int64_t row = first; row < first + count; row++) {
-        for (int64_t step = 0; to->form == GROUPED && step < to->depth; step++) {
-            float room[DEPTH] = {0};
-            int64_t left = at_most(k - step * DEPTH, DEPTH);
-            const float *from = x + row * stride + step * DEPTH;
-            if (left < DEPTH)
-                from = memcpy(room, from, (size_t)left * 4);
-            round_group(from, (Group *)(to->rows + row * to->row_step + step * to->step_step));
-        }
-        if (to->form == GROUPED)
+        if (to->form == GROUPED || to->form == TILED_GROUPS) {
+            prepare_groups(row < to->count ? x + row * stride : 0, k, to, row);
             continue;
+        }
 #ifdef TILES
         for (int64_t at = 0; to->form == TILED && at < to->depth * DEPTH; at += LANES) {
             V v = row < to->count && at < k ? load_part(x + row * stride + at, k - at) : set(0);
@@ -259,17 +269,22 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
     float *sums = scratch + EXPANDED_FLOATS;
     int is_many = source->form == AS_THEY_ARE && source->count > FEW_ROWS;
 #ifdef TILES
-    if (source->form == TILED)
-        tiles_begin();
+    int is_tiled = source->form == TILED || source->form == TILED_GROUPS;
+    if (is_tiled)
+        tiles_begin(source->form == TILED ? SIDE : DEPTH / 4);
+#else
+    int is_tiled = 0;
 #endif
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
-        panels = source->form == TILED ? at_most(end - panel, TILED_PANELS) : is_many ? at_most(end - panel, PANELS) : 1;
+        panels = source->form == TILED ? at_most(end - panel, TILED_PANELS) : is_tiled || is_many ? at_most(end - panel, PANELS) : 1;
         for (int64_t p = 0; p < panels && source->form != TILED; p++)
-            memset(sums + p * CHUNK * SIDE, 0, (size_t)(source->count * SIDE) * 4);
+            memset(sums + p * CHUNK * SIDE, 0, (size_t)(ceil_div(source->count, SIDE) * SIDE * SIDE) * 4);
 #ifdef TILES
         if (source->form == TILED)
             tile_product(source, packed, panels, sums);
+        else if (source->form == TILED_GROUPS)
+            group_tiles(matrix->type, source, (const uint8_t *)packed, panels, sums);
         else
 #endif
         if (is_many)
@@ -281,7 +296,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         finish(matrix, panel, panels, source->count, sums, out, stride);
     }
 #ifdef TILES
-    if (source->form == TILED)
+    if (is_tiled)
         tiles_end();
 #endif
 }
@@ -640,7 +655,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
     int64_t most = in_tiles(kind, rows * kind->groups) ? TILE_ROWS : CHAIN_ROWS;
 #ifdef TILES
     if (most == TILE_ROWS)
-        tiles_begin();
+        tiles_begin(SIDE);
 #endif
     for (int64_t first = 0; first < rows * kind->groups; first += most) {
         int64_t count = at_most(rows * kind->groups - first, most), is_tiled = in_tiles(kind, count);

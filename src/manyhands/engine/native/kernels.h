@@ -30,8 +30,9 @@ typedef struct {
 
 /* Rows that a product reads, at most CHUNK, in steps of 32 numbers: as they are, row_step and step_step numbers from a row, and a step, to
  * the next, or in tiles (tiles.h). What the few steps of one pass read lies together, or rows of some thousand numbers would meet in the
- * same sets of a cache. For small weights a Group takes a step's place. */
-enum { AS_THEY_ARE, TILED, GROUPED };
+ * same sets of a cache. For small weights a Group takes a step's place, or in tiles a RowTile (tile_groups.h) that of
+ * 16. */
+enum { AS_THEY_ARE, TILED, GROUPED, TILED_GROUPS };
 typedef struct {
     float *rows;
     int64_t count, depth, form, row_step, step_step; /* form: one of the above */
@@ -56,7 +57,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    int64_t has_tiles;  /* for rows and weights in bf16 */
+    int64_t has_tiles; /* for rows and weights in bf16, and for small weights but W6K */
     void (*prepare)(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count);
     void (*product)(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch);
@@ -188,7 +189,7 @@ static inline int64_t value_bytes(const Kind *kind)
 static inline int64_t block_bytes(const Kind *kind) { return key_bytes(kind) + (kind->is_latent ? 0 : value_bytes(kind)); }
 
 /* Bytes of scratch that attend needs. */
-enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2 }; /* rows (positions times query heads) that it takes at once in tiles, and otherwise: their
+enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2, FEW_TILED_GROUPS = 12 }; /* rows (positions times query heads) that it takes at once in tiles, and otherwise: their
                             scores and sums stay in L1 and L2; rows for which tiles do not pay */
 static inline int64_t attend_scratch(const Kind *kind)
 {

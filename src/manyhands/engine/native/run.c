@@ -119,14 +119,16 @@ static void row_task(const void *argument, int64_t task, void *scratch)
 /* Rows that are prepared, and where those of a group lie. */
 static int64_t whole_rows(const Job *job)
 {
-    int64_t block = job->form == TILED ? SIDE : 1;
+    int64_t block = job->form == TILED || job->form == TILED_GROUPS ? SIDE : 1;
     return ceil_div(job->rows, block) * block;
 }
 
 static Source prepared_of(const Job *job, int64_t group)
 {
     int64_t depth = ceil_div(job->op->numbers[5], DEPTH);
-    int64_t floats = job->form == TILED ? ceil_div(job->rows, 2 * SIDE) * SIDE * depth * DEPTH : whole_rows(job) * depth * DEPTH;
+    int64_t floats = whole_rows(job) * depth * (job->form == TILED_GROUPS ? GROUP_FLOATS : DEPTH);
+    if (job->form == TILED)
+        floats = ceil_div(job->rows, 2 * SIDE) * SIDE * depth * DEPTH;
     if (job->form == GROUPED)
         return grouped_rows(job->plan->prepared + group * floats, job->rows, depth);
     Source source = few_rows(job->plan->prepared + group * floats, job->rows, depth);
@@ -217,7 +219,7 @@ static int run_rows(Team *team, int64_t threads, Job job, Task task, int64_t wid
     return team_run(team, members, task, &job, ceil_div(job.rows, job.per_task), 0);
 }
 
-static int is_prepared_alike(int64_t a, int64_t b) { return a == b || (is_small(a) && is_small(b)); }
+static int is_prepared_alike(int64_t a, int64_t b) { return a == b || (is_small(a) && is_small(b) && (a == W6K) == (b == W6K)); }
 
 /* Products from `op` on that read the same columns: how many; the last may overwrite them. */
 static int64_t count_parts(const Plan *plan, const Op *op)
@@ -229,14 +231,21 @@ static int64_t count_parts(const Plan *plan, const Op *op)
     return count;
 }
 
+static int64_t form_of(const Plan *plan, int64_t type, int64_t rows)
+{
+    int64_t has_tiles = plan->kernels->has_tiles;
+    if (is_small(type))
+        return has_tiles && type != W6K && rows > FEW_TILED_GROUPS ? TILED_GROUPS : GROUPED;
+    return has_tiles && plan->rounds && type == BF16 && rows > FEW_TILED ? TILED : AS_THEY_ARE;
+}
+
 static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
 {
     const Op *op = job.op;
     int64_t k = op->numbers[5], groups = op->numbers[8], panels = 0, tasks = 0;
     for (int64_t part = 0; part < job.num_parts; part++)
         panels += ceil_div(op[part].numbers[7], SIDE);
-    int is_tiled = job.plan->kernels->has_tiles && job.plan->rounds && op->numbers[2] == BF16;
-    job.form = is_small(op->numbers[2]) ? GROUPED : is_tiled && job.rows > FEW_TILED ? TILED : AS_THEY_ARE;
+    job.form = form_of(plan, op->numbers[2], job.rows);
     int64_t members = members_for(threads, panels * SIDE * k * job.rows * groups);
     job.per_task = ceil_div(ceil_div(job.rows, members * 2), 48) * 48; /* a multiple of all blocks */
     job.per_group = ceil_div(job.rows, job.per_task);

@@ -17,7 +17,12 @@ static __thread char tiles[8][TILE_BYTES];
     for (int row_ = 0; row_ < SIDE; row_++)                                                                                    \
     memcpy((char *)(at) + row_ * (step), tiles[n] + row_ * TILE_LINE, TILE_LINE)
 #define tile_product_sum(c, a, b) emulate(tiles[c], tiles[a], tiles[b])
-static void tiles_begin(void) {}
+#define tile_load_group(n, at)                                                                                                 \
+    for (int row_ = 0; row_ < SIDE; row_++)                                                                                    \
+    memcpy(tiles[n] + row_ * TILE_LINE, (const char *)(at) + row_ * DEPTH, DEPTH)
+#define tile_load_quads(n, at) memcpy(tiles[n], at, TILE_LINE * DEPTH / 4)
+#define tile_bytes_sum(c, a, b) emulate_bytes(tiles[c], (int8_t *)tiles[a], (int8_t *)tiles[b])
+static void tiles_begin(int quads) { (void)quads; }
 static void tiles_end(void) {}
 static void emulate(char *sums, const char *rows, const char *panel)
 {
@@ -37,12 +42,35 @@ static void emulate(char *sums, const char *rows, const char *panel)
         memcpy(sums + r * TILE_LINE, sum, sizeof sum);
     }
 }
+static void emulate_bytes(char *sums, const int8_t *rows, const int8_t *panel)
+{
+    for (int r = 0; r < SIDE; r++)
+        for (int c = 0; c < SIDE; c++) {
+            int32_t sum;
+            memcpy(&sum, sums + r * TILE_LINE + 4 * c, 4);
+            for (int k = 0; k < DEPTH; k++)
+                sum += rows[r * TILE_LINE + k] * panel[k / 4 * TILE_LINE + 4 * c + k % 4];
+            memcpy(sums + r * TILE_LINE + 4 * c, &sum, 4);
+        }
+}
+static V from_words(const int32_t *at)
+{
+    float lanes[LANES];
+    for (int i = 0; i < LANES; i++)
+        lanes[i] = (float)at[i];
+    return load(lanes);
+}
 #else
 #define tile_zero(n) _tile_zero(n)
 #define tile_load(n, at) _tile_loadd(n, at, TILE_LINE)
 #define tile_store(n, at, step) _tile_stored(n, at, step)
 #define tile_product_sum(c, a, b) _tile_dpbf16ps(c, a, b)
-static void tiles_begin(void)
+#define tile_load_group(n, at) _tile_loadd(n, at, DEPTH)
+#define tile_load_quads(n, at) _tile_loadd(n, at, TILE_LINE)
+#define tile_bytes_sum(c, a, b) _tile_dpbssd(c, a, b)
+static inline V from_words(const int32_t *at) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(at)); }
+/* Tiles 0 to 3 are sums; 4 and 5 rows, and 6 and 7 weights, of `quads` times 4 bytes of K. */
+static void tiles_begin(int quads)
 {
     struct {
         uint8_t palette, start, reserved[14];
@@ -50,7 +78,7 @@ static void tiles_begin(void)
         uint8_t lines[16];
     } all = {.palette = 1};
     for (int i = 0; i < 8; i++)
-        all.line_bytes[i] = TILE_LINE, all.lines[i] = SIDE;
+        all.line_bytes[i] = (uint16_t)(i == 4 || i == 5 ? 4 * quads : TILE_LINE), all.lines[i] = (uint8_t)(i < 6 ? SIDE : quads);
     _tile_loadconfig(&all);
 }
 static void tiles_end(void) { _tile_release(); }
