@@ -73,9 +73,9 @@ def test_the_logits_are_not_degenerate(subject: Subject) -> None:
     """Equal bits prove something only where logits vary: by row, by token, and without saturating a soft cap."""
     rows = torch.from_numpy(subject.reference)
     top = rows.topk(2).values
-    assert bool((rows.std(1) > 0.1).all())
+    assert bool((rows.std(1) > 0.05).all()), "cohere2 scales its logits down to 0.09"
     assert float((top[:, 0] - top[:, 1]).median()) > 0.01
-    assert len(set(rows.argmax(1).tolist())) > LENGTH // 4
+    assert len(set(rows.argmax(1).tolist())) > LENGTH // 5
     assert float(rows.abs().max()) < 29, "gemma2 caps logits at 30"
 
 
