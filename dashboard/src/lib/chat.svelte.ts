@@ -290,9 +290,9 @@ class Teller {
     const who = data.dropped_worker || lost.map((hop) => hop.name).join(", ");
     const now = fresh.map((hop) => `${hop.name} took layers ${layers(hop.layers)}`).join(", ");
     const took = data.repair_ms === null ? "" : ` after ${(data.repair_ms / 1000).toFixed(2)} s`;
-    this.answer.items.push({ kind: "repair", text: `${who} lost · ${now || "same nodes"}${took}`, detail: data.reason });
+    this.answer.items.push({ kind: "repair", text: who ? `${who} lost · ${now || "same nodes"}${took}` : "no other node could begin · this machine alone", detail: data.reason });
     this.answer.route = data.remaining;
-    this.answer.repairs += 1;
+    if (who) this.answer.repairs += 1;
     this.answer.waitingFor = "";
     chat.said = `Repaired: ${who} lost, ${now}`;
   }
