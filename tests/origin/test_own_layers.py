@@ -193,9 +193,14 @@ def test_a_request_waits_for_a_node_that_has_been_restarted(folder: Path) -> Non
             device, worker = Device.start(1), swarm.hops[1].worker
             wanted = await ids_of(swarm, PROMPT, HOT)
             worker.drop(worker.hosts[0])
-            loop, again = asyncio.get_running_loop(), worker.host(folder, Span(3, 6), "bf16", device, model_name="test")
+            loop = asyncio.get_running_loop()
             began = loop.time()
-            loop.call_later(1.0, swarm.hops[1].start, again)
+
+            async def load_again() -> None:
+                await asyncio.sleep(1.0)
+                await worker.host(folder, Span(3, 6), "bf16", device, model_name="test")
+
+            swarm.hops[1].start(load_again())
             assert await ids_of(swarm, PROMPT, HOT) == wanted
             assert 1.0 <= loop.time() - began < 5.0
             worker.drop(worker.hosts[0])
@@ -224,7 +229,7 @@ def test_a_request_waits_for_a_node_that_is_called_where_it_was(folder: Path) ->
                     raise LinkClosed("Connection refused")
                 return await dial(at, lane)
 
-            swarm.origin.node.transport.dial = refused  # type: ignore[method-assign]
+            swarm.origin.node.transport.dial = refused  # type: ignore[assignment, method-assign]
             assert await ids_of(swarm, PROMPT, HOT) == wanted
             assert loop.time() >= ends
 
