@@ -36,7 +36,9 @@ BAD: dict[str, Any] = {
 def test_a_pipe_gets_one_line_for_each_job() -> None:
     heading, first, new, bad = job_lines([job(), job(**NEW), job(**BAD)], 460.0, None)
     assert heading.split() == [word for name in HEADINGS for word in name.split()]
-    assert first.split() == "01234567 6 min tales length 512+128 412 ms 71.0 completions - - desk > laptop > nas".split()
+    assert (
+        first.split() == "01234567 6 min tales length 512+128 412 ms 71.0 completions - - desk > laptop > nas".split()
+    )
     assert new.split()[-3:] == ["-", "-", "-"] and "running" in new
     assert "shard_unavailable" in bad and "a-model-with-a-long-name-x" in bad
 

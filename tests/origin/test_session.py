@@ -315,7 +315,9 @@ def test_two_nodes_with_one_key_are_refused(folder: Path) -> None:
                 await twin.worker.host(folder, Span(0, 2), "bf16", device, model_name="test")
                 swarm.origin.routes.addrs = [*swarm.addrs, await twin.listen(NodeAddr("mem", 0))]
                 for _ in range(2):
-                    with pytest.raises(BadRequest, match="have the same node key: start one of them with another --key"):
+                    with pytest.raises(
+                        BadRequest, match="have the same node key: start one of them with another --key"
+                    ):
                         await ids_of(swarm, PROMPT, GREEDY)
                 device.close()
 

@@ -84,7 +84,9 @@ class Sessions:
     def known_offers(self, addrs: Sequence[NodeAddr], excluded: Collection[NodeId]) -> list[Offer]:
         """What the nodes at `addrs` said they host, of those that a control link is open to now."""
         links = [(addr, self._node.pool.find_at(addr, "control")) for addr in addrs]
-        return self._offers_over([(addr, link) for addr, link in links if link is not None and link.peer not in excluded])
+        return self._offers_over(
+            [(addr, link) for addr, link in links if link is not None and link.peer not in excluded]
+        )
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
