@@ -84,6 +84,8 @@ typedef struct {
     const int8_t *codes; /* weights' own, or a panel's of W8 */
     int64_t codes_step;
     int32_t *parts; /* the integers: [step][16][16] */
+    const char *ahead; /* the panel's codes of the next turn, fetched a part with each square: so many lines */
+    int64_t lines;
     float *sums;
 } Square;
 
@@ -160,6 +162,8 @@ INLINE void multiply_turn(int with_minima, const Source *source, int64_t step, i
             next = squares[i % panels];
             next.rows = row_tile(source, step, i / panels * SIDE);
             next.parts = parts[i % 2];
+            for (int64_t line = 0; line < next.lines; line++)
+                __builtin_prefetch(next.ahead + (i / panels * next.lines + line) * LINE);
             next.sums = sums + (i % panels * CHUNK + i / panels * SIDE) * SIDE;
         }
         if (i == 0) {
@@ -183,6 +187,8 @@ static void group_tiles(int64_t type, const Source *source, const uint8_t *packe
             const uint8_t *panel = packed + p * panel_bytes(type, depth);
             sign_groups(type, panel, depth, step, step + steps, weights[p]);
             squares[p] = (Square){.weights = weights[p], .codes = weights[p]->codes, .codes_step = sizeof(Signed)};
+            squares[p].ahead = (const char *)panel + (step + TURN) * code_bytes(type);
+            squares[p].lines = ceil_div(TURN * code_bytes(type), ceil_div(source->count, SIDE) * LINE);
             if (type == W8)
                 squares[p].codes = (const int8_t *)panel + step * code_bytes(W8), squares[p].codes_step = code_bytes(W8);
         }
