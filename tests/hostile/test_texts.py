@@ -41,6 +41,7 @@ from manyhands.cli.show import for_stdout
 from manyhands.cli.status_screen import render
 from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.origin.request_routes import Routing
 from manyhands.plain import LIMIT, one_line, without_controls
 from manyhands.wire.control import TEXT_LIMITS, decode, encode
 from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Open, Opened, Reassigned, WeightsNotFound
@@ -164,12 +165,13 @@ def test_tables_show_names_and_never_markup(capsys: pytest.CaptureFixture[str]) 
     timings = {"ttft_ms": None, "decode_tokens_per_s": None}
     job = {"id": NASTY, "created_unix_s": 0, "model": NASTY, "api": NASTY, "status": "failed", "error": NASTY}
     job |= {"prompt_tokens": 1, "completion_tokens": 1, "timings": timings, "hops": [{"name": NASTY}], "repairs": []}
+    routing = {**Routing().as_object(), "policy": NASTY, "scope": NASTY, "own_first": NASTY, "codec": {"used": NASTY}}
     span = {"model": NASTY, "layers": NASTY, "is_spare": False, "free_positions": 1}
     worker = {"name": NASTY, "worker_id": NASTY, "status": NASTY, "sessions": NASTY, "rtt_ms": 1.0, "spans": [span]}
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=False)
     for width in (None, 20):
-        told = jobs.job_lines([job], 0.0, width)
+        told = jobs.job_lines([job | {"routing": routing}], 0.0, width)
         told += rows_within(width, workers.HEADINGS, [workers._cells(worker | {"address": NASTY})], workers.NUM_FIRST)
         assert len("\n".join(told).splitlines()) == (4 if width is None else 6)
         out.write("\n".join(told))

@@ -68,20 +68,20 @@ def rules_of(routing: Mapping[str, Any]) -> list[str]:
     own, trusted = ((routing[f"{whose}_first"], routing[f"{whose}_last"]) for whose in ("own", "trusted"))
     codec = routing["codec"] or {"used": "lossless"}
     said = {
-        one_line(routing["policy"], 20): routing["policy"] != "latency",
+        routing["policy"]: routing["policy"] != "latency",
         "avoid self": not routing["allow_self_as_shard"],
         "kept" if routing["is_kept"] else "sticky": routing["sticky"],
-        f"scope {one_line(routing['scope'] or '', 20)}": routing["scope"],
+        f"scope {routing['scope']}": routing["scope"],
         f"own {own[0]}+{own[1]}": any(own),
         f"trusted {trusted[0]}+{trusted[1]}": any(trusted),
         f"at most {routing['max_shards_per_request']} hops": routing["max_shards_per_request"] < MAX_HOPS,
-        "star": routing["path"] == "star",
+        "star": routing.get("path") == "star",  # gateways of before do not say
         "apart": routing["is_star"],
         "no fallback": not routing["fallback_to_local"],
-        one_line(codec["used"], 20): codec["used"] != "lossless",
+        codec["used"]: codec["used"] != "lossless",
         "alone": routing["is_fallback"],
     }
-    return [word for word, holds in said.items() if holds]
+    return [one_line(word, 30) for word, holds in said.items() if holds]
 
 
 def _age(seconds: float) -> str:
