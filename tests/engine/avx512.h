@@ -121,3 +121,5 @@ WHOLES(dpbusd_epi32, (__m512i sum, __m512i a, __m512i b), 16,
                 G(a, ub)[4 * i + 2] * G(b, b)[4 * i + 2] + G(a, ub)[4 * i + 3] * G(b, b)[4 * i + 3])
 static inline __m512i emulated_castps_si512(__m512 a) { return (Register){.real = a}.whole; }
 static inline __m512 emulated_castsi512_ps(__m512i a) { return (Register){.whole = a}.real; }
+static inline __m256 emulated_castps512_ps256(__m512 a) { return (Register){.real = a}.half_real[0]; }
+static inline __m256 emulated_extractf32x8_ps(__m512 a, int at) { return (Register){.real = a}.half_real[at]; }

@@ -370,7 +370,7 @@ static inline void store_part(float *at, V a, int64_t count)
 #define MORE_OF(bits, a, b) _mm##bits##_max_ps(a, b)
 #ifdef LANES_AVX512
 #define LOW_HALF(x) _mm512_castps512_ps256(x)
-#define HIGH_HALF(x) _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1))
+#define HIGH_HALF(x) _mm512_extractf32x8_ps(x, 1)
 #else
 #define LOW_HALF(x) (x).a
 #define HIGH_HALF(x) (x).b
