@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from manyhands.cli import app, checks
-from manyhands.engine.devices import FORCED, torch_device, use
+from manyhands.engine.devices import FORCED, named_device, use
 from manyhands.errors import BadRequest, ManyhandsError, ModelError
 from manyhands.worker import torch_program
 
@@ -46,12 +47,15 @@ def error_of(*words: str) -> ManyhandsError:
 def test_every_command_that_computes_refuses_what_is_not_there(command: str, no_gpu: None) -> None:
     """Before anything is read or fetched: a name that is none, and a device that this machine lacks."""
     for name in ("gpu", "cuda:", "cuda:1000", "torch", "cpu:0", "CUDA"):
-        assert "it is one of cpu, torch-cpu, cuda[:N], mps or xpu[:N]" in str(
+        assert "it is one of cpu, cuda[:N], torch-cpu, mps or xpu[:N]" in str(
             error_of(*COMMANDS[command], "--device", name)
         )
     os.environ[FORCED] = ""
-    said = error_of(*COMMANDS[command], "--device", "cuda")
+    said = error_of(*COMMANDS[command], "--device", "mps")
     assert isinstance(said, ModelError) and "finds torch-cpu on this machine" in str(said)
+    os.environ[FORCED] = ""
+    said = error_of(*COMMANDS[command], "--device", "cuda")  # NVIDIA's packages, its driver, or the GPU is missing
+    assert isinstance(said, ModelError) and re.search(r"manyhands\[cuda\]|no driver|has no NVIDIA GPU", str(said))
 
 
 def test_a_file_may_name_the_device(home: Path, no_gpu: None) -> None:
@@ -64,30 +68,30 @@ def test_a_device_and_a_back_end_do_not_go_together(monkeypatch: pytest.MonkeyPa
     use("cpu")
     with pytest.raises(BadRequest, match="--device cuda and MANYHANDS_ENGINE=avx2 name two back ends"):
         use("cuda")
-    assert torch_device() is None
+    assert named_device() is None
     monkeypatch.setenv(FORCED, "mps")
     use("mps")
     use("cpu")  # the default says nothing
-    assert torch_device() == "mps"
+    assert named_device() == "mps"
 
 
 def test_doctor_lists_the_devices_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch_program.Here("cuda:0", "Some GPU", 23_000_000_000), torch_program.Here("xpu:0", "Another", None)
-    monkeypatch.setattr(torch_program, "devices_here", lambda: [torch_program.Here("torch-cpu", "CPU", None), *gpu])
-    device, torch = list(checks.check_device(2, 0.0))
+    xpu = torch_program.Here("xpu:0", "Some GPU", 23_000_000_000), torch_program.Here("xpu:1", "Another", None)
+    monkeypatch.setattr(torch_program, "devices_here", lambda: [torch_program.Here("torch-cpu", "CPU", None), *xpu])
+    device, _, torch = list(checks.check_device(2, 0.0))
     assert device.level == "ok" and "the native engine" in device.said
-    assert "torch-cpu, cuda:0 (Some GPU, 23 GB free), xpu:0 (Another, free memory unknown: give --memory)" in torch.said
-    assert "no GPU has been tried" in torch.said
+    assert "torch-cpu, xpu:0 (Some GPU, 23 GB free), xpu:1 (Another, free memory unknown: give --memory)" in torch.said
+    assert "no mps and no xpu has been tried" in torch.said
     monkeypatch.setenv(FORCED, "torch-cpu")
     assert "torch-cpu computes in torch, in class E2" in next(iter(checks.check_device(2, 0.0))).said
-    monkeypatch.setenv(FORCED, "cuda:5")
+    monkeypatch.setenv(FORCED, "xpu:5")
     monkeypatch.setattr(torch_program, "_count", lambda kind: 1)
-    assert [check.level for check in checks.check_device(2, 0.0)] == ["ok", "ok", "fail"]
+    assert [check.level for check in checks.check_device(2, 0.0)] == ["ok", "ok", "ok", "fail"]
 
 
 def test_a_machine_without_torch_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'manyhands[torch]'" in list(checks.check_device(2, 0.0))[1].said
+    assert "pip install 'manyhands[torch]'" in list(checks.check_device(2, 0.0))[2].said
 
 
 @pytest.mark.nightly

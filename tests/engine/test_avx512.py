@@ -50,7 +50,7 @@ from manyhands.engine import golden, golden_models, library
 from tools.fuzz_kernels import fuzz
 
 library.PATH, seed, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-found = dict(golden_models.digests("avx512", sys.argv[4:]))
+found = dict(golden_models.digests(golden_models.OfCpu("avx512"), sys.argv[4:]))
 assert found == {case: golden.recorded().get(case) for case in found}, found
 fuzz(library.PATH, seed, seconds)
 assert library.calls("avx512") > 0

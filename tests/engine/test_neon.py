@@ -70,7 +70,7 @@ def test_neon_reproduces_the_digests(
         assert library.supported() == ["neon", "scalar"]
         found = golden.digests(name)
         if models:
-            found.update(golden_models.digests(name, models))
+            found.update(golden_models.digests(golden_models.OfCpu(name), models))
         calls = library.calls(name)
     finally:
         remote.close()

@@ -216,9 +216,9 @@ def test_matrices_of_16_bits_stay_as_they_are(tmp_path: Path) -> None:
     assert kept == {torch.float16, torch.float32}
 
 
-@pytest.mark.parametrize("name", ["cuda", "cuda:7", "mps", "xpu"])
+@pytest.mark.parametrize("name", ["mps", "xpu", "xpu:7"])
 def test_a_device_that_is_missing_is_one_line(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_program, "_count", lambda kind: int(kind == CPU or (kind, name) == ("cuda", "cuda:7")))
+    monkeypatch.setattr(torch_program, "_count", lambda kind: int(kind == CPU or (kind, name) == ("xpu", "xpu:7")))
     monkeypatch.setattr(torch_program, "describe_device", lambda name: "a device")
     monkeypatch.setattr(torch_program, "free_memory", lambda name: None)
     torch_program.open_device.cache_clear()
@@ -231,8 +231,8 @@ def test_a_device_that_is_missing_is_one_line(name: str, folder: Path, monkeypat
         assert "\n" not in str(said.value)
 
 
-class FakeCuda:
-    """What torch.cuda says of two GPUs."""
+class FakeXpu:
+    """What torch.xpu says of two GPUs."""
 
     @staticmethod
     def is_available() -> bool:
@@ -253,13 +253,13 @@ class FakeCuda:
 
 def test_gpus_are_listed_with_their_names_and_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU is here: what torch would say of two."""
-    monkeypatch.setattr(torch, "cuda", FakeCuda)
+    monkeypatch.setattr(torch, "xpu", FakeXpu)
     torch_program.open_device.cache_clear()
     found: list[Any] = [tuple(one) for one in torch_program.devices_here()]
-    assert [one[0] for one in found][:3] == [CPU, "cuda:0", "cuda:1"] and found[2][2] == 2 * 10**9
-    monkeypatch.setenv(FORCED, "cuda:1")
+    assert [one[0] for one in found][:3] == [CPU, "xpu:0", "xpu:1"] and found[2][2] == 2 * 10**9
+    monkeypatch.setenv(FORCED, "xpu:1")
     named = describe(folder, "bf16")
-    assert named.back_end == "cuda:1" and "/cuda VendorGPU 1xxx" in named.arithmetic
+    assert named.back_end == "xpu:1" and "/xpu VendorGPU 1xxx" in named.arithmetic
     assert named.arithmetic.endswith(UNPROVEN) and len(named.arithmetic) < 128 and named.arithmetic.isprintable()
     assert len(device_name()) <= 64 and device_name().isprintable()
     torch_program.open_device.cache_clear()

@@ -213,9 +213,9 @@ def check_files(limit: tuple[int, int]) -> Iterator[Check]:
 
 
 def check_device(cores: int, load: float) -> Iterator[Check]:
-    """What computes layers here, and which devices of torch there are (--device). Imports torch where it is installed."""
+    """What computes layers here, and which other devices there are (--device). Imports torch where it is installed."""
     from manyhands.engine.compile import ROW_TYPES
-    from manyhands.engine.devices import torch_device
+    from manyhands.engine.devices import gpu, torch_device
     from manyhands.worker.runner import back_end
 
     try:
@@ -225,9 +225,12 @@ def check_device(cores: int, load: float) -> Iterator[Check]:
         return
     if torch_device() is not None:
         said = f"{chosen} computes in torch, in class E2"
+    elif gpu() is not None:
+        said = f"{chosen} computes, with the bits of the CPU"
     else:
         said = f"CPU, {cores} cores; the native engine ({chosen}) serves {', '.join(ROW_TYPES)}"
     yield Check("device", "ok", said)
+    yield from _check_gpus()
     yield from _check_torch()
     if load > 2 * cores:
         yield Check(
@@ -235,9 +238,27 @@ def check_device(cores: int, load: float) -> Iterator[Check]:
         )
 
 
+def _check_gpus() -> Iterator[Check]:
+    """NVIDIA's GPUs, and whether the one that is named reproduces the golden digests."""
+    from manyhands.engine.devices import gpu
+    from manyhands.worker.gpu import found, open_gpu
+
+    if importlib.util.find_spec("cuda") is None:
+        yield Check("gpu", "ok", "no --device cuda: pip install 'manyhands[cuda]' for NVIDIA GPUs")
+        return
+    try:
+        here = [f"{name} ({what}, {size_of(memory)})" for name, what, memory in found()]
+        if (number := gpu()) is not None:
+            open_gpu(number)
+    except ManyhandsError as error:
+        yield Check("gpu", "ok", str(error)) if gpu() is None else verdict("gpu", error)
+        return
+    yield Check("gpu", "ok", f"--device may be {', '.join(here)}" if here else "no NVIDIA GPU")
+
+
 def _check_torch() -> Iterator[Check]:
     if importlib.util.find_spec("torch") is None:
-        said = "not installed: no --device but cpu (pip install 'manyhands[torch]')"
+        said = "not installed: no --device mps or xpu (pip install 'manyhands[torch]')"
         yield Check("torch", "ok", said)
         return
     from manyhands.engine.devices import torch_device
@@ -245,7 +266,7 @@ def _check_torch() -> Iterator[Check]:
 
     found = torch_program.devices_here()
     named = [f"{one.name} ({one.what}, {_free(one.free_bytes)})" if one.what != "CPU" else one.name for one in found]
-    yield Check("torch", "ok", f"--device may be {', '.join(named)}; no GPU has been tried")
+    yield Check("torch", "ok", f"--device may be {', '.join(named)}; no mps and no xpu has been tried")
     if (device := torch_device()) is not None:
         try:
             torch_program.open_device(device)

@@ -123,9 +123,13 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
 
 def _free_memory() -> int:
     """Bytes that are free where layers are computed. Raises BadRequest where torch does not tell them of its device."""
-    from manyhands.engine.devices import torch_device
+    from manyhands.engine.devices import gpu, torch_device
     from manyhands.resources import available_memory
 
+    if (number := gpu()) is not None:
+        from manyhands.worker.gpu import open_gpu
+
+        return int(open_gpu(number).free_bytes())
     device = torch_device()
     if device in (None, "torch-cpu"):
         return available_memory()

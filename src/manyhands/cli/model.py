@@ -153,9 +153,9 @@ def tiny(
         raise BadRequest(f"{out} exists already; name a folder that does not")
     shard_bytes = None if shard_mb is None else int(shard_mb * 1e6)
     with doing(f"making a tiny {family} of {layers} layers in {out}"):
-        from manyhands.worker.choice import needing_torch
+        from manyhands.worker.choice import needing
 
-        with needing_torch("a tiny model"):
+        with needing("a tiny model", "torch", "torch"):
             from manyhands.testing.tiny import make_tiny
         make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)
     typer.echo(str(out))

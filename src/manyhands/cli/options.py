@@ -97,7 +97,7 @@ Device = Annotated[
     str,
     typer.Option(
         "--device",
-        help="What computes: cpu; or torch on torch-cpu, cuda[:N], mps or xpu[:N], in class E2 (never tried on a GPU).",
+        help="What computes: cpu; cuda[:N], an NVIDIA GPU, with the same bits; or torch on mps, xpu[:N], torch-cpu, in class E2.",
     ),
 ]
 Threads = Annotated[
@@ -252,14 +252,20 @@ def settings() -> Settings:
 
 def use_device(device: str) -> None:
     """Compute on what --device says from now on, in this process and those that it starts. Raises BadRequest for what is no
-    device's name, ModelError where torch, or the device, is missing: before anything is fetched."""
+    device's name, ModelError where what it needs, or the device, is missing: before anything is fetched."""
     from manyhands.engine import devices
 
     devices.use(device)
-    if (named := devices.torch_device()) is not None:
-        from manyhands.cli.progress import doing
+    if (named := devices.named_device()) is None:
+        return
+    from manyhands.cli.progress import doing
 
-        with doing(f"opening {named}"):
+    with doing(f"opening {named}"):
+        if (number := devices.gpu()) is not None:
+            from manyhands.worker.gpu import open_gpu
+
+            open_gpu(number)
+        else:
             from manyhands.worker.choice import device_part
 
             device_part(named)

@@ -55,7 +55,7 @@ Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 
 def compile_layers(
     program: Program, layers: Sequence[Layer], read: Read, precision: Precision, back_end: str, packer: Packer = PLAIN
-) -> "CompiledLayers":
+) -> "Compiled":
     """Layers from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
     compiler = _Compiler(program, read, precision, back_end, packer)
     for layer in layers:
@@ -63,7 +63,8 @@ def compile_layers(
         compiler.begin_layer(layer)
         for op in layer.ops:
             compiler.add(op)
-    return CompiledLayers(compiler.registers(), compiler.ops, [*compiler.layers, len(compiler.ops)])
+    registers, starts = compiler.registers(), [*compiler.layers, len(compiler.ops)]
+    return Compiled(registers, compiler.ops, starts, 0, registers.row_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,43 +75,44 @@ class Registers:
     widths: Sequence[int]
     context: int
 
-    def plan(
-        self, back_end: str, ops: "Sequence[Emitted]", out: int, out_type: str, layers: Sequence[int] = ()
-    ) -> Plan:
-        """Operations as a plan whose rows come out of register `out`. layers: their first operations."""
-        places = offsets(self.widths, [touched(kind, numbers) for kind, numbers, _, _ in ops], out, layers)
-        plan = Plan(back_end, self.row_type, self.widths, out, out_type, self.context, places)
-        for op in ops:
-            plan.add(*op)
-        return plan
-
 
 @dataclass(frozen=True, slots=True)
-class CompiledLayers:
-    """Layers with their weights packed, of which any stretch becomes a plan; plans share the weights."""
+class Compiled:
+    """Layers, or the head, with their weights packed, of which any stretch becomes a plan; plans share the weights."""
 
     registers: Registers
     ops: "Sequence[Emitted]"
     starts: Sequence[int]  # the first operation of each layer, and the end of all
+    out: int  # the register whose rows leave
+    out_type: str
+
+    def stretch(self, first: int = 0, end: int | None = None) -> tuple[slice, list[int]]:
+        """Which operations layers [first, end) are, counted from 0 (default: all), and the columns at which registers begin."""
+        starts = self.starts[first : len(self.starts) if end is None else end + 1]
+        some = slice(starts[0], starts[-1])
+        layers = [start - starts[0] for start in starts[:-1]]
+        reach = [touched(kind, numbers) for kind, numbers, _, _ in self.ops[some]]
+        return some, offsets(self.registers.widths, reach, self.out, layers)
 
     def plan(self, back_end: str, first: int = 0, end: int | None = None) -> Plan:
-        """Layers [first, end) of these, counted from 0 (default: all)."""
-        starts = self.starts[first : len(self.starts) if end is None else end + 1]
-        ops = self.ops[starts[0] : starts[-1]]
-        return self.registers.plan(
-            back_end, ops, 0, self.registers.row_type, [start - starts[0] for start in starts[:-1]]
-        )
+        """Layers [first, end) of these for a back end of the CPU."""
+        some, places = self.stretch(first, end)
+        r = self.registers
+        plan = Plan(back_end, r.row_type, r.widths, self.out, self.out_type, r.context, places)
+        for op in self.ops[some]:
+            plan.add(*op)
+        return plan
 
 
-def head_plan(
+def compile_head(
     program: Program,
     read: Read,
     precision: Precision,
     back_end: str,
     table: Stored | None = None,
     packer: Packer = PLAIN,
-) -> Plan:
-    """Final norm and head as a plan from hidden states to logits in fp32. table: the packed weight of a tied head."""
+) -> Compiled:
+    """Final norm and head, from hidden states to logits in fp32. table: the packed weight of a tied head."""
     head: Head = program.head
     packer.begin(f"head {head!r}")
     compiler = _Compiler(program, read, ends_precision(precision), back_end, packer, table)
@@ -119,7 +121,7 @@ def head_plan(
     logits = compiler.bound["logits"]
     if head.scale != 1.0 or head.soft_cap is not None:
         compiler.emit(library.SOFTEN, (logits,), (head.scale, head.soft_cap or 0.0))
-    return compiler.registers().plan(back_end, compiler.ops, logits, "f32")
+    return Compiled(compiler.registers(), compiler.ops, [0, len(compiler.ops)], logits, "f32")
 
 
 class _Compiler:
@@ -197,7 +199,7 @@ class _Compiler:
     @add.register
     def _(self, op: Product) -> None:
         source, order = self.source(op.source), None
-        for part in sorted(op.parts, key=lambda part: part.target == op.source):  # what overwrites the source: last
+        for part in op.parts:
             order = self._part(source, part, order)
 
     def _part(self, source: int, part: Part, before: Array | None) -> Array | None:
@@ -216,7 +218,7 @@ class _Compiler:
                     library.COPY, (source, self.target(" ordered", width), 0, 0, width, 1, 0, 0), (), (weight.order,)
                 )
             source = self.source(" ordered")
-        target = self.target(part.target, part.weight.outputs)
+        target = self.target(part.target, part.weight.outputs, [source])
         numbers = (source, target, TYPES[weight.type], ACTIVATIONS.index(part.activation))
         self.emit(library.PRODUCT, numbers, (), (weight.array, bias))
         return before if weight.order is None else weight.order

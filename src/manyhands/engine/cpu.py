@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from manyhands.core import SMALL_WEIGHTS, Precision, Span, weight_precision
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
-from manyhands.engine.compile import ROW_TYPES, compile_layers, head_plan
+from manyhands.engine.compile import ROW_TYPES, Compiled, compile_head, compile_layers
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory
@@ -115,7 +115,7 @@ class CpuEnds:
         head: bool = True,
         packer: Packer = PLAIN,
     ) -> None:
-        self.back_end = back_end or golden.choose(precision)
+        self.back_end = self._native = back_end or golden.choose(precision)
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         precision = weight_precision(precision)
         self._team, self._row_type = team, ROW_TYPES[precision]
@@ -130,7 +130,11 @@ class CpuEnds:
             scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
         self._scale = float(scale[0])
         table = self._table if tied else None
-        self._head = head_plan(program, read, precision, self.back_end, table, packer) if head else None
+        if head:
+            self._take_head(compile_head(program, read, precision, self._native, table, packer))
+
+    def _take_head(self, compiled: Compiled) -> None:
+        self._head = compiled.plan(self._native)
 
     def _packed_table(self, weight: Weight, read: Read, kept: Precision, tied: bool, packer: Packer) -> Stored:
         """The embedding: as the head that it also is, or as small weights, packed; else row by row."""
@@ -138,16 +142,15 @@ class CpuEnds:
             return held(take(weight, read), kept)
         memory = Memory()
         packer.begin(f"table {weight!r}")
-        return packer.take(lambda: matrix(find(weight, read), kept, memory, self.back_end), memory)
+        return packer.take(lambda: matrix(find(weight, read), kept, memory, self._native), memory)
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """Row bytes [T, bytes of a row] of token ids. Raises ModelError for an id that the model does not have."""
         table = self._table
         assert table is not None, "these ends have no embedding"
-        return library.embed(self.back_end, table.array, table.type, self._shape, ids, self._scale, self._row_type)
+        return library.embed(self._native, table.array, table.type, self._shape, ids, self._scale, self._row_type)
 
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""
-        assert self._head is not None, "these ends have no head"
         segments = [Segment(None, 0, 0, 0, 0, count)]
         return self._head.run(self._team, threads, segments, rows, count).view(np.float32)

@@ -13,6 +13,7 @@ from manyhands.engine import library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.library import ACTIVATIONS, Array, Plan, Team
 
+POSITIONS: Final = 1024
 EDGES: Final = (0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000)  # and with a sign
 Op = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 # Heads, key heads, width, value width, window, soft cap, sinks.
@@ -47,28 +48,50 @@ def stored(x: NDArray[np.float32], type_name: str) -> Array:
     return np.asarray(x.astype(np.float16).view(np.uint16) if type_name == "f16" else x)
 
 
+class CompanyMatters(Exception):
+    """A machine on which a row's bits depend on the rows beside it."""
+
+
+# Rows [rows, bytes of a row] at positions from the given one on -> the rows that leave, of one session.
+Step = Callable[[int, Array], Array]
+
+
 @dataclass(frozen=True, slots=True)
 class BackEnd:
-    """A back end with a team: what a case runs on."""
+    """A back end of the CPU with a team: what a case runs on."""
 
     back_end: str
     team: Team
 
-    def run(self, x: NDArray[np.float32], row_type: str, widths: Sequence[int], ops: Sequence[Op], out: int) -> Array:
-        """Rows of one session through operations, whole and then cut in two: both must agree. The rows' bytes."""
-        plan = Plan(self.back_end, row_type, [x.shape[1], *widths], out, "f32", 1024)
+    def sessions(self, row_type: str, widths: Sequence[int], ops: Sequence[Op], out: int) -> Callable[[], Step]:
+        """What begins sessions of operations over registers of these widths."""
+        plan = Plan(self.back_end, row_type, widths, out, "f32", POSITIONS)
         for kind, numbers, numbers_real, tensors in ops:
             plan.add(kind, numbers, numbers_real, tensors)
-        rows, found = stored(x, row_type), []
+
+        def begin() -> Step:
+            cache = SessionCache(plan)
+            return lambda start, rows: plan.run(
+                self.team, 2, [cache.segment(start, 0, len(rows))], rows.reshape(-1), len(rows)
+            )
+
+        return begin
+
+    def apply(self, function: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A function of one number, number by number."""
+        return library.apply(self.back_end, function, x)
+
+    def run(self, x: NDArray[np.float32], row_type: str, widths: Sequence[int], ops: Sequence[Op], out: int) -> Array:
+        """Rows of one session through operations, whole and then cut in two: both must agree. The rows' bytes."""
+        begin, found = self.sessions(row_type, [x.shape[1], *widths], ops, out), []
+        rows = stored(x, row_type)
+        rows = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
         for cut in (len(rows), len(rows) // 3):
-            cache, parts = SessionCache(plan), []
-            for start, end in ((0, cut), (cut, len(rows))):
-                if start < end:
-                    part = np.ascontiguousarray(rows[start:end]).view(np.uint8).reshape(-1)
-                    parts.append(plan.run(self.team, 2, [cache.segment(start, 0, end - start)], part, end - start))
+            step = begin()
+            parts = [step(start, rows[start:end]) for start, end in ((0, cut), (cut, len(rows))) if start < end]
             found.append(np.concatenate(parts))
         if not np.array_equal(found[0], found[1]):
-            raise AssertionError("a row's bits depend on the rows beside it")
+            raise CompanyMatters("a row's bits depend on the rows beside it")
         return found[0]
 
 
@@ -85,7 +108,7 @@ def functions(machine: BackEnd) -> bytes:
     """All functions of one number, at edges and between."""
     edges = np.array([bits | sign for bits in EDGES for sign in (0, 1 << 31)], np.uint32).view(np.float32)
     x = np.concatenate([edges, reals(1, 4096, around=7, spread=32), np.linspace(-105, 105, 4001).astype(np.float32)])
-    return b"".join(library.apply(machine.back_end, name, x).tobytes() for name in library.FUNCTIONS)
+    return b"".join(machine.apply(name, x).tobytes() for name in library.FUNCTIONS)
 
 
 def products(row_type: str, weight_type: str) -> Callable[[BackEnd], bytes]:

@@ -7,20 +7,21 @@ Their configs are in golden_models.json; their weights are drawn here, by name, 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.core import Precision, Span
-from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
+from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.golden import recorded
-from manyhands.engine.golden_cases import BackEnd, draw, stored
+from manyhands.engine.golden_cases import draw, stored
 from manyhands.engine.library import Team
-from manyhands.engine.weights import Stored
+from manyhands.engine.span import EndsRunner, Piece, SpanRunner
+from manyhands.engine.weights import Read, Stored
 from manyhands.program.families import build_program
 from manyhands.program.ops import Program
 from manyhands.program.tensors import ends_tensors, layer_tensors
@@ -61,36 +62,60 @@ def tensors(program: Program, precision: Precision) -> dict[str, Stored]:
     return {name: Stored(kind, stored(numbers(name, shape), kind)) for name, shape in shapes(program).items()}
 
 
-def computed(family: str, precision: Precision, machine: BackEnd) -> bytes:
+class RunnerMaker(Protocol):
+    """What makes runners of a model."""
+
+    def span(self, program: Program, span: Span, read: Read, precision: Precision) -> SpanRunner:
+        """Some of its layers."""
+        ...
+
+    def ends(self, program: Program, read: Read, precision: Precision) -> EndsRunner:
+        """Its embedding and head."""
+        ...
+
+
+class OfCpu:
+    """A back end of the CPU, as a RunnerMaker."""
+
+    def __init__(self, back_end: str) -> None:
+        self._back_end, self._team = back_end, Team(2)
+
+    def span(self, program: Program, span: Span, read: Read, precision: Precision) -> CpuSpan:
+        return CpuSpan(program, span, read, precision, self._team, self._back_end)
+
+    def ends(self, program: Program, read: Read, precision: Precision) -> CpuEnds:
+        return CpuEnds(program, read, precision, self._team, self._back_end)
+
+
+def computed(family: str, precision: Precision, machine: RunnerMaker) -> bytes:
     """Rows that leave the model's layers, cut into two spans, and logits, of one session's steps."""
     program = build_program(configs()[family])
-    read, back_end, count = tensors(program, precision).__getitem__, machine.back_end, len(program.layers)
-    ends = CpuEnds(program, read, precision, machine.team, back_end)
-    cuts = (Span(0, count // 2), Span(count // 2, count))
-    spans = [CpuSpan(program, cut, read, precision, machine.team, back_end) for cut in cuts]
-    caches, found, at = [span.new_cache() for span in spans], [], 0
+    read, count = tensors(program, precision).__getitem__, len(program.layers)
+    ends = machine.ends(program, read, precision)
+    spans = [machine.span(program, cut, read, precision) for cut in (Span(0, count // 2), Span(count // 2, count))]
+    caches, found, at = [span.new_cache(sum(STEPS)) for span in spans], [], 0
     for rows in STEPS:
         hidden = ends.embed([(37 * i * i + 11 * i) % program.vocab for i in range(at, at + rows)])
         for span, kept in zip(spans, caches, strict=True):
-            hidden = span.step(hidden, [Piece(kept, at, rows)], 2)
+            hidden = span.step(hidden.tobytes(), [Piece(kept, at, rows)], 2)
         found += [hidden.tobytes(), ends.logits(hidden, rows, 2).tobytes()]
         at += rows
     return b"".join(found)
 
 
-def digests(back_end: str, families: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """What a back end computes: name and digest, one model after the other; of all families unless some are named."""
-    team = Team(2)
-    try:
-        for family in families or tuple(configs()):
-            for precision in PRECISIONS:
-                data = computed(family, precision, BackEnd(back_end, team))
-                yield f"model {family} {precision}", hashlib.sha256(data).hexdigest()
-    finally:
-        team.close()
+def digests(
+    machine: RunnerMaker, families: Sequence[str] = (), precisions: Sequence[Precision] = PRECISIONS
+) -> Iterator[tuple[str, str]]:
+    """What a machine computes: name and digest, one model after the other; of all families unless some are named."""
+    for family in families or tuple(configs()):
+        for precision in precisions:
+            data = computed(family, precision, machine)
+            yield f"model {family} {precision}", hashlib.sha256(data).hexdigest()
 
 
-def failures(back_end: str, families: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The models whose digests a back end does not reproduce here."""
+def failures(
+    machine: RunnerMaker, families: Sequence[str] = (), precisions: Sequence[Precision] = PRECISIONS
+) -> tuple[str, ...]:
+    """The models whose digests a machine does not reproduce."""
     right = recorded()
-    return tuple(name for name, digest in digests(back_end, families) if right.get(name) != digest)
+    return tuple(name for name, digest in digests(machine, families, precisions) if right.get(name) != digest)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.engine.devices import FORCED as FORCED
-from manyhands.engine.devices import is_torch_device
+from manyhands.engine.devices import is_device
 from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, difference
 from manyhands.errors import ContextOverflow, ModelError
 
@@ -99,11 +99,11 @@ def supported() -> list[str]:
 def forced() -> str | None:
     """The back end that MANYHANDS_ENGINE names, if it does. Raises ModelError where this machine cannot run it."""
     name = environ.get(FORCED, "")
-    if is_torch_device(name):
+    if is_device(name):
         return None
     if name and name not in supported():
         raise ModelError(
-            f"{FORCED}={name}: this machine runs {', '.join(supported())}, and torch torch-cpu, cuda[:N], mps or xpu[:N]: "
+            f"{FORCED}={name}: this CPU runs {', '.join(supported())}; devices are cuda[:N], torch-cpu, mps and xpu[:N]: "
             "name one of them, or none"
         )
     return name or None

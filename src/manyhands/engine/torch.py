@@ -1,8 +1,9 @@
-"""A Program in torch operations: the readable reference, the oracle of the C engine's tests, and the way onto GPUs.
+"""A Program in torch operations: the readable reference, the oracle of the C engine's tests, and the way onto mps and xpu.
 
 Follows `program/ops.py` operation by operation: fp32 between roundings, storage dtype where ops.py says so. Rows are not
 independent of their company here (torch's kernels cut sums by size), so what this engine serves is of class E2.
-Never run on a GPU so far: `device` is passed through, and everything is tested with "cpu" (worker/torch_program.py serves it).
+Never run on mps or xpu so far: `device` is passed through, and everything is tested with "cpu" (worker/torch_program.py
+serves it); on CUDA engine/cuda computes.
 
 What a step takes beside weights and caches is bounded: matrices become fp32 for a product CONVERTED numbers at a time, and
 scores of attention are computed for so many rows that they are SCORES numbers, or one row.

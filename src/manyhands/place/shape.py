@@ -21,6 +21,7 @@ _CONFIG_BYTES: Final = 16 << 20
 # computes (processes on one machine share 120 MB of it); with the native engine 130.
 PROCESS_BYTES: Final = 480_000_000
 NATIVE_PROCESS_BYTES: Final = 130_000_000
+GPU_PROCESS_BYTES: Final = 300_000_000  # on the GPU: registers, and kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     from manyhands.checkpoint.partition import ModelFacts, ends_bytes, layer_bytes
     from manyhands.checkpoint.quantised import folded
     from manyhands.engine.cache import bytes_per_position
-    from manyhands.engine.devices import torch_device
+    from manyhands.engine.devices import gpu, torch_device
     from manyhands.program.tensors import wide_weights
     from manyhands.worker.choice import program_of
 
@@ -162,7 +163,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
         cache = max(cached)
     hidden = facts.hidden_size * item
     ends = ends_bytes(tensors, weights, wide)
-    process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES
+    process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES if gpu() is None else GPU_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
     return ModelShape(model, precision, *sizes, process_bytes)
 

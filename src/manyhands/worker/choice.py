@@ -1,8 +1,8 @@
 """Which engine computes a model in this process: the one place that decides, before any weights are read.
 
-The native engine (engine/cpu.py) on this CPU, unless `--device` or MANYHANDS_ENGINE names a device of torch
-(engine/devices.py). Either runs the Program of a config.json; a family without one is refused. What MANYHANDS_ENGINE names
-is never replaced by another.
+The native engine (engine/cpu.py) on this CPU, unless `--device` or MANYHANDS_ENGINE names an NVIDIA GPU (engine/cuda), which
+computes the same bits, or a device of torch (engine/devices.py). Each runs the Program of a config.json; a family without one
+is refused. What MANYHANDS_ENGINE names is never replaced by another.
 """
 
 import os
@@ -17,7 +17,7 @@ from manyhands.checkpoint.quantised import read_quantised
 from manyhands.core import Precision, caches_codes, weight_precision
 from manyhands.engine import golden
 from manyhands.engine.compile import ROW_TYPES
-from manyhands.engine.devices import torch_device
+from manyhands.engine.devices import named_device, torch_device
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import LatentAttention, Program
@@ -33,9 +33,9 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
     """
     parsed = parse_config(config, where) if isinstance(config, bytes) else config
     quantised = is_quantised(parsed)
-    if (device := torch_device()) is not None:
+    if (device := named_device()) is not None:
         _check_device(device, precision)
-    else:
+    if torch_device() is None:
         golden.choose(precision)
         _check_native(precision, quantised=quantised)
     program = build_program(parsed, where)
@@ -80,14 +80,14 @@ def is_quantised(config: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def needing_torch(what: str) -> Iterator[None]:
-    """Within, torch and what goes with it are imported. Raises ModelError where one of them is not installed."""
+def needing(what: str, packages: str, extra: str) -> Iterator[None]:
+    """Within, `packages` are imported, which an extra installs. Raises ModelError where one of them is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("manyhands"):
             raise
-        raise ModelError(f"{what} needs torch ({error}): pip install 'manyhands[torch]'") from error
+        raise ModelError(f"{what} needs {packages} ({error}): pip install 'manyhands[{extra}]'") from error
 
 
 def device_part(device: str) -> ModuleType:
@@ -97,7 +97,7 @@ def device_part(device: str) -> ModuleType:
     # layer (0.3 ms): to wake one takes 70 to 90 us.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    with needing_torch(f"--device {device}"):
+    with needing(f"--device {device}", "torch", "torch"):
         from manyhands.worker import torch_program
     torch_program.open_device(device)
     return torch_program

@@ -22,7 +22,7 @@ from manyhands.config import home_from_env
 from manyhands.core import SMALL_WEIGHTS, Precision, Span, weight_precision
 from manyhands.engine import golden
 from manyhands.engine.cpu import CpuEnds, CpuSpan
-from manyhands.engine.devices import torch_device
+from manyhands.engine.devices import gpu, torch_device
 from manyhands.engine.library import Team, forced
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.packing import PLAIN, Keeping, Packer
@@ -32,6 +32,7 @@ from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
 from manyhands.weights.packed import PackedShelf
 from manyhands.worker.choice import device_part, is_gguf, is_quantised, program_of
+from manyhands.worker.gpu import open_gpu
 from manyhands.worker.loading import UNSEEN, LoadBar, Loading, WatchedPacker
 
 logger = logging.getLogger(__name__)
@@ -66,12 +67,16 @@ def arithmetic_class(config: bytes, precision: Precision) -> str:
 
 
 def back_end(precision: Precision = "bf16") -> str:
-    """What computes Programs in this process: a back end of the native engine, or a device of torch. Raises ModelError."""
+    """What computes Programs here: a back end of the native engine, a GPU, or a device of torch. Raises ModelError."""
+    if (number := gpu()) is not None:
+        return f"cuda:{number}"
     return torch_device() or golden.choose(precision)
 
 
 def device_name() -> str:
     """What records call the device of this process: "cpu avx2", "cuda:0 NVIDIA H200". Raises ModelError."""
+    if (number := gpu()) is not None:
+        return f"cuda:{number} {open_gpu(number).what}"[:64]
     if (device := torch_device()) is None:
         return f"cpu {golden.choose()}"
     named: str = device_part(device).describe_device(device)
@@ -85,9 +90,9 @@ def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> s
     if device is not None:
         notes.append(
             f"{device} computes in torch: answers are of class E2, equal up to rounding"
-            + ("" if device == "torch-cpu" else "; it has not been tried on a GPU: please report how it goes")
+            + ("" if device == "torch-cpu" else "; it has not been tried on such a device: please report how it goes")
         )
-    elif forced() is None and golden.choose(precision) == "scalar":
+    elif gpu() is None and forced() is None and golden.choose(precision) == "scalar":
         notes.append("this CPU has neither AVX2 with FMA nor NEON: plain C computes, many times slower")
     if weight_precision(precision) == "bf16" and is_quantised(parsed):
         notes.append(
@@ -126,6 +131,10 @@ def span_of(
     program: Program, span: Span, read: Read, precision: Precision, num_threads: int, packer: Packer = PLAIN
 ) -> SpanRunner:
     """Layers of a Program whose tensors `read` gives. Raises ModelError, CutError."""
+    if (number := gpu()) is not None:
+        from manyhands.engine.cuda.span import CudaSpan
+
+        return CudaSpan(program, span, read, precision, open_gpu(number), packer)
     if (device := torch_device()) is not None:
         runner: SpanRunner = device_part(device).DeviceSpan(program, span, read, precision, device)
         return runner
@@ -195,6 +204,11 @@ def ends_of(
     head: bool = True,
 ) -> EndsRunner:
     """The ends of a Program, as `span_of`."""
+    if (number := gpu()) is not None:
+        from manyhands.engine.cuda.span import CudaEnds
+
+        team = Team(num_threads)
+        return CudaEnds(program, read, precision, team, open_gpu(number), embed=embed, head=head, packer=packer)
     if (device := torch_device()) is not None:
         ends: EndsRunner = device_part(device).DeviceEnds(program, read, precision, device, embed=embed, head=head)
         return ends

@@ -1,7 +1,7 @@
-"""Programs on a device of torch (engine/torch.py), behind the interface of engine/span.py: `--device torch-cpu|cuda|mps|xpu`.
+"""Programs on a device of torch (engine/torch.py), behind the interface of engine/span.py: `--device torch-cpu|mps|xpu`.
 
-Imported by runner.py alone, and only where such a device is named: torch takes seconds and 275 MB. No GPU has run this so
-far; everything is tested on torch-cpu.
+Imported by runner.py alone, and only where such a device is named: torch takes seconds and 275 MB. No mps and no xpu has run
+this so far; everything is tested on torch-cpu.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,10 +45,10 @@ def devices_here() -> list[Here]:
 
 
 def _names(kind: str) -> list[str]:
-    return [f"{kind}:{index}" if kind in ("cuda", "xpu") else kind for index in range(_count(kind))]
+    return [f"{kind}:{index}" if kind == "xpu" else kind for index in range(_count(kind))]
 
 
-_KINDS: Final = (TORCH_CPU, "cuda", "mps", "xpu")
+_KINDS: Final = (TORCH_CPU, "mps", "xpu")
 
 
 def _count(kind: str) -> int:
@@ -57,8 +57,7 @@ def _count(kind: str) -> int:
         return 1
     if kind == "mps":
         return int(torch.backends.mps.is_available())
-    part = getattr(torch, kind, None)
-    return int(part.device_count()) if part is not None and part.is_available() else 0
+    return int(torch.xpu.device_count()) if torch.xpu.is_available() else 0
 
 
 @cache
@@ -76,8 +75,8 @@ def open_device(name: str) -> str:
 def describe_device(name: str) -> str:
     """What a device is called, as its maker says."""
     kind, _, index = name.partition(":")
-    if kind in ("cuda", "xpu"):
-        said = str(getattr(torch, kind).get_device_name(int(index or 0)))
+    if kind == "xpu":
+        said = str(torch.xpu.get_device_name(int(index or 0)))
         return "".join(letter for letter in said if letter.isprintable() and letter != "/")[:_MOST_NAME]
     return "Apple GPU" if kind == "mps" else "CPU"
 
@@ -87,11 +86,10 @@ def free_memory(name: str) -> int | None:
     kind, _, index = name.partition(":")
     if kind == "mps":
         return max(0, int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory()))
-    info = getattr(getattr(torch, kind, None), "mem_get_info", None)
-    if kind == TORCH_CPU or info is None:
+    if kind == TORCH_CPU:
         return None
     try:
-        return int(info(int(index or 0))[0])
+        return int(torch.xpu.mem_get_info(int(index or 0))[0])
     except (RuntimeError, NotImplementedError):  # some drivers do not count
         return None
 
@@ -159,7 +157,7 @@ class DeviceEnds:
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
 
     def embed(self, ids: Sequence[int]) -> Rows:
-        # Looked at here: on CUDA an index out of range ends the whole process's use of the device.
+        # Looked at here: on some devices an index out of range ends the whole process's use of them.
         if wrong := [one for one in ids if not 0 <= one < self.vocab_size]:
             raise ModelError(f"token id {wrong[0]} is not among the model's {self.vocab_size}")
         return _bytes(self._ends.embed(torch.tensor(ids)))

@@ -1,0 +1,179 @@
+/* Attention over caches in blocks of 64 positions (docs/arithmetic.md; the layout of a block: engine/native/kernels.h). */
+
+/* How heads are cached: n of the kernels below. */
+enum { KEY_HEADS = 1, WIDTH, VALUE_WIDTH, WINDOW, IS_LATENT, ROUNDS, LAYER, ALL_LAYERS, HEAD, KEYS }; /* n[0]: heads. LAYER: where the layer's heads
+    begin in 64 positions of the session, ALL_LAYERS: bytes of these, HEAD: of a head's block, KEYS: of its keys */
+
+INLINE char *block_of(const Args &a, const Row &row, count_t head, count_t block)
+{
+    return row.cache + block * a.n[ALL_LAYERS] + a.n[LAYER] + head * a.n[HEAD];
+}
+
+/* Where column c, row k of a panel lies: bf16 in pairs of rows, fp32 by even and odd rows. */
+INLINE count_t place_in_panel(count_t rounds, count_t k, count_t c)
+{
+    count_t pair = k / 2 * DEPTH;
+    return rounds ? pair + c * 2 + k % 2 : pair + k % 2 * SIDE + c;
+}
+
+/* A number as caches hold it: rounded, the largest one for an infinity, zero for what is none. */
+INLINE void put(char *to, count_t rounds, count_t at, float x)
+{
+    float largest = real_of(rounds ? 0x7F7F0000 : 0x7F7FFFFF);
+    x = rounded_if(rounds, x);
+    x = is_nan(x) ? 0 : x > largest ? largest : x < -largest ? -largest : x;
+    if (rounds)
+        ((half_t *)to)[at] = (half_t)(bits_of(x) >> 16);
+    else
+        ((float *)to)[at] = x;
+}
+
+/* Keys (x) and values (y) of the rows -> their caches. Grid (key heads, rows). */
+KERNEL(remember)
+{
+    const Row row = a.rows[blockIdx.y];
+    count_t head = blockIdx.x, within = row.position % BLOCK, width = a.n[WIDTH], value_width = a.n[VALUE_WIDTH], rounds = a.n[ROUNDS];
+    char *keys = block_of(a, row, head, row.position / BLOCK), *values = keys + a.n[KEYS];
+    const float *key = a.x + blockIdx.y * a.x_stride + head * width, *value = a.y + blockIdx.y * a.y_stride + head * value_width;
+    count_t panel = within / SIDE * ceil_div(width, DEPTH) * DEPTH * SIDE, wide = BLOCK * SIDE;
+    for (count_t i = threadIdx.x; i < width; i += THREADS)
+        put(keys, rounds, panel + place_in_panel(rounds, i, within % SIDE), key[i]);
+    for (count_t i = threadIdx.x; i < value_width && !a.n[IS_LATENT]; i += THREADS)
+        put(values, rounds, i / SIDE * wide + place_in_panel(rounds, within, i % SIDE), value[i]);
+}
+
+/* Numbers 2 i and 2 i + 1 of K in column c of a step of a panel. */
+template <int TYPE> INLINE float2 pair_of(const char *step, int i, int c)
+{
+    if (TYPE == BF16) {
+        unsigned both = ((const unsigned *)step)[i * SIDE + c];
+        return make_float2(real_of(both << 16), real_of(both & 0xFFFF0000));
+    }
+    return make_float2(((const float *)step)[i * DEPTH + c], ((const float *)step)[i * DEPTH + SIDE + c]);
+}
+
+/* What 32 positions of a block add to column d: the sum of even and of odd ones. LATENT: a value is the beginning of its key. */
+template <int TYPE, bool LATENT> INLINE float weighed(const char *keys, const char *values, int depth, int part, int d, const float *weights)
+{
+    float2 pairs[SIDE];
+    if (LATENT) {
+        const char *step = keys + (part * 2 * depth + d / DEPTH) * step_bytes<TYPE>();
+#pragma unroll
+        for (int i = 0; i < SIDE; i++) {
+            const char *panel = step + i / 8 * depth * step_bytes<TYPE>();
+            float2 first = pair_of<TYPE>(panel, d % DEPTH / 2, 2 * i % SIDE), second = pair_of<TYPE>(panel, d % DEPTH / 2, 2 * i % SIDE + 1);
+            pairs[i] = d % 2 ? make_float2(first.y, second.y) : make_float2(first.x, second.x);
+        }
+    } else {
+        const char *step = values + (d / SIDE * (BLOCK / DEPTH) + part) * step_bytes<TYPE>();
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+            pairs[i] = pair_of<TYPE>(step, i, d % SIDE);
+    }
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int i = 0; i < SIDE; i++) {
+        float2 w = *(const float2 *)(weights + 2 * i);
+        even = fma_(w.x, pairs[i].x, even), odd = fma_(w.y, pairs[i].y, odd);
+    }
+    return even + odd;
+}
+
+/* One query head of one row: grid (heads, rows). BLOCKS_AT_ONCE blocks of keys side by side: scores, weights and what each 32 positions add
+ * to the result do not depend on each other; the running maximum, sum and result go from block to block. */
+template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
+{
+    __shared__ __align__(16) float query[MOST_WIDTH], scores[THREADS], weights[THREADS], parts[BLOCKS_AT_ONCE * 2 * MOST_VALUES],
+        maxima[BLOCKS_AT_ONCE], totals[BLOCKS_AT_ONCE], factors[BLOCKS_AT_ONCE];
+    const Row row = a.rows[blockIdx.y];
+    const int t = threadIdx.x, own = t / BLOCK, width = (int)a.n[WIDTH], value_width = (int)a.n[VALUE_WIDTH], depth = (width + DEPTH - 1) / DEPTH;
+    const int head = blockIdx.x, key_head = head / (int)(a.n[0] / a.n[KEY_HEADS]), position = (int)row.position, window = (int)a.n[WINDOW];
+    const int from = window && position >= window ? position - window + 1 : 0, last = position / BLOCK;
+    const char *cache = block_of(a, row, key_head, 0);
+    const count_t all = a.n[ALL_LAYERS];
+    const float *sinks = (const float *)a.tensors[0], *given = a.x + blockIdx.y * a.x_stride + head * width;
+    const float scale = (float)a.reals[0], cap = (float)a.reals[1];
+    for (int i = t; i < depth * DEPTH; i += THREADS)
+        query[i] = i < width ? rounded_if(a.n[ROUNDS], given[i]) : 0;
+    float most = sinks ? sinks[head] : -infinity(), total = sinks ? 1 : 0, result[MOST_VALUES / THREADS] = {};
+    for (int block = from / BLOCK; block <= last; block += BLOCKS_AT_ONCE) {
+        const int blocks = last - block + 1 < BLOCKS_AT_ONCE ? last - block + 1 : BLOCKS_AT_ONCE;
+        const int at = (block + own) * BLOCK + t % BLOCK;
+        const char *mine = cache + (block + own) * all;
+        __syncthreads();
+        float score = -infinity();
+        if (own < blocks && at >= from && at <= position) {
+            const char *keys = mine + t % BLOCK / SIDE * depth * step_bytes<TYPE>();
+            float sum = 0;
+            for (int step = 0; step < depth; step++, keys += step_bytes<TYPE>()) {
+                float2 pairs[SIDE];
+#pragma unroll
+                for (int i = 0; i < SIDE; i++)
+                    pairs[i] = pair_of<TYPE>(keys, i, t % SIDE);
+                float even = 0, odd = 0;
+#pragma unroll
+                for (int i = 0; i < SIDE; i++) {
+                    float2 q = *(const float2 *)(query + step * DEPTH + 2 * i);
+                    even = fma_(q.x, pairs[i].x, even), odd = fma_(q.y, pairs[i].y, odd);
+                }
+                sum = sum + (even + odd);
+            }
+            score = sum * scale;
+            score = cap > 0 ? hyperbolic(score / cap) * cap : score;
+        }
+        scores[t] = score;
+        __syncthreads();
+        float top = -infinity();
+#pragma unroll
+        for (int p = 0; p < BLOCK / SIDE; p++)
+            top = more(scores[own * BLOCK + p * SIDE + t % SIDE], top);
+        top = tree_more(top);
+        if (t % BLOCK == 0)
+            maxima[own] = top;
+        __syncthreads();
+        float before = most, here = most;
+        for (int b = 0; b <= own; b++)
+            before = here, here = more(maxima[b], here);
+        for (int b = 0; b < blocks; b++)
+            most = more(maxima[b], most);
+        float weight = exponential(score - here), less = before - here;
+        scores[t] = weight;
+        weights[t] = rounded_if(a.n[ROUNDS], weight);
+        if (t % BLOCK == 0)
+            factors[own] = less == 0 ? 1 : exponential(less);
+        __syncthreads();
+        float lane = 0;
+#pragma unroll
+        for (int p = 0; p < BLOCK / SIDE; p++)
+            lane = lane + scores[own * BLOCK + p * SIDE + t % SIDE];
+        lane = tree_sum(lane);
+        if (t % BLOCK == 0)
+            totals[own] = lane;
+        for (int part = t / SIDE % 8; part < 2 * blocks; part += 8) {
+            const char *keys = cache + (block + part / 2) * all;
+            for (int d = t / SIDE / 8 * SIDE + t % SIDE; d < value_width; d += 2 * SIDE)
+                parts[part * value_width + d] = weighed<TYPE, LATENT>(keys, keys + a.n[KEYS], depth, part % 2, d, weights + part * DEPTH);
+        }
+        __syncthreads();
+        for (int b = 0; b < blocks; b++) {
+            const float by = factors[b];
+            total = total * by + totals[b];
+#pragma unroll
+            for (int j = 0; j < MOST_VALUES / THREADS; j++)
+                if (t + j * THREADS < value_width) {
+                    const float *add = parts + b * 2 * value_width + t + j * THREADS;
+                    result[j] = by != 1 ? result[j] * by : result[j];
+                    result[j] = (result[j] + add[0]) + add[value_width];
+                }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < MOST_VALUES / THREADS; j++)
+        if (t + j * THREADS < value_width)
+            a.out[blockIdx.y * a.out_stride + head * value_width + t + j * THREADS] = result[j] / total;
+}
+
+KERNEL(attend_BF16) { attend<BF16, false>(a); }
+KERNEL(attend_F32) { attend<F32, false>(a); }
+KERNEL(attend_latents_BF16) { attend<BF16, true>(a); }
+KERNEL(attend_latents_F32) { attend<F32, true>(a); }

@@ -1,0 +1,240 @@
+"""Which kernels compute an operation, and over which blocks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from manyhands.engine import library
+from manyhands.engine.cuda.launch import MOST_PARTS, NOWHERE, THREADS, Args, Launch, LaunchPart, Place, args
+from manyhands.engine.cuda.room import Held, Room, angles_of, heads_of, whole
+from manyhands.engine.library import SIDE
+from manyhands.errors import ModelError
+
+FEW: Final = 32  # rows up to which a product keeps the memory busy rather than the multipliers
+TYPE_NAMES: Final = {library.TYPES[name]: name.upper() for name in library.WIDE}
+WARP: Final = 32
+
+
+def check(kind: int, numbers: Sequence[int]) -> None:
+    """Raises ModelError for an operation on weights that the kernels do not read."""
+    assert kind != library.PRODUCT or numbers[0] != numbers[1], "a product overwrites what it reads"
+    types = {library.PRODUCT: (2,), library.EXPERTS: (6, 8)}.get(kind, ())
+    for place in types:
+        if numbers[place] not in TYPE_NAMES:
+            raise ModelError("a GPU computes with weights in bf16, fp16 and fp32: give --dtype bf16")
+
+
+def launches(room: Room, ops: Sequence[Held], table: int, rows: int) -> Iterator[Launch]:
+    """All kernels of a step of `rows` rows. table: the address of their caches and positions."""
+    for shared in room.shared:
+        given = args(
+            out=room.angles(shared),
+            tensors=(shared.frequencies,),
+            n=(shared.turns,),
+            reals=(shared.factor,),
+            rows=table,
+        )
+        yield _columns("angles", shared.turns, rows, given)
+    at = 0
+    while at < len(ops):
+        op, count = ops[at], _together(ops, at)
+        some = ops[at : at + count]
+        if op.kind == library.PRODUCT:
+            yield from _products(room, some, rows)
+        elif op.kind == library.ROTARY:
+            yield from _rotaries(room, some, rows)
+        elif op.kind == library.ATTENTION:
+            yield from _attention(room, op, room.layers[at], table, rows)
+        elif op.kind == library.ADD and count > 1:
+            yield from _norm(room, some[1], rows, op)
+        else:
+            yield from _MAKERS[op.kind](room, op, rows)
+        at += count
+
+
+def _columns(kernel: str, columns: int, rows: int, given: Args) -> Launch:
+    return Launch(kernel, (-(-columns // THREADS), rows, 1), given)
+
+
+def _together(ops: Sequence[Held], at: int) -> int:
+    """How many operations from `at` on are one launch: products that read the same columns, registers that turn alike, an
+    addition to the residual stream and the norm of it."""
+    first, count = ops[at], 1
+    if first.kind == library.ADD:
+        norm = ops[at + 1] if at + 1 < len(ops) else first
+        return 2 if norm.kind == library.NORM and (norm.numbers[0], norm.numbers[2]) == (0, 1) else 1
+    if first.kind not in (library.PRODUCT, library.ROTARY) or (
+        first.kind == library.PRODUCT and any(first.numbers[4:])
+    ):
+        return 1
+    while count < MOST_PARTS and at + count < len(ops) and _is_like(first, ops[at + count]):
+        count += 1
+    return count
+
+
+def _is_like(first: Held, other: Held) -> bool:
+    if first.kind != other.kind:
+        return False
+    if first.kind == library.ROTARY:
+        return first.numbers[2:] == other.numbers[2:] and angles_of(first) == angles_of(other)
+    return not any(other.numbers[4:]) and (first.numbers[0], first.numbers[2]) == (other.numbers[0], other.numbers[2])
+
+
+def _products(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
+    first = ops[0]
+    source, _, kind, _, column, k, _, _, groups, step, target_step = _product_numbers(room, first)
+    given = room.register(source)
+    at_once, panels = _shape(rows)
+    tiles = -(-rows // at_once)
+    name = f"few_{TYPE_NAMES[kind]}_{at_once}" if rows <= FEW else f"many_{TYPE_NAMES[kind]}_{at_once // SIDE}"
+    parts, blocks = list[LaunchPart](), 0
+    for op in ops:
+        _, target, _, activation, _, _, target_column, n, *_ = _product_numbers(room, op)
+        parts.append(_part(op, 0, room.register(target).column(target_column), n, activation, blocks))
+        blocks += -(-n // (SIDE * panels))
+    matrix = first.tensors[0]
+    assert matrix is not None
+    numbers = (k, int(room.rounds), matrix.num_bytes // groups, step, target_step, tiles)
+    grid = (blocks * tiles, 1, groups) if rows <= FEW else (blocks, tiles, groups)
+    yield Launch(name, grid, args(x=given.column(column), n=numbers, count=rows, parts=parts))
+
+
+def _shape(rows: int) -> tuple[int, int]:
+    """Rows of a step that a block of a product takes, and panels."""
+    if rows <= FEW:
+        at_once = next(some for some in (1, 2, 3, 4, 6, 8) if some >= min(rows, 8))
+        return at_once, 1 if at_once < 4 else 2
+    return SIDE * (2 if rows <= 64 else 4 if rows <= 192 else 8), 4
+
+
+def _product_numbers(room: Room, op: Held) -> tuple[int, ...]:
+    """All eleven, zeros as what they stand for."""
+    numbers = list(op.numbers[:11])
+    numbers[5] = numbers[5] or room.widths[numbers[0]]
+    numbers[7] = numbers[7] or room.widths[numbers[1]]
+    numbers[8] = numbers[8] or 1
+    return tuple(numbers)
+
+
+def _part(op: Held, matrix: int, out: Place, n: int, activation: int, first: int, bias: int = 1) -> LaunchPart:
+    return LaunchPart(op.address(matrix), op.address(bias), out.address, out.stride, n, activation, first)
+
+
+def _attention(room: Room, op: Held, layer: int, table: int, rows: int) -> Iterator[Launch]:
+    query, key, value, target, count, key_heads, width, value_width, window, is_latent, *_ = op.numbers
+    heads = heads_of(op, 2 if room.rounds else 4)
+    shape = (count, key_heads, width, value_width, window, is_latent, int(room.rounds))
+    numbers = (*shape, layer, room.block_bytes, heads.head_bytes, heads.key_bytes)
+    cached = args(room.register(key), room.register(value), n=numbers, rows=table)
+    yield Launch("remember", (key_heads, rows, 1), cached)
+    name = f"attend_{'latents_' if is_latent else ''}{'BF16' if room.rounds else 'F32'}"
+    asked = args(
+        room.register(query),
+        out=room.register(target),
+        tensors=(op.address(0),),
+        n=numbers,
+        reals=op.reals,
+        rows=table,
+    )
+    yield Launch(name, (count, rows, 1), asked)
+
+
+def _norm(room: Room, op: Held, rows: int, added: Held | None = None) -> Iterator[Launch]:
+    """added: the addition to its source that comes before it."""
+    source, target, groups, is_layer = op.numbers[:4]
+    width = room.widths[source] // groups
+    each = [int(tensor is not None and tensor.num_bytes > width * 4) for tensor in op.tensors[:2]]
+    term, rounds, scale = (
+        (room.register(added.numbers[0]), added.numbers[1], added.reals[0]) if added else (NOWHERE, 0, 1.0)
+    )
+    given = args(
+        room.register(source),
+        term,
+        room.register(target),
+        tensors=(op.address(0), op.address(1)),
+        n=(width, is_layer, *each, int(rounds and room.rounds)),
+        reals=(*op.reals[:2], scale),
+    )
+    yield Launch("norm", (groups, rows, 1), given)
+
+
+def _rotaries(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
+    """Registers that turn alike."""
+    _, _, width, offset, turns, pairs = ops[0].numbers[:6]
+    parts, blocks = list[LaunchPart](), 0
+    for op in ops:
+        target, heads = op.numbers[:2]
+        out = room.register(target)
+        parts.append(LaunchPart(None, None, out.address, out.stride, heads, 0, blocks))
+        blocks += -(-heads * turns // THREADS)
+    given = args(y=room.angles(angles_of(ops[0])), n=(width, offset, turns, pairs), parts=parts)
+    yield Launch("rotary", (blocks, rows, 1), given)
+
+
+def _gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    gate, up, target, activation = op.numbers[:4]
+    places = (room.register(number) for number in (gate, up, target))
+    yield _columns(
+        "gate", room.widths[target], rows, args(*places, n=(room.widths[target], activation), reals=op.reals)
+    )
+
+
+def _add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    term, rounds = op.numbers[:2]
+    x, width = room.register(0), room.widths[0]
+    yield _columns(
+        "add", width, rows, args(x, room.register(term), x, n=(width, int(rounds and room.rounds)), reals=op.reals)
+    )
+
+
+def _multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    source, by, target = op.numbers[:3]
+    places = (room.register(number) for number in (source, by, target))
+    yield _columns("multiply", room.widths[target], rows, args(*places, n=(room.widths[target],)))
+
+
+def _soften(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    width = room.widths[op.numbers[0]]
+    yield _columns("soften", width, rows, args(out=room.register(op.numbers[0]), n=(width,), reals=op.reals))
+
+
+def _copy(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    source, target, *numbers = op.numbers[:8]
+    given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=numbers)
+    yield _columns("copy", numbers[2] * numbers[3], rows, given)
+
+
+def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    source, target, *numbers = op.numbers[:8]
+    given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=numbers, reals=op.reals)
+    yield Launch("route", (rows, 1, 1), given, WARP)
+
+
+def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    source, routes, target, experts, top_k, inner, kind, activation, down_kind = op.numbers[:9]
+    hidden, pairs, panels = room.widths[target], rows * top_k, -(-inner // SIDE)
+    gates, ups = room.routed(0, inner), room.routed(top_k * whole(inner), inner)
+    results = room.routed(2 * top_k * whole(inner), hidden)
+    chosen = room.register(routes)
+    gate, _, down = op.tensors[:3]
+    assert gate is not None and down is not None
+    parts = [_part(op, 0, gates, inner, 0, 0, 3), _part(op, 1, ups, inner, 0, panels, 4)]
+    numbers = (room.widths[source], int(room.rounds), gate.num_bytes // experts, experts, top_k, 0)
+    given = args(room.register(source), chosen, n=numbers, parts=parts)
+    yield Launch(f"expert_{TYPE_NAMES[kind]}", (2 * panels, pairs, 1), given)
+    yield _columns("gate", inner, pairs, args(gates, ups, gates, n=(inner, activation), reals=op.reals))
+    numbers = (inner, int(room.rounds), down.num_bytes // experts, experts, top_k, 1)
+    given = args(gates, chosen, n=numbers, parts=[_part(op, 2, results, hidden, 0, 0, 5)])
+    yield Launch(f"expert_{TYPE_NAMES[down_kind]}", (-(-hidden // SIDE), pairs, 1), given)
+    yield _columns("expert_sum", hidden, rows, args(results, chosen, room.register(target), n=(hidden, experts, top_k)))
+
+
+_MAKERS: Final[Mapping[int, Callable[[Room, Held, int], Iterator[Launch]]]] = {
+    library.NORM: _norm,
+    library.GATE: _gate,
+    library.ADD: _add,
+    library.MULTIPLY: _multiply,
+    library.SOFTEN: _soften,
+    library.COPY: _copy,
+    library.ROUTE: _route,
+    library.EXPERTS: _experts,
+}

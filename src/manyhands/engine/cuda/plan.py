@@ -1,0 +1,174 @@
+"""Operations of layers on a GPU: what compile.py made, with its weights on the device, as kernels over registers there."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.engine import library
+from manyhands.engine.compile import Compiled, Emitted, Registers
+from manyhands.engine.cuda.device import CudaDevice, CudaMemory
+from manyhands.engine.cuda.launch import THREADS, Launch, args
+from manyhands.engine.cuda.operations import check, launches
+from manyhands.engine.cuda.room import Held, Room
+from manyhands.engine.layout import NUMBERS, TENSORS
+from manyhands.engine.library import Array
+from manyhands.errors import ContextOverflow, ModelError
+
+MOST_ROWS: Final = 512  # that go through the operations at once
+ROOM_BYTES: Final = 1 << 27  # of registers, where they do not need more for LEAST_ROWS
+LEAST_ROWS: Final = 16
+ROW_BYTES: Final = 16  # of Row in common.cu
+RECORDED: Final = 32  # numbers of rows whose steps are recorded
+
+
+def hold(device: CudaDevice, ops: Sequence[Emitted]) -> list[Held]:
+    """Operations with their tensors on the device, each array once. Raises ModelError for weights that the kernels lack."""
+    held: dict[int, CudaMemory] = {}  # by array
+
+    def upload(array: Array) -> CudaMemory:
+        if id(array) not in held:
+            memory = held[id(array)] = device.allocate(array.nbytes)
+            device.upload(memory, array)
+        return held[id(array)]
+
+    found = []
+    for kind, numbers, reals, tensors in ops:
+        whole = (*numbers, *[0] * (NUMBERS - len(numbers)))
+        check(kind, whole)
+        there = [None if array is None else upload(array) for array in tensors]
+        found.append(Held(kind, whole, tuple(reals), (*there, *[None] * (TENSORS - len(there)))))
+    return found
+
+
+class CudaLayers:
+    """Layers, or a head, whose weights are on the device; any stretch of the layers becomes a plan."""
+
+    def __init__(self, device: CudaDevice, compiled: Compiled) -> None:
+        """Raises ModelError for what the native engine would refuse too, and for what these kernels lack."""
+        compiled.plan("scalar")  # checks every operation against its registers and tensors
+        self._device = device
+        self._ops = hold(device, compiled.ops)
+        self._shape = replace(compiled, ops=[(*op[:3], ()) for op in compiled.ops])  # without the weights
+
+    def plan(self, first: int = 0, end: int | None = None) -> "CudaPlan":
+        """Layers [first, end) of these, counted from 0 (default: all)."""
+        some, places = self._shape.stretch(first, end)
+        shape = self._shape
+        return CudaPlan(self._device, shape.registers, self._ops[some], places, shape.out, shape.out_type)
+
+
+class Positions(NamedTuple):
+    """Positions of a step that are the positions from `start` on of one session; of ends, which cache nothing, address is 0."""
+
+    address: int
+    start: int
+    count: int  # type: ignore[assignment]  # hides tuple's own
+
+
+class CudaPlan:
+    """Operations over registers on a device. One step at a time. Registers 0 takes the rows, `out` gives them."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        registers: Registers,
+        ops: Sequence[Held],
+        places: Sequence[int],
+        out: int,
+        out_type: str,
+    ) -> None:
+        self._device, self._ops, self._positions = device, ops, registers.context
+        self._widths, self._out = registers.widths, out
+        self._types = library.TYPES[registers.row_type], library.TYPES[out_type]
+        self._in_bytes, self._out_bytes = (
+            self._widths[number] * (2 if kind == library.TYPES["bf16"] else 4)
+            for number, kind in zip((0, out), self._types, strict=True)
+        )
+        self._room = Room(registers.row_type == "bf16", registers.widths, places, ops)
+        self.block_bytes = self._room.block_bytes
+        row = self._room.row_bytes
+        self.most_rows = max(LEAST_ROWS, min(MOST_ROWS, ROOM_BYTES // row // LEAST_ROWS * LEAST_ROWS))
+        self._recorded: dict[int, Callable[[], None] | None] = {}
+        self._begun = False
+
+    def _begin(self) -> None:
+        """Memory for steps, with the first of them."""
+        most = self.most_rows
+        self._memory = self._device.allocate(most * self._room.row_bytes)
+        self._room.lie(self._memory.address, most)
+        self._given = self._device.staging(most * (ROW_BYTES + self._in_bytes))
+        self._found = self._device.staging(most * self._out_bytes)
+        self._given_there = self._device.allocate(self._given.nbytes)
+        self._found_there = self._device.allocate(self._found.nbytes)
+        self._table: NDArray[Any] = self._given[: most * ROW_BYTES].view(np.int64).reshape(most, 2)
+        self._begun = True
+
+    def is_recorded(self, count: int) -> bool:
+        """Whether steps of so many rows are ready to be asked for as one."""
+        return self._recorded.get(count) is not None
+
+    def check_positions(self, end: int) -> None:
+        """Raises ContextOverflow where `end` is beyond the positions that the model has."""
+        if end > self._positions:
+            raise ContextOverflow(f"position {end - 1} is beyond the {self._positions} that the model was built for")
+
+    def run(self, pieces: Sequence[Positions], rows: Array | bytes, count: int) -> NDArray[np.uint8]:
+        """`count` rows -> `count` rows [count, bytes of a row]. Raises ContextOverflow, ModelError; then caches may hold some
+        of the step's positions, which the next step writes again."""
+        given = np.frombuffer(rows, np.uint8) if isinstance(rows, bytes) else rows.reshape(-1).view(np.uint8)
+        if given.nbytes != count * self._in_bytes or sum(piece.count for piece in pieces) != count:
+            raise ModelError(f"{given.nbytes} bytes are not {count} rows of {self._in_bytes}")
+        self.check_positions(max(piece.start + piece.count for piece in pieces))
+        if not self._begun:
+            self._begin()
+        table = np.concatenate([_table(piece) for piece in pieces])
+        out = np.empty((count, self._out_bytes), np.uint8)
+        for first in range(0, count, self.most_rows):
+            some = min(count - first, self.most_rows)
+            self._table[:some] = table[first : first + some]
+            rest = self._given[self.most_rows * ROW_BYTES :]
+            rest[: some * self._in_bytes] = given[first * self._in_bytes : (first + some) * self._in_bytes]
+            self._step(some)
+            out[first : first + some] = self._found[: some * self._out_bytes].reshape(some, -1)
+        return out
+
+    def _step(self, count: int) -> None:
+        """Recorded when it is asked for the second time: a long prompt's last chunk may be the only one of its size."""
+        recorded = self._recorded.get(count)
+        if recorded is None and count in self._recorded:
+            recorded = self._recorded[count] = self._device.record(lambda: self._ask(count))
+        if recorded is not None:
+            recorded()
+        else:
+            self._ask(count)
+            if len(self._recorded) < RECORDED:
+                self._recorded[count] = None
+        self._device.wait()
+
+    def _ask(self, count: int) -> None:
+        whole = self.most_rows * ROW_BYTES
+        self._device.send(self._given_there.address, self._given[: whole + count * self._in_bytes])
+        self._device.launch(self._launches(count))
+        self._device.fetch(self._found[: count * self._out_bytes], self._found_there.address)
+
+    def _launches(self, count: int) -> Iterator[Launch]:
+        table = self._given_there.address
+        width, out_width = self._widths[0], self._widths[self._out]
+        entering = table + self.most_rows * ROW_BYTES
+        first = args(out=self._room.register(0), tensors=(entering,), n=(width, self._types[0]))
+        yield Launch("widen", (-(-width // THREADS), count, 1), first)
+        yield from launches(self._room, self._ops, table, count)
+        last = args(
+            x=self._room.register(self._out), tensors=(self._found_there.address,), n=(out_width, self._types[1])
+        )
+        yield Launch("narrow", (-(-out_width // THREADS), count, 1), last)
+
+
+def _table(piece: Positions) -> NDArray[np.int64]:
+    found = np.empty((piece.count, 2), np.int64)
+    found[:, 0] = piece.address
+    found[:, 1] = np.arange(piece.start, piece.start + piece.count)
+    return found

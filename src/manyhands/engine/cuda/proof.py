@@ -1,0 +1,72 @@
+"""Golden digests on a GPU: it is used only after it reproduced those that the arithmetic class depends on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.core import Precision, Span
+from manyhands.engine import golden, library
+from manyhands.engine.compile import Registers
+from manyhands.engine.cuda.device import CudaDevice
+from manyhands.engine.cuda.launch import THREADS, Launch, Place, args
+from manyhands.engine.cuda.plan import CudaPlan, Positions, hold
+from manyhands.engine.cuda.span import CudaCache, CudaEnds, CudaSpan
+from manyhands.engine.golden_cases import CASES, POSITIONS, BackEnd, Op, Step
+from manyhands.engine.library import FUNCTIONS, Array, Team
+from manyhands.engine.weights import Read
+from manyhands.program.ops import Program
+
+
+def failures(device: CudaDevice, team: Team) -> list[str]:
+    """The operations of bf16 and fp32 whose golden digests a device does not reproduce."""
+    machine, right = OnGpu(golden.choose(), team, device), golden.recorded()
+    return [name for name, case in CASES.items() if golden.digest_of(case, machine) != right[name]]
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpu(BackEnd):
+    """A device that the cases of operations run on. What they do beside plans, the CPU's back end does."""
+
+    device: CudaDevice
+
+    def sessions(self, row_type: str, widths: Sequence[int], ops: Sequence[Op], out: int) -> Callable[[], Step]:
+        registers = Registers(row_type, tuple(widths), POSITIONS)
+        plan = CudaPlan(self.device, registers, hold(self.device, ops), library.apart(widths), out, "f32")
+
+        def begin() -> Step:
+            cache = CudaCache(self.device, plan, POSITIONS)
+
+            def step(start: int, rows: Array) -> Array:
+                cache.reserve(start + len(rows))
+                return plan.run([Positions(cache.address, start, len(rows))], rows, len(rows))
+
+            return step
+
+        return begin
+
+    def apply(self, function: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        there, found = (self.device.allocate(x.nbytes) for _ in range(2))
+        self.device.upload(there, x)
+        out = self.device.staging(x.nbytes)
+        given = args(
+            Place(there.address), out=Place(found.address), n=(x.size, FUNCTIONS.index(function)), reals=(1.0,)
+        )
+        self.device.launch([Launch("apply", (-(-x.size // THREADS), 1, 1), given)])
+        self.device.fetch(out, found.address)
+        self.device.wait()
+        return out.view(np.float32).copy()
+
+
+class OfGpu:
+    """A device, as golden_models.Machine."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device, self._team = device, Team(2)
+
+    def span(self, program: Program, span: Span, read: Read, precision: Precision) -> CudaSpan:
+        return CudaSpan(program, span, read, precision, self._device)
+
+    def ends(self, program: Program, read: Read, precision: Precision) -> CudaEnds:
+        return CudaEnds(program, read, precision, self._team, self._device)

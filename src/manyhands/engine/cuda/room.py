@@ -1,0 +1,134 @@
+"""Where a step's rows lie on the device: registers, angles of positions, rows inside experts, and how heads are cached."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from manyhands.engine import library
+from manyhands.engine.cuda.launch import Place
+from manyhands.engine.library import BLOCK, SIDE
+from manyhands.errors import ModelError
+
+DEPTH: Final = 32  # numbers of K in a step of a product
+MOST_WIDTH, MOST_VALUES = 1024, 512  # numbers of a key, and of a value, of one head (common.cu)
+
+
+class CudaTensor(Protocol):
+    """Bytes on the device."""
+
+    address: int
+    num_bytes: int
+
+
+class Held(NamedTuple):
+    """An operation as compile.py emits it (its numbers: engine/native/plan.c), filled up with zeros; its tensors are on the
+    device."""
+
+    kind: int
+    numbers: tuple[int, ...]
+    reals: tuple[float, ...]
+    tensors: tuple[CudaTensor | None, ...]
+
+    def address(self, place: int) -> int | None:
+        """Of a tensor, if it is there."""
+        tensor = self.tensors[place]
+        return None if tensor is None else tensor.address
+
+
+class Angles(NamedTuple):
+    """Angles that operations share: frequencies on the device, how many, and the factor."""
+
+    frequencies: int
+    turns: int
+    factor: float
+
+
+class Heads(NamedTuple):
+    """How an attention's heads are cached: in blocks of 64 positions, as engine/native/kernels.h lays them out."""
+
+    key_heads: int
+    key_bytes: int
+    value_bytes: int  # 0: values are the beginning of keys
+
+    @property
+    def head_bytes(self) -> int:
+        return self.key_bytes + self.value_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all heads."""
+        return self.key_heads * self.head_bytes
+
+
+def heads_of(op: Held, item: int) -> Heads:
+    """Of an attention whose cached numbers take `item` bytes. Raises ModelError for heads that are too wide."""
+    width, value_width, is_latent, has_codes = (op.numbers[place] for place in (6, 7, 9, 10))
+    if width > MOST_WIDTH or value_width > MOST_VALUES:
+        raise ModelError(
+            f"keys of {width} numbers and values of {value_width}: a GPU takes {MOST_WIDTH} and {MOST_VALUES} at most"
+        )
+    if has_codes:
+        raise ModelError("a GPU holds no caches of 8 bit: leave --cache-dtype out")
+    keys = BLOCK // SIDE * -(-width // DEPTH) * DEPTH * SIDE * item
+    values = 0 if is_latent else -(-value_width // SIDE) * BLOCK * SIDE * item
+    return Heads(op.numbers[5], keys, values)
+
+
+class Room:
+    """Places of a plan's rows; known once `lie` says where the memory is."""
+
+    def __init__(self, rounds: bool, widths: Sequence[int], offsets: Sequence[int], ops: Sequence[Held]) -> None:
+        self.rounds, self.widths, self._offsets = rounds, widths, offsets
+        self._columns = max(offset + whole(width) for offset, width in zip(offsets, widths, strict=True))
+        self.shared: dict[Angles, int] = {}  # the columns at which they begin
+        self._angle_columns = self._routed = self.block_bytes = 0
+        self.layers: dict[
+            int, int
+        ] = {}  # of each attention by its place: where it begins in a block of the session's cache
+        for place, op in enumerate(ops):
+            if op.kind == library.ROTARY:
+                self._add_angles(angles_of(op))
+            elif op.kind == library.EXPERTS:
+                top_k, inner, hidden = op.numbers[4], whole(op.numbers[5]), whole(widths[op.numbers[2]])
+                self._routed = max(self._routed, top_k * (2 * inner + hidden))
+            elif op.kind == library.ATTENTION:
+                self.layers[place] = self.block_bytes
+                self.block_bytes += heads_of(op, 2 if rounds else 4).block_bytes
+
+    def _add_angles(self, angles: Angles) -> None:
+        if angles not in self.shared:
+            self.shared[angles] = self._angle_columns
+            self._angle_columns += 2 * angles.turns
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that each row of a step takes."""
+        return 4 * (self._columns + self._angle_columns + self._routed)
+
+    def lie(self, address: int, rows: int) -> None:
+        """The memory for so many rows begins at `address`."""
+        self._address, self._rows = address, rows
+
+    def _behind(self, columns: int, stride: int) -> Place:
+        return Place(self._address + 4 * columns * self._rows, stride)
+
+    def register(self, number: int) -> Place:
+        return self._behind(self._offsets[number], whole(self.widths[number]))
+
+    def angles(self, angles: Angles) -> Place:
+        return self._behind(self._columns + self.shared[angles], 2 * angles.turns)
+
+    def routed(self, columns: int, width: int) -> Place:
+        """Rows inside experts, one for each row and route: `columns` are those of other such rows before them."""
+        return self._behind(self._columns + self._angle_columns + columns, whole(width))
+
+
+def whole(width: int) -> int:
+    """A row's numbers, up to a panel's side."""
+    return -(-width // SIDE) * SIDE
+
+
+def angles_of(op: Held) -> Angles:
+    """Of a rotary operation."""
+    frequencies = op.address(0)
+    assert frequencies is not None
+    return Angles(frequencies, op.numbers[4], op.reals[0])

@@ -1,0 +1,19 @@
+"""The kernels' source as one text, and how it is compiled: what makes their arithmetic the one of docs/arithmetic.md."""
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+FILES: Final = ("common.cu", "rows.cu", "products.cu", "attention.cu", "experts.cu")
+PRELUDE: Final = (
+    '#define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) mh_##name(const __grid_constant__ Args a)\n'
+)
+# Denormals are zero; nothing is contracted; divisions and roots are rounded to nearest.
+OPTIONS: Final = ("--std=c++17", "--ftz=true", "--fmad=false", "--prec-div=true", "--prec-sqrt=true")
+
+
+@cache
+def text() -> str:
+    """All kernels, without the prelude that says what a kernel is."""
+    here = Path(__file__).parent
+    return "".join(here.joinpath(name).read_text(encoding="utf-8") for name in FILES)

@@ -1,0 +1,119 @@
+"""A GPU that is not there: CUDA's kernels compiled for the CPU (cuda_host.h), behind the interface of engine/cuda/device.py."""
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from manyhands.engine.cuda import source
+from manyhands.engine.cuda.device import CudaMemory
+from manyhands.engine.cuda.launch import Launch
+from manyhands.errors import ModelError
+
+HEADER = Path(__file__).with_name("cuda_host.h")
+FLAGS = ["-std=c++17", "-O1", "-mfma", "-mavx2", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w"]
+Bytes = NDArray[np.uint8]
+_ONE = Lock()
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The kernels, compiled once for each source."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    text = HEADER.read_text() + source.text()
+    name = hashlib.sha256((text + repr(FLAGS)).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"manyhands-cuda-host-{name}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            code, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+            code.write_text(text)
+            subprocess.run(["g++", *FLAGS, "-fPIC", "-shared", "-o", str(made), str(code)], check=True)
+            shutil.copy(made, path.with_suffix(f".{id(folder)}"))
+            path.with_suffix(f".{id(folder)}").replace(path)
+    found = ctypes.CDLL(str(path))
+    found.host_launch.restype = ctypes.c_long
+    return found
+
+
+class HostMemory:
+    """Bytes that a GPU would have. Beyond its end lie bytes that must stay as they are."""
+
+    GUARD = 256
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._bytes = np.zeros(num_bytes + 2 * self.GUARD + 64, np.uint8)
+        start = -(-(self._bytes.ctypes.data + self.GUARD) // 64) * 64
+        self._offset = start - self._bytes.ctypes.data
+        self._bytes[: self._offset] = self._bytes[self._offset + num_bytes :] = 0xA5
+        self.address = start
+
+    def is_whole(self) -> bool:
+        """Whether nothing wrote before its beginning or beyond its end."""
+        outside = self._bytes[: self._offset], self._bytes[self._offset + self.num_bytes :]
+        return all(bool((part == 0xA5).all()) for part in outside)
+
+
+class HostDevice:
+    """As Device; counts its kernels, and remembers all memory."""
+
+    name, what = "cuda:0", "a GPU made of this CPU"
+
+    def __init__(self) -> None:
+        self.room: int | None = None  # bytes; None: as many as are asked for
+        self._library = library()
+        self.memories: list[HostMemory] = []
+        self.launched: list[str] = []
+        self.recorded = 0
+
+    def allocate(self, num_bytes: int) -> HostMemory:
+        if self.room is not None and num_bytes > self.room:
+            raise ModelError(f"{self.name}: {num_bytes} bytes are not free on the GPU")
+        memory = HostMemory(num_bytes)
+        self.memories.append(memory)
+        return memory
+
+    def staging(self, num_bytes: int) -> Bytes:
+        return np.zeros(num_bytes, np.uint8)
+
+    def upload(self, target: CudaMemory, array: NDArray[Any]) -> None:
+        assert array.nbytes <= target.num_bytes
+        ctypes.memmove(target.address, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        ctypes.memmove(target, source, num_bytes)
+
+    def send(self, target: int, host: Bytes) -> None:
+        ctypes.memmove(target, host.ctypes.data, host.nbytes)
+
+    def fetch(self, host: Bytes, source: int) -> None:
+        ctypes.memmove(host.ctypes.data, source, host.nbytes)
+
+    def launch(self, launches: Iterable[Launch]) -> None:
+        for launch in launches:
+            kernel = getattr(self._library, f"mh_{launch.kernel}")
+            self.launched.append(launch.kernel)
+            with _ONE:  # threads of a block are coroutines of one
+                missed = self._library.host_launch(kernel, *launch.grid, launch.threads, ctypes.byref(launch.args))
+            assert missed == 0, f"{launch.kernel}: threads left while others wait at a barrier"
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+        return work
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+    def wait(self) -> None:
+        pass

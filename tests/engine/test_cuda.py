@@ -1,0 +1,275 @@
+"""engine/cuda without a GPU: its kernels, compiled for the CPU (cuda_host.h), compute the native engine's bits.
+
+What a GPU itself computes is proven where it is used: by the same digests, at start.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from manyhands.core import Precision, Span
+from manyhands.engine import golden_models, library
+from manyhands.engine.compile import Registers, compile_layers
+from manyhands.engine.cpu import CpuSpan
+from manyhands.engine.cuda import source
+from manyhands.engine.cuda.plan import MOST_ROWS, CudaLayers, CudaPlan, Positions, hold
+from manyhands.engine.cuda.proof import OfGpu, OnGpu, failures
+from manyhands.engine.cuda.span import FIRST_BLOCKS, CudaSpan
+from manyhands.engine.golden_cases import reals, stored
+from manyhands.engine.library import BLOCK, Team
+from manyhands.engine.span import Piece
+from manyhands.errors import ContextOverflow, CutError, ModelError
+from manyhands.program.families import build_program
+from manyhands.program.ops import Program
+from tests.engine.cuda_host import HostDevice
+from tests.nightly import daily
+
+Bytes = NDArray[np.uint8]
+FAMILIES = list(golden_models.configs())
+BY_DAY = ["llama", "gpt_oss", "deepseek_v3"]  # sinks, experts and biases; latents, groups of experts and shared ones
+EXACT: tuple[Precision, ...] = ("bf16", "fp32")
+
+
+@pytest.fixture(scope="module")
+def device() -> HostDevice:
+    return HostDevice()
+
+
+@pytest.fixture(autouse=True)
+def nothing_beyond(device: HostDevice) -> Iterator[None]:
+    """After each test: no kernel wrote outside the memory that it was given."""
+    yield
+    assert all(memory.is_whole() for memory in device.memories)
+    device.memories.clear()
+
+
+def program(family: str = "llama", **changed: object) -> Program:
+    return build_program({**golden_models.configs()[family], "max_position_embeddings": 1024, **changed})
+
+
+def spans(device: HostDevice, made: Program, precision: Precision = "bf16") -> tuple[CudaSpan, CpuSpan]:
+    """All layers, on the device and on the CPU."""
+    read, whole = golden_models.tensors(made, precision).__getitem__, Span(0, len(made.layers))
+    return CudaSpan(made, whole, read, precision, device), CpuSpan(made, whole, read, precision, Team(1))
+
+
+def rows_of(made: Program, count: int, seed: int = 3, kind: str = "bf16") -> Bytes:
+    drawn = stored(reals(seed, count, made.hidden, around=0), kind)
+    return np.ascontiguousarray(drawn).view(np.uint8).reshape(count, -1)
+
+
+def test_all_operations_reproduce_the_golden_digests(device: HostDevice) -> None:
+    assert failures(device, Team(1)) == []
+
+
+@pytest.mark.parametrize("family", daily(BY_DAY, [name for name in FAMILIES if name not in BY_DAY]))
+def test_whole_models_reproduce_the_golden_digests(family: str, device: HostDevice) -> None:
+    assert golden_models.failures(OfGpu(device), [family], EXACT) == ()
+
+
+def test_every_kernel_is_launched(device: HostDevice) -> None:
+    """By golden cases, one family with plain attention, one with latents, and steps of each shape of product."""
+    failures(device, Team(1))
+    for family in ("mixtral", "deepseek_v3"):
+        list(golden_models.digests(OfGpu(device), [family], EXACT))
+    for kind in library.WIDE:
+        matrix = library.pack(stored(reals(1, 40, 48), kind), kind)
+        op = (library.PRODUCT, (0, 1, library.TYPES[kind], 0), (), (matrix, None))
+        plan = CudaPlan(device, Registers("f32", (48, 40), 1024), hold(device, [op]), [0, 48], 1, "f32")
+        for count in (1, 2, 3, 4, 6, 8, 60, 100, 200):
+            plan.run([Positions(0, 0, count)], reals(2, count, 48).view(np.uint8), count)
+        experts = (
+            library.pack(stored(reals(3, 32 * 4, 48), kind), kind),
+            library.pack(stored(reals(4, 48 * 4, 32), kind), kind),
+        )
+        given = (0, 1, 2, 4, 1, 32, library.TYPES[kind], 1, library.TYPES[kind])
+        route = (library.ROUTE, (3, 1, 4, 1, 0, 1, 1, 1), (1.0,), (None,))
+        scores = (
+            library.PRODUCT,
+            (0, 3, library.TYPES[kind], 0),
+            (),
+            (library.pack(stored(reals(5, 4, 48), kind), kind), None),
+        )
+        mixture = (library.EXPERTS, given, (1.0, 0.0, 0.0), (experts[0], experts[0], experts[1], None, None, None))
+        widths = (48, 2, 48, 4)
+        plan = CudaPlan(
+            device,
+            Registers("f32", widths, 64),
+            hold(device, [scores, route, mixture]),
+            library.apart(widths),
+            2,
+            "f32",
+        )
+        plan.run([Positions(0, 0, 3)], reals(6, 3, 48).view(np.uint8), 3)
+    there = set(re.findall(r"KERNEL\((\w+)\)", source.text())) - {"name"}
+    made = {f"few_{kind}_{n}" for kind in ("BF16", "F16", "F32") for n in (1, 2, 3, 4, 6, 8)}
+    made |= {f"many_{kind}_{n}" for kind in ("BF16", "F16", "F32") for n in (2, 4, 8)}
+    whole = {name for name in there if "few" not in name and "many" not in name} | made
+    assert whole - set(device.launched) == set()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_steps_of_any_size_are_the_cpus_bits(family: str, device: HostDevice) -> None:
+    """One row to 200, across blocks of keys, and each size again, when its step is recorded."""
+    made = program(family)
+    on_gpu, on_cpu = spans(device, made)
+    rows, at, before = rows_of(made, 420), 0, device.recorded
+    there, here = on_gpu.new_cache(500), on_cpu.new_cache(500)
+    for count in (1, 200, 5, 1, 7, 64, 1, 16, 33, 2, 5, 70, 5):
+        wanted = on_cpu.step(rows[at : at + count].copy(), [Piece(here, at, count)], 1)
+        assert np.array_equal(on_gpu.step(rows[at : at + count].tobytes(), [Piece(there, at, count)], 1), wanted), (
+            at,
+            count,
+        )
+        at += count
+    assert (
+        device.recorded - before == 2 and on_gpu.is_ready(5, 0) and on_gpu.is_ready(1, 0) and not on_gpu.is_ready(70, 0)
+    )
+
+
+def test_a_row_does_not_depend_on_its_company_nor_on_what_was_taken_back(device: HostDevice) -> None:
+    made = program("gemma2")
+    on_gpu, _ = spans(device, made)
+    rows = rows_of(made, 90)
+
+    def alone(parts: Sequence[tuple[int, int]]) -> Bytes:
+        cache = on_gpu.new_cache(128)
+        return np.concatenate([on_gpu.step(rows[a:b], [Piece(cache, a, b - a)], 1) for a, b in parts])
+
+    wanted = alone([(0, 90)])
+    assert np.array_equal(alone([(0, 66), (66, 67), (67, 90)]), wanted)
+    one, two = on_gpu.new_cache(128), on_gpu.new_cache(128)
+    on_gpu.step(rows[:60], [Piece(one, 0, 60)], 1)
+    wrong = rows_of(made, 5, seed=9)
+    on_gpu.step(wrong, [Piece(one, 60, 5)], 1)  # taken back below
+    both = on_gpu.step(np.concatenate([rows[:80], rows[60:63]]), [Piece(two, 0, 80), Piece(one, 60, 3)], 1)
+    assert np.array_equal(both, np.concatenate([wanted[:80], wanted[60:63]])) and (one.length, two.length) == (63, 80)
+    copied = on_gpu.new_cache(128)
+    on_gpu.copy(two, copied, 0, 70)
+    assert copied.length == 70 and np.array_equal(on_gpu.step(rows[70:], [Piece(copied, 70, 20)], 1), wanted[70:])
+
+
+def test_a_session_may_be_on_some_of_the_layers(device: HostDevice) -> None:
+    made = program("llama")
+    on_gpu, _ = spans(device, made)
+    count, rows = len(made.layers), rows_of(made, 20)
+    whole = on_gpu.step(rows, [Piece(on_gpu.new_cache(64), 0, 20)], 1)
+    first, rest = on_gpu.new_cache(64, Span(0, 1)), on_gpu.new_cache(64, Span(1, count))
+    between = on_gpu.step(rows, [Piece(first, 0, 20)], 1)
+    assert np.array_equal(on_gpu.step(between, [Piece(rest, 0, 20)], 1), whole)
+    with pytest.raises(ModelError, match="different layers"):
+        on_gpu.step(rows[:2], [Piece(first, 20, 1), Piece(rest, 20, 1)], 1)
+    with pytest.raises(CutError, match="not among"):
+        on_gpu.new_cache(64, Span(1, count + 1))
+
+
+def test_a_cache_grows_as_it_is_written_and_not_beyond_its_lease(device: HostDevice) -> None:
+    made = program("llama")
+    on_gpu, on_cpu = spans(device, made)
+    assert on_gpu.bytes_per_token == on_cpu.bytes_per_token  # the plan of a swarm counts on it
+    cache = on_gpu.new_cache(10 * BLOCK)
+    assert cache.blocks == FIRST_BLOCKS
+    rows = rows_of(made, 330)
+    found = on_gpu.step(rows, [Piece(cache, 0, 330)], 1)
+    assert cache.blocks == 6 and cache.num_bytes == 6 * BLOCK * on_gpu.bytes_per_token
+    cache.reserve(9 * BLOCK)
+    assert cache.blocks == 9
+    cache.reserve(10 * BLOCK)
+    assert cache.blocks == 10
+    assert on_gpu.new_cache(1).blocks == 1
+    here = on_cpu.new_cache(330)
+    assert np.array_equal(on_cpu.step(rows.copy(), [Piece(here, 0, 330)], 1), found)
+
+
+def test_more_rows_than_a_step_takes_go_in_turns(device: HostDevice) -> None:
+    made = program("llama", num_hidden_layers=1, max_position_embeddings=MOST_ROWS + 100)
+    on_gpu, on_cpu = spans(device, made)
+    count = MOST_ROWS + 30
+    rows = rows_of(made, count)
+    there = on_gpu.step(rows, [Piece(on_gpu.new_cache(count), 0, count)], 1)
+    assert np.array_equal(there, on_cpu.step(rows.copy(), [Piece(on_cpu.new_cache(count), 0, count)], 1))
+    assert on_gpu._plan.most_rows == MOST_ROWS
+
+
+def test_numbers_that_are_none_stay_in_their_rows(device: HostDevice) -> None:
+    """Infinities and NaNs of one session leave another's rows as they were, and are the CPU's."""
+    made = program("mixtral")
+    on_gpu, on_cpu = spans(device, made, "fp32")
+    rows = rows_of(made, 12, kind="f32").view(np.float32).copy()
+    rows[3, 5], rows[4, :] = np.inf, np.nan
+    given = rows.view(np.uint8)
+    whole = on_gpu.step(given, [Piece(on_gpu.new_cache(64), 0, 12)], 1)
+    assert np.array_equal(whole, on_cpu.step(given.copy(), [Piece(on_cpu.new_cache(64), 0, 12)], 1))
+    assert np.isnan(whole.view(np.float32)[4]).all() and not np.isnan(whole.view(np.float32)[:3]).any()
+
+
+def test_what_a_gpu_cannot_compute_is_refused(device: HostDevice) -> None:
+    made = program("llama")
+    read = golden_models.tensors(made, "w8").__getitem__
+    with pytest.raises(ModelError, match="weights in bf16, fp16 and fp32"):
+        CudaSpan(made, Span(0, 1), read, "w8", device)
+    with pytest.raises(ModelError, match="no caches of 8 bit"):
+        CudaSpan(made, Span(0, 1), read, "bf16+c8", device)
+    with pytest.raises(CutError, match="out of range"):
+        CudaSpan(made, Span(0, 99), read, "bf16", device)
+    wide = program("llama", head_dim=1056)
+    with pytest.raises(ModelError, match="1024 and 512 at most"):
+        spans(device, wide)
+
+
+def test_steps_that_do_not_fit_are_refused_before_anything_is_computed(device: HostDevice) -> None:
+    made = program("llama", max_position_embeddings=128)
+    on_gpu, _ = spans(device, made)
+    cache, rows = on_gpu.new_cache(128), rows_of(made, 129)
+    launched = len(device.launched)
+    with pytest.raises(ContextOverflow, match="position 128 is beyond the 128"):
+        on_gpu.step(rows, [Piece(cache, 0, 129)], 1)
+    with pytest.raises(ModelError, match="bytes are not 2 rows"):
+        on_gpu.step(rows[:1], [Piece(cache, 0, 2)], 1)
+    assert len(device.launched) == launched and cache.length == 0
+
+
+def test_a_gpu_without_room_is_one_error(device: HostDevice) -> None:
+    made = program("llama")
+    on_gpu, _ = spans(device, made)
+    cache, rows = on_gpu.new_cache(BLOCK * 8), rows_of(made, 300)
+    wanted = on_gpu.step(rows[:10], [Piece(cache, 0, 10)], 1)
+    device.room = 0
+    try:
+        with pytest.raises(ModelError, match="not free on the GPU"):
+            on_gpu.step(rows, [Piece(cache, 0, 300)], 1)
+    finally:
+        device.room = None
+    assert np.array_equal(on_gpu.step(rows[:10], [Piece(cache, 0, 10)], 1), wanted)  # the session goes on
+
+
+def test_a_device_with_other_bits_is_found(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose norms are off by a bit, say."""
+    right = device.fetch
+
+    def wrong(host: Bytes, source: int) -> None:
+        right(host, source)
+        if "norm" in device.launched[-3:]:
+            host[0] ^= 1
+
+    monkeypatch.setattr(device, "fetch", wrong)
+    assert failures(device, Team(1)) == ["norms"]
+
+
+def test_an_operation_that_overwrites_what_it_reads_is_not_launched(device: HostDevice) -> None:
+    """Blocks of a product read rows while others write: compile.py keeps them apart, for every family."""
+    for family in FAMILIES:
+        made = program(family)
+        compiled = compile_layers(made, made.layers, golden_models.tensors(made, "bf16").__getitem__, "bf16", "scalar")
+        assert not [op for op in compiled.ops if op[0] == library.PRODUCT and op[1][0] == op[1][1]], family
+    assert CudaLayers(device, compiled).plan().block_bytes == compiled.plan("scalar").block_bytes
+
+
+def test_cases_of_operations_run_on_the_device_alone(device: HostDevice) -> None:
+    """None of the CPU's back ends computes what a GPU is proven by."""
+    before = {name: library.calls(name) for name in library.supported()}
+    OnGpu("scalar", Team(1), device).run(reals(1, 3, 32), "f32", [], [(library.SOFTEN, (0,), (2.0, 0.0), ())], 0)
+    assert {name: library.calls(name) for name in library.supported()} == before

@@ -1,0 +1,124 @@
+"""--device cuda through the worker, on a GPU made of this CPU: its class is the native engine's, and hops on it are repaired by
+CPUs and the other way round, with the same text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manyhands.cli import checks
+from manyhands.core import Precision, Span
+from manyhands.engine import library
+from manyhands.engine.cuda.span import CudaEnds, CudaSpan
+from manyhands.engine.library import FORCED
+from manyhands.errors import ModelError
+from manyhands.testing.tiny import make_tiny
+from manyhands.worker import gpu, runner
+from manyhands.worker.runner import describe, device_name, load_ends, load_span, precision_note
+from tests.engine.cuda_host import HostDevice
+from tests.kill import Bench, kept_models
+from tests.worker.pipeline import Loader, forced, random_ids
+
+LAYERS = 3
+IDS = random_ids(20, seed=3)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HostDevice]:
+    made = HostDevice()
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(runner, "open_gpu", lambda index: made)
+    yield made
+    assert all(memory.is_whole() for memory in made.memories)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("qwen3", tmp_path_factory.mktemp("gpu") / "qwen3", layers=LAYERS, seed=4)
+
+
+def test_a_gpu_serves_in_the_class_of_the_cpu(
+    folder: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu = describe(folder, "bf16")
+    monkeypatch.setenv(FORCED, "cuda")
+    on_gpu = describe(folder, "bf16")
+    assert on_gpu.arithmetic == on_cpu.arithmetic and (on_gpu.back_end, on_cpu.back_end) == (
+        "cuda:0",
+        library.supported()[0],
+    )
+    assert device_name() == "cuda:0 a GPU made of this CPU"
+    assert precision_note((folder / "config.json").read_bytes(), "bf16") == ""
+    assert isinstance(load_span(folder, Span(0, 1), "bf16", 1), CudaSpan)
+    ends = load_ends(folder, "bf16", 1)
+    assert isinstance(ends, CudaEnds) and ends.back_end == "cuda:0"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_pipeline_of_spans_and_ends_is_the_cpus(precision: Precision, folder: Path, device: HostDevice) -> None:
+    wanted = Loader(folder, precision, library.supported()[0]).cut(0, LAYERS).run(IDS, [20])
+    assert np.array_equal(Loader(folder, precision, "cuda").cut(0, 1, LAYERS).run(IDS, [7, 13]), wanted)
+    assert "attend_BF16" in device.launched or "attend_F32" in device.launched
+
+
+def test_what_it_cannot_hold_is_refused_before_weights_are_read(
+    folder: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, "cuda:0")
+    refused: list[Precision] = ["w8", "w4", "bf16+c8"]
+    for precision in refused:
+        with pytest.raises(ModelError, match=r"cuda:0 computes in bf16 and fp32, not in .*--dtype bf16"):
+            describe(folder, precision)
+
+
+def test_a_machine_without_a_gpu_says_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's packages, its driver, or the GPU: whichever it is here."""
+    monkeypatch.setenv(FORCED, "cuda:3")
+    gpu.open_gpu.cache_clear()
+    with pytest.raises(
+        ModelError, match=r"pip install 'manyhands\[cuda\]'|no driver of NVIDIA's|has no NVIDIA GPU"
+    ) as said:
+        load_span(folder, Span(0, 1), "bf16", 1)
+    assert "\n" not in str(said.value)
+
+
+def test_a_gpu_with_other_bits_is_not_used(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyhands.engine.cuda.proof.failures", lambda device, team: ["norms", "rotary"])
+    with pytest.raises(ModelError, match="does not reproduce the golden digests of norms, rotary: leave --device out"):
+        gpu.proven(device)
+
+
+def test_doctor_says_what_gpus_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "cuda" else None)
+    monkeypatch.setattr(gpu, "found", lambda: [("cuda:0", "NVIDIA H100 80GB HBM3", 80 * 10**9)])
+    (said,) = [check for check in checks.check_device(2, 0.0) if check.name == "gpu"]
+    assert said.level == "ok" and said.said == "--device may be cuda:0 (NVIDIA H100 80GB HBM3, 80 GB)"
+    monkeypatch.setattr(gpu, "found", lambda: [])
+    assert [check.said for check in checks.check_device(2, 0.0) if check.name == "gpu"] == ["no NVIDIA GPU"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert [check.said[:16] for check in checks.check_device(2, 0.0) if check.name == "gpu"] == ["no --device cuda"]
+
+
+@pytest.mark.parametrize(("lost", "taking"), [("cuda", "scalar"), (library.supported()[0], "cuda")])
+def test_a_hop_on_a_gpu_is_repaired_by_a_cpu_and_the_other_way_round(
+    lost: str, taking: str, tmp_path: Path, device: HostDevice
+) -> None:
+    """The kill matrix of back ends (test_kill_matrix.py), with a GPU among them: same text, class E0."""
+    found: list[Any] = []
+
+    async def main(mixed: Bench) -> None:
+        async with mixed.scene() as scene:
+            found[:] = [(await node.hosts[0].engine.ensure_loaded()).runner.back_end for node in scene.hops]
+            victim = scene.hops[1]
+            scene.faults.at("decode", victim, lambda: scene.faults.die(victim), 7)
+            launched = len(device.launched)
+            assert await scene.ask("hot", 0, path="ring") == mixed.wanted["hot", 0]
+            assert len(scene.answers[0].repairs) == 1 and scene.answers[0].exactness == "E0"
+            assert len(device.launched) > launched
+
+    with forced(library.supported()[0]), kept_models([lost, lost, lost, taking]) as models:
+        mixed = Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
+        mixed.play(lambda: main(mixed))
+    assert found == [name if name != "cuda" else "cuda:0" for name in (lost, lost, lost, taking)]
