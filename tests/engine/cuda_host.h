@@ -18,6 +18,7 @@ static Index threadIdx, blockIdx, blockDim, gridDim;
 
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 static inline float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
@@ -94,6 +95,7 @@ static long run_block(unsigned threads)
     return missed;
 }
 
+#define KERNEL_OF(name, threads, blocks) KERNEL(name)
 #define KERNEL(name)                                                    \
     extern "C" void body_##name(const Args &a);                         \
     extern "C" void mh_##name(const void *a) { body_##name(*(const Args *)a); } \

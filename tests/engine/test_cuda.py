@@ -79,7 +79,7 @@ def test_every_kernel_is_launched(device: HostDevice) -> None:
         matrix = library.pack(stored(reals(1, 40, 48), kind), kind)
         op = (library.PRODUCT, (0, 1, library.TYPES[kind], 0), (), (matrix, None))
         plan = CudaPlan(device, Registers("f32", (48, 40), 1024), hold(device, [op]), [0, 48], 1, "f32")
-        for count in (1, 2, 3, 4, 6, 8, 60, 100, 200):
+        for count in (1, 2, 3, 4, 6, 8, 60):
             plan.run([Positions(0, 0, count)], reals(2, count, 48).view(np.uint8), count)
         experts = (
             library.pack(stored(reals(3, 32 * 4, 48), kind), kind),
@@ -104,9 +104,9 @@ def test_every_kernel_is_launched(device: HostDevice) -> None:
             "f32",
         )
         plan.run([Positions(0, 0, 3)], reals(6, 3, 48).view(np.uint8), 3)
-    there = set(re.findall(r"KERNEL\((\w+)\)", source.text())) - {"name"}
+    there = set(re.findall(r"KERNEL(?:_OF)?\((\w+)", source.text())) - {"name"}
     made = {f"few_{kind}_{n}" for kind in ("BF16", "F16", "F32") for n in (1, 2, 3, 4, 6, 8)}
-    made |= {f"many_{kind}_{n}" for kind in ("BF16", "F16", "F32") for n in (2, 4, 8)}
+    made |= {f"many_{kind}" for kind in ("BF16", "F16", "F32")}
     whole = {name for name in there if "few" not in name and "many" not in name} | made
     assert whole - set(device.launched) == set()
 

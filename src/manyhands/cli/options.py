@@ -97,7 +97,7 @@ Device = Annotated[
     str,
     typer.Option(
         "--device",
-        help="What computes: cpu; cuda[:N], an NVIDIA GPU, with the same bits; or torch on mps, xpu[:N], torch-cpu, in class E2.",
+        help="What computes: cpu; cuda[:N], an NVIDIA GPU, with the same bits; or torch (class E2) on mps, xpu[:N], torch-cpu.",
     ),
 ]
 Threads = Annotated[

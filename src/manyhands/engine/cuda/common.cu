@@ -135,7 +135,8 @@ INLINE float error_of(float x)
 
 enum { NONE, SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID }; /* as Activation in program/ops.py */
 
-INLINE float activate(count_t activation, float alpha, float x)
+/* Not inlined: products have it at every number that they write. */
+static __device__ __noinline__ float activate(count_t activation, float alpha, float x)
 {
     switch (activation) {
     case SILU: return x * sigmoid(alpha == 1 ? x : x * alpha);

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 
 class GpuMemory:
-    """As CudaMemory, out of the GPU's pool. Any thread may drop it, also while a step is being recorded: the GPU gives it back with
-    the next memory that is asked for, or the next wait."""
+    """As CudaMemory, out of the GPU's pool. Any thread may drop it, also while a step is being recorded: the GPU gives it back
+    with the next memory that is asked for, or the next wait."""
 
     def __init__(self, gpu: "Gpu", address: int, num_bytes: int) -> None:
         self._dropped, self.address, self.num_bytes = gpu.dropped, address, num_bytes

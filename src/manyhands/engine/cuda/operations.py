@@ -10,6 +10,8 @@ from manyhands.engine.library import SIDE
 from manyhands.errors import ModelError
 
 FEW: Final = 32  # rows up to which a product keeps the memory busy rather than the multipliers
+FEW_ROWS: Final = (1, 2, 3, 4, 6, 8)  # that a block of such a product takes
+MANY_ROWS, MANY_THREADS = 32, 128  # of a block of any other
 TYPE_NAMES: Final = {library.TYPES[name]: name.upper() for name in library.WIDE}
 WARP: Final = 32
 
@@ -80,13 +82,11 @@ def _is_like(first: Held, other: Held) -> bool:
 
 
 def _products(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
-    first = ops[0]
+    first, is_few = ops[0], rows <= FEW
     source, _, kind, _, column, k, _, _, groups, step, target_step = _product_numbers(room, first)
-    given = room.register(source)
-    at_once, panels = _shape(rows)
-    tiles = -(-rows // at_once)
-    name = f"few_{TYPE_NAMES[kind]}_{at_once}" if rows <= FEW else f"many_{TYPE_NAMES[kind]}_{at_once // SIDE}"
-    parts, blocks = list[LaunchPart](), 0
+    at_once = next(some for some in FEW_ROWS if some >= min(rows, FEW_ROWS[-1])) if is_few else MANY_ROWS
+    panels = 4 if not is_few else 2 if at_once > 3 else 1
+    tiles, parts, blocks = -(-rows // at_once), list[LaunchPart](), 0
     for op in ops:
         _, target, _, activation, _, _, target_column, n, *_ = _product_numbers(room, op)
         parts.append(_part(op, 0, room.register(target).column(target_column), n, activation, blocks))
@@ -94,16 +94,11 @@ def _products(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
     matrix = first.tensors[0]
     assert matrix is not None
     numbers = (k, int(room.rounds), matrix.num_bytes // groups, step, target_step, tiles)
-    grid = (blocks * tiles, 1, groups) if rows <= FEW else (blocks, tiles, groups)
-    yield Launch(name, grid, args(x=given.column(column), n=numbers, count=rows, parts=parts))
-
-
-def _shape(rows: int) -> tuple[int, int]:
-    """Rows of a step that a block of a product takes, and panels."""
-    if rows <= FEW:
-        at_once = next(some for some in (1, 2, 3, 4, 6, 8) if some >= min(rows, 8))
-        return at_once, 1 if at_once < 4 else 2
-    return SIDE * (2 if rows <= 64 else 4 if rows <= 192 else 8), 4
+    given = args(room.register(source).column(column), n=numbers, count=rows, parts=parts)
+    if is_few:
+        yield Launch(f"few_{TYPE_NAMES[kind]}_{at_once}", (blocks * tiles, 1, groups), given)
+    else:
+        yield Launch(f"many_{TYPE_NAMES[kind]}", (blocks, tiles, groups), given, MANY_THREADS)
 
 
 def _product_numbers(room: Room, op: Held) -> tuple[int, ...]:

@@ -158,38 +158,47 @@ FEWS(BF16)
 FEWS(F16)
 FEWS(F32)
 
-/* 16 TURNS rows with 4 panels: a thread has TURNS rows of 4 columns. Of the rows in shared memory, quads of them lie in an order that the
- * number of K says, so that no two threads that store or load at once meet in a bank; those of columns likewise. */
-template <int TYPE, int TURNS> INLINE void many(const Matrix &m, count_t panel, count_t first_row, count_t count)
+/* MANY_ROWS rows with 4 panels: a thread has 4 rows of 4 columns. Lines of shared memory are so much longer than what they hold that no
+ * two threads that store or load at once meet in a bank. Of the sizes that were tried on an H100 none is faster by more than a tenth with
+ * hundreds of rows, and with few rows larger ones leave multiprocessors without work. */
+enum { MANY_ROWS = 32, MANY_THREADS = 128 };
+template <int TYPE> INLINE void many(const Matrix &m, count_t panel, count_t first_row, count_t count)
 {
-    enum { ROWS = SIDE * TURNS, COLUMNS = 4 * SIDE, QUADS = ROWS / 4, LOADS = ROWS * DEPTH / THREADS };
-    __shared__ __align__(16) float weights[2][DEPTH][COLUMNS], rows[2][DEPTH][ROWS];
-    const int t = threadIdx.x, tx = t % SIDE, ty = t / SIDE, pair = t % 64 / 4, quad = t % 4;
-    const int depth = (int)ceil_div(m.k, DEPTH), last = (int)ceil_div(m.n, SIDE) - 1;
-    const char *packed = m.packed + (panel + t / 64 < last ? panel + t / 64 : last) * depth * step_bytes<TYPE>();
-    float sum[TURNS][4] = {};
-    Stored<TYPE> stored;
-    float loaded[LOADS];
-    auto load = [&](int step) {
-        stored = Stored<TYPE>::read(packed + (count_t)step * step_bytes<TYPE>(), pair, quad);
+    enum { LOADS = MANY_ROWS * DEPTH / MANY_THREADS, PIECES = 4 * 64 / MANY_THREADS, APART = MANY_THREADS / 32 };
+    __shared__ __align__(16) float weights[2][DEPTH][4 * SIDE + SIDE], rows[2][DEPTH][MANY_ROWS + 4];
+    const int t = threadIdx.x, tx = t % SIDE, ty = t / SIDE;
+    const int depth = (int)ceil_div(m.k, DEPTH), last = (int)ceil_div(m.n, SIDE) - 1, k = (int)m.k, present = (int)(count - first_row);
+    const int own_row = t % 32 / 8, own_k = t / 32 * 8 + t % 8; /* of what this thread loads: its first row, and its K of a step */
+    const float *x = m.x + (first_row + own_row) * m.x_stride + own_k;
+    const count_t apart = APART * m.x_stride;
+    const char *packed[PIECES];
 #pragma unroll
-        for (int j = 0; j < LOADS; j++) {
-            int e = t + j * THREADS, rest = e / 32;
-            const count_t row = first_row + rest / 4 * 4 + e % 32 / 8;
-            const int column = step * DEPTH + rest % 4 * 8 + e % 8;
-            loaded[j] = row < count && column < m.k ? m.x[row * m.x_stride + column] : 0;
-        }
+    for (int j = 0; j < PIECES; j++) {
+        const count_t own = panel + t / 64 + 2 * j;
+        packed[j] = m.packed + (own < last ? own : last) * depth * step_bytes<TYPE>();
+    }
+    float sum[4][4] = {}, loaded[LOADS];
+    Stored<TYPE> stored[PIECES];
+    auto load = [&](int step) {
+#pragma unroll
+        for (int j = 0; j < PIECES; j++)
+            stored[j] = Stored<TYPE>::read(packed[j] + (count_t)step * step_bytes<TYPE>(), t % 64 / 4, t % 4);
+        const bool is_inside = step * DEPTH + own_k < k;
+#pragma unroll
+        for (int j = 0; j < LOADS; j++)
+            loaded[j] = is_inside && own_row + j * APART < present ? x[step * DEPTH + j * apart] : 0;
     };
     auto store = [&](int to) {
-        Pairs w = stored.widened();
-        int place = (t / 64 * 4 + quad ^ pair % 4 * 4) * 4;
-        *(float4 *)(weights[to][pair] + place) = make_float4(w.even[0], w.even[1], w.even[2], w.even[3]);
-        *(float4 *)(weights[to][SIDE + pair] + place) = make_float4(w.odd[0], w.odd[1], w.odd[2], w.odd[3]);
 #pragma unroll
-        for (int j = 0; j < LOADS; j++) {
-            int e = t + j * THREADS, rest = e / 32, k = rest % 4 * 8 + e % 8;
-            rows[to][k][((rest / 4) ^ (k % 8 % QUADS)) * 4 + e % 32 / 8] = rounded_if(m.rounds, loaded[j]);
+        for (int j = 0; j < PIECES; j++) {
+            const Pairs w = stored[j].widened();
+            const int pair = t % 64 / 4, place = (t / 64 + 2 * j) * SIDE + t % 4 * 4;
+            *(float4 *)(weights[to][pair] + place) = make_float4(w.even[0], w.even[1], w.even[2], w.even[3]);
+            *(float4 *)(weights[to][SIDE + pair] + place) = make_float4(w.odd[0], w.odd[1], w.odd[2], w.odd[3]);
         }
+#pragma unroll
+        for (int j = 0; j < LOADS; j++)
+            rows[to][own_k][own_row + j * APART] = rounded_if(m.rounds, loaded[j]);
     };
     load(0);
     store(0);
@@ -198,34 +207,26 @@ template <int TYPE, int TURNS> INLINE void many(const Matrix &m, count_t panel, 
         const int now = step & 1;
         if (step + 1 < depth)
             load(step + 1);
-        float halves[2][TURNS][4] = {};
+        float halves[2][4][4] = {};
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; half < 2; half++)
+#pragma unroll 1
+            for (int first = 0; first < SIDE; first += 8) /* no more at once: the registers are needed for sums */
 #pragma unroll
-            for (int i = 0; i < SIDE; i++) {
-                const int k = 2 * i + half;
-                const float4 w = *(const float4 *)(weights[now][half * SIDE + i] + (tx ^ i % 4 * 4) * 4);
-                float v[TURNS];
-                if (TURNS % 4 == 0) {
+                for (int i = first; i < first + 8; i++) {
+                    const float4 w = *(const float4 *)(weights[now][half * SIDE + i] + tx * 4);
+                    const float4 v = *(const float4 *)(rows[now][2 * i + half] + ty * 4);
+                    const float four[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-                    for (int r = 0; r < TURNS; r += 4)
-                        *(float4 *)(v + r) = *(const float4 *)(rows[now][k] + ((ty * (TURNS / 4) + r / 4) ^ k % 8 % QUADS) * 4);
-                } else {
-#pragma unroll
-                    for (int r = 0; r < TURNS; r++)
-                        v[r] = rows[now][k][(((ty * TURNS + r) / 4) ^ k % 8 % QUADS) * 4 + (ty * TURNS + r) % 4];
+                    for (int r = 0; r < 4; r++) {
+                        halves[half][r][0] = fma_(four[r], w.x, halves[half][r][0]);
+                        halves[half][r][1] = fma_(four[r], w.y, halves[half][r][1]);
+                        halves[half][r][2] = fma_(four[r], w.z, halves[half][r][2]);
+                        halves[half][r][3] = fma_(four[r], w.w, halves[half][r][3]);
+                    }
                 }
 #pragma unroll
-                for (int r = 0; r < TURNS; r++) {
-                    halves[half][r][0] = fma_(v[r], w.x, halves[half][r][0]);
-                    halves[half][r][1] = fma_(v[r], w.y, halves[half][r][1]);
-                    halves[half][r][2] = fma_(v[r], w.z, halves[half][r][2]);
-                    halves[half][r][3] = fma_(v[r], w.w, halves[half][r][3]);
-                }
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < TURNS; r++)
+        for (int r = 0; r < 4; r++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
                 sum[r][c] = sum[r][c] + (halves[0][r][c] + halves[1][r][c]);
@@ -234,22 +235,21 @@ template <int TYPE, int TURNS> INLINE void many(const Matrix &m, count_t panel, 
         __syncthreads();
     }
 #pragma unroll
-    for (int r = 0; r < TURNS; r++)
+    for (int r = 0; r < 4; r++)
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            count_t row = first_row + ty * TURNS + r, column = panel * SIDE + tx * 4 + c;
+            count_t row = first_row + ty * 4 + r, column = panel * SIDE + tx * 4 + c;
             if (row < count && column < m.n)
                 finish(m, row, column, sum[r][c]);
         }
 }
 
-#define MANY(type, turns)                                                                                                    \
-    KERNEL(many_##type##_##turns)                                                                                            \
-    {                                                                                                                        \
-        const Part *part = part_of(a, blockIdx.x);                                                                           \
-        many<type, turns>(matrix_of(a, part), (blockIdx.x - part->first) * 4, (count_t)blockIdx.y * SIDE * turns, a.count); \
+#define MANY(type)                                                                                                \
+    KERNEL_OF(many_##type, MANY_THREADS, 4)                                                                       \
+    {                                                                                                             \
+        const Part *part = part_of(a, blockIdx.x);                                                                \
+        many<type>(matrix_of(a, part), (blockIdx.x - part->first) * 4, (count_t)blockIdx.y * MANY_ROWS, a.count); \
     }
-#define MANYS(type) MANY(type, 2) MANY(type, 4) MANY(type, 8)
-MANYS(BF16)
-MANYS(F16)
-MANYS(F32)
+MANY(BF16)
+MANY(F16)
+MANY(F32)
