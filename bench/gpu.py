@@ -7,9 +7,10 @@ Decode: tokens/s after the first of NEW tokens that follow a prompt of 64. Prefi
 the first. Rows: what a step of 2 .. 32 rows takes, over one of one row. The floor is the GPU's copy bandwidth, measured in the
 same run, over the bytes of weights that a token reads.
 `same_bits`: whether the rows of all steps of a short session are those of the CPU's native engine (3 layers).
+With --dtype w8 or w4 `ours` is at that precision, transformers at bf16.
 Holds if `ours` decodes at 1.0x transformers, at 0.6 of the floor in the 8b shape, and the bits are the same. Prefill has no
 target: transformers' products are on tensor cores, which sum in an order of their own; the ratio is reported.
-Run on a machine with an NVIDIA GPU: python -m bench.gpu [--shape 0.5b|1.1b|8b] [--reps N]
+Run on a machine with an NVIDIA GPU: python -m bench.gpu [--shape 0.5b|1.1b|8b] [--dtype bf16|w8|w4] [--reps N]
 """
 
 import argparse
@@ -24,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from bench.report import finish, measuring, paired, spread
 from bench.shapes import SHAPES, Shape
-from manyhands.core import Span
+from manyhands.core import Precision, Span
 from manyhands.engine.cpu import CpuSpan
 from manyhands.engine.cuda.span import CudaEnds, CudaSpan
 from manyhands.engine.library import Team
@@ -37,6 +38,7 @@ PROMPT, NEW, CONTEXT = 64, 64, 4096
 LLAMA_8B = {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
 EIGHT = Shape("8 layers of Llama-3.1-8B", "llama", 8, 4096, 128256, LLAMA_8B)
 TARGET = {"decode_x": 1.0, "of_floor": 0.6}
+BITS = {"bf16": (16, 16), "w8": (8.5, 8.5), "w4": (4.5, 8.5)}  # of a number in the layers, and in the head
 ROWS = (2, 4, 8, 16, 32)
 STEPS = (200, 1, 5, 33, 1)  # rows of the session whose bits are compared
 
@@ -125,18 +127,20 @@ def bandwidth() -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", choices=["0.5b", "1.1b", "8b"], default="1.1b")
+    parser.add_argument("--dtype", choices=["bf16", "w8", "w4"], default="bf16")
     parser.add_argument("--reps", type=int, default=5)
     asked = parser.parse_args()
+    precision: Precision = asked.dtype
     shape = EIGHT if asked.shape == "8b" else SHAPES[asked.shape]
     gpu = open_gpu(0)
     model, read, config = made(shape)
     program = build_program(config)
     whole, few = Span(0, len(program.layers)), Span(0, 3)
-    ours = Ours(CudaSpan(program, whole, read, "bf16", gpu), CudaEnds(program, read, "bf16", Team(1), gpu))
+    ours = Ours(CudaSpan(program, whole, read, precision, gpu), CudaEnds(program, read, precision, Team(1), gpu))
     arms: dict[str, Loop] = {"ours": ours, "transformers": Transformers(model)}
     ids = [(37 * i * i + 11 * i) % shape.vocab for i in range(2048)]
 
-    on_cpu, on_gpu = CpuSpan(program, few, read, "bf16", Team(8)), CudaSpan(program, few, read, "bf16", gpu)
+    on_cpu, on_gpu = CpuSpan(program, few, read, precision, Team(8)), CudaSpan(program, few, read, precision, gpu)
     here, there, at, same = on_cpu.new_cache(300), on_gpu.new_cache(300), 0, True
     for count in STEPS:
         rows = ours.ends.embed(ids[at : at + count])
@@ -156,7 +160,9 @@ def main() -> int:
                 for count, seconds in first.items():
                     prefill[count][name].append(count / seconds)
     one = ours.rows_cost(1)
-    bytes_read = 2 * sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
+    numbers = {name: p.numel() for name, p in model.named_parameters() if "embed" not in name}
+    bits, head_bits = BITS[asked.dtype]
+    bytes_read = sum(n * (head_bits if "lm_head" in name else bits) / 8 for name, n in numbers.items())
     floor = bandwidth() / bytes_read
     of_floor = spread([tps / floor for tps in decode["ours"]])
     ratio = paired(decode["ours"], decode["transformers"])

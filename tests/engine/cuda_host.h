@@ -25,6 +25,13 @@ static inline float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 
 static inline unsigned __float_as_uint(float v) { unsigned bits; memcpy(&bits, &v, 4); return bits; }
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
+static inline int __dp4a(int a, int b, int sum)
+{
+    for (int i = 0; i < 4; i++)
+        sum += (int8_t)(a >> 8 * i) * (int8_t)(b >> 8 * i);
+    return sum;
+}
+
 enum { MOST_THREADS = 256, STACK = 1 << 17 };
 static char stacks[MOST_THREADS][STACK];
 static ucontext_t starts[MOST_THREADS], outside;

@@ -4,22 +4,26 @@ What a GPU itself computes is proven where it is used: by the same digests, at s
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.core import Precision, Span
 from manyhands.engine import golden_models, library
 from manyhands.engine.compile import Registers, compile_layers
 from manyhands.engine.cpu import CpuSpan
-from manyhands.engine.cuda import source
+from manyhands.engine.cuda import proof, source
 from manyhands.engine.cuda.plan import MOST_ROWS, CudaLayers, CudaPlan, Positions, hold
 from manyhands.engine.cuda.proof import OfGpu, OnGpu, failures
 from manyhands.engine.cuda.span import FIRST_BLOCKS, CudaSpan
-from manyhands.engine.golden_cases import reals, stored
-from manyhands.engine.library import BLOCK, Team
+from manyhands.engine.golden_cases import CASES, reals, stored
+from manyhands.engine.golden_small import blocks
+from manyhands.engine.library import BLOCK, Array, Team
+from manyhands.engine.quants import KEPT, pack_blocks
 from manyhands.engine.span import Piece
 from manyhands.errors import ContextOverflow, CutError, ModelError
 from manyhands.program.families import build_program
@@ -30,7 +34,6 @@ from tests.nightly import daily
 Bytes = NDArray[np.uint8]
 FAMILIES = list(golden_models.configs())
 BY_DAY = ["llama", "gpt_oss", "deepseek_v3"]  # sinks, experts and biases; latents, groups of experts and shared ones
-EXACT: tuple[Precision, ...] = ("bf16", "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -61,54 +64,50 @@ def rows_of(made: Program, count: int, seed: int = 3, kind: str = "bf16") -> Byt
     return np.ascontiguousarray(drawn).view(np.uint8).reshape(count, -1)
 
 
-def test_all_operations_reproduce_the_golden_digests(device: HostDevice) -> None:
-    assert failures(device, Team(1)) == []
-
-
 @pytest.mark.parametrize("family", daily(BY_DAY, [name for name in FAMILIES if name not in BY_DAY]))
 def test_whole_models_reproduce_the_golden_digests(family: str, device: HostDevice) -> None:
-    assert golden_models.failures(OfGpu(device), [family], EXACT) == ()
+    assert golden_models.failures(OfGpu(device), [family]) == ()
 
 
-def test_every_kernel_is_launched(device: HostDevice) -> None:
-    """By golden cases, one family with plain attention, one with latents, and steps of each shape of product."""
-    failures(device, Team(1))
-    for family in ("mixtral", "deepseek_v3"):
-        list(golden_models.digests(OfGpu(device), [family], EXACT))
+def matrices(device: HostDevice, kind: str, packed: Callable[[int, int], Array]) -> None:
+    """Products with weights of a type, of rows of each shape of block, and experts. packed: a matrix [n, k]."""
+    number, k, n = library.TYPES[kind], 256, 20
+    op = (library.PRODUCT, (0, 1, number, 0), (), (packed(n, k), None))
+    plan = CudaPlan(device, Registers("f32", (k, n), 1024), hold(device, [op]), [0, k], 1, "f32")
+    for count in (1, 2, 3, 4, 6, 8, 60):
+        plan.run([Positions(0, 0, count)], reals(2, count, k).view(np.uint8), count)
+    scores = (library.PRODUCT, (0, 3, 2, 0), (), (library.pack(reals(5, 2, k), "f32"), None))
+    route = (library.ROUTE, (3, 1, 2, 1, 0, 1, 1, 1), (1.0,), (None,))
+    both = [np.concatenate([packed(*shape)] * 2) for shape in ((k, k), (k, k), (n, k))]
+    mixture = (library.EXPERTS, (0, 1, 2, 2, 1, k, number, 1, number), (1.0, 0.0, 0.0), (*both, None, None, None))
+    widths = (k, 2, n, 2)
+    held = hold(device, [scores, route, mixture])
+    plan = CudaPlan(device, Registers("f32", widths, 64), held, library.apart(widths), 2, "f32")
+    plan.run([Positions(0, 0, 3)], reals(6, 3, k).view(np.uint8), 3)
+
+
+def wide(kind: str, n: int, k: int) -> Array:
+    return library.pack(stored(reals(n, n, k), kind), kind)
+
+
+def small(form: str, n: int, k: int) -> Array:
+    return pack_blocks(blocks(n, n, k // BLOCKS[form][0], form), form)
+
+
+def test_operations_reproduce_the_golden_digests_with_every_kernel(device: HostDevice) -> None:
+    """Those that no case needs are launched for weights of each type, and counted."""
+    assert failures(device, Team(1)) == []
     for kind in library.WIDE:
-        matrix = library.pack(stored(reals(1, 40, 48), kind), kind)
-        op = (library.PRODUCT, (0, 1, library.TYPES[kind], 0), (), (matrix, None))
-        plan = CudaPlan(device, Registers("f32", (48, 40), 1024), hold(device, [op]), [0, 48], 1, "f32")
-        for count in (1, 2, 3, 4, 6, 8, 60):
-            plan.run([Positions(0, 0, count)], reals(2, count, 48).view(np.uint8), count)
-        experts = (
-            library.pack(stored(reals(3, 32 * 4, 48), kind), kind),
-            library.pack(stored(reals(4, 48 * 4, 32), kind), kind),
-        )
-        given = (0, 1, 2, 4, 1, 32, library.TYPES[kind], 1, library.TYPES[kind])
-        route = (library.ROUTE, (3, 1, 4, 1, 0, 1, 1, 1), (1.0,), (None,))
-        scores = (
-            library.PRODUCT,
-            (0, 3, library.TYPES[kind], 0),
-            (),
-            (library.pack(stored(reals(5, 4, 48), kind), kind), None),
-        )
-        mixture = (library.EXPERTS, given, (1.0, 0.0, 0.0), (experts[0], experts[0], experts[1], None, None, None))
-        widths = (48, 2, 48, 4)
-        plan = CudaPlan(
-            device,
-            Registers("f32", widths, 64),
-            hold(device, [scores, route, mixture]),
-            library.apart(widths),
-            2,
-            "f32",
-        )
-        plan.run([Positions(0, 0, 3)], reals(6, 3, 48).view(np.uint8), 3)
-    there = set(re.findall(r"KERNEL(?:_OF)?\((\w+)", source.text())) - {"name"}
-    made = {f"few_{kind}_{n}" for kind in ("BF16", "F16", "F32") for n in (1, 2, 3, 4, 6, 8)}
-    made |= {f"many_{kind}" for kind in ("BF16", "F16", "F32")}
-    whole = {name for name in there if "few" not in name and "many" not in name} | made
-    assert whole - set(device.launched) == set()
+        matrices(device, kind, partial(wide, kind))
+    for form, kind in KEPT.items():
+        matrices(device, kind, partial(small, form))
+    named = re.findall(r"KERNEL(?:_OF)?\((\w+)", source.text())
+    there = {name for name in named if not name.startswith(("few_", "many_", "expert_")) and name != "name"}
+    floats, codes = ("BF16", "F16", "F32"), [kind.upper() for kind in KEPT.values()]
+    there |= {f"few_{kind}_{n}" for kind in floats for n in (1, 2, 3, 4, 6, 8)} | {f"many_{kind}" for kind in floats}
+    there |= {f"few_{kind}_{n}" for kind in codes for n in (1, 2, 4, 8)} | {"expert_sum"}
+    there |= {f"expert_{kind}" for kind in (*floats, *codes)}
+    assert there - set(device.launched) == set()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -209,8 +208,6 @@ def test_numbers_that_are_none_stay_in_their_rows(device: HostDevice) -> None:
 def test_what_a_gpu_cannot_compute_is_refused(device: HostDevice) -> None:
     made = program("llama")
     read = golden_models.tensors(made, "w8").__getitem__
-    with pytest.raises(ModelError, match="weights in bf16, fp16 and fp32"):
-        CudaSpan(made, Span(0, 1), read, "w8", device)
     with pytest.raises(ModelError, match="no caches of 8 bit"):
         CudaSpan(made, Span(0, 1), read, "bf16+c8", device)
     with pytest.raises(CutError, match="out of range"):
@@ -256,6 +253,8 @@ def test_a_device_with_other_bits_is_found(device: HostDevice, monkeypatch: pyte
             host[0] ^= 1
 
     monkeypatch.setattr(device, "fetch", wrong)
+    monkeypatch.setattr(proof, "CASES", {name: CASES[name] for name in ("functions", "norms", "rotary")})
+    monkeypatch.setattr(proof, "SMALL_CASES", {})
     assert failures(device, Team(1)) == ["norms"]
 
 

@@ -22,7 +22,7 @@ from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import LatentAttention, Program
 
-DEVICE_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
+TORCH_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
 
 
 def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: str = "config.json") -> Program:
@@ -48,9 +48,12 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
 
 
 def _check_device(device: str, precision: Precision) -> None:
-    if precision not in DEVICE_PRECISIONS:
+    if torch_device() is None:
+        if caches_codes(precision):
+            raise ModelError(f"{device} holds no caches of 8 bit: leave --cache-dtype out, or --device")
+    elif precision not in TORCH_PRECISIONS:
         raise ModelError(
-            f"{device} computes in {' and '.join(DEVICE_PRECISIONS)}, not in {precision}: give --dtype bf16 (matrices that "
+            f"{device} computes in {' and '.join(TORCH_PRECISIONS)}, not in {precision}: give --dtype bf16 (matrices that "
             "are stored quantised are held as bf16 then), or leave --device out"
         )
 

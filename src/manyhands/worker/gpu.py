@@ -23,7 +23,7 @@ def found() -> list[tuple[str, str, int]]:
 
 @cache
 def open_gpu(index: int) -> Gpu:
-    """The GPU of a number, once it reproduced the golden digests of bf16 and fp32. Raises ModelError where there is none, where
+    """The GPU of a number, once it reproduced the golden digests. Raises ModelError where there is none, where
     NVIDIA's packages or driver are missing, and where it computes other bits."""
     with needing(f"--device cuda:{index}", "cuda-bindings and nvidia-cuda-nvrtc", "cuda"):
         from manyhands.engine.cuda.gpu import Gpu

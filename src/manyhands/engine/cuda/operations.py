@@ -5,24 +5,26 @@ from typing import Final
 
 from manyhands.engine import library
 from manyhands.engine.cuda.launch import MOST_PARTS, NOWHERE, THREADS, Args, Launch, LaunchPart, Place, args
-from manyhands.engine.cuda.room import Held, Room, angles_of, heads_of, whole
+from manyhands.engine.cuda.room import DEPTH, SMALL, Held, Room, angles_of, heads_of, whole
 from manyhands.engine.library import SIDE
 from manyhands.errors import ModelError
 
 FEW: Final = 32  # rows up to which a product keeps the memory busy rather than the multipliers
 FEW_ROWS: Final = (1, 2, 3, 4, 6, 8)  # that a block of such a product takes
 MANY_ROWS, MANY_THREADS = 32, 128  # of a block of any other
-TYPE_NAMES: Final = {library.TYPES[name]: name.upper() for name in library.WIDE}
+TYPE_NAMES: Final = {number: name.upper() for name, number in library.TYPES.items()}
+SMALL_ROWS: Final = (1, 2, 4, 8)  # that a block of a product with small weights takes
 WARP: Final = 32
 
 
 def check(kind: int, numbers: Sequence[int]) -> None:
-    """Raises ModelError for an operation on weights that the kernels do not read."""
-    assert kind != library.PRODUCT or numbers[0] != numbers[1], "a product overwrites what it reads"
-    types = {library.PRODUCT: (2,), library.EXPERTS: (6, 8)}.get(kind, ())
-    for place in types:
-        if numbers[place] not in TYPE_NAMES:
-            raise ModelError("a GPU computes with weights in bf16, fp16 and fp32: give --dtype bf16")
+    """Raises ModelError for an operation that the kernels do not compute."""
+    if kind != library.PRODUCT:
+        return
+    if numbers[0] == numbers[1]:  # blocks read rows while others write
+        raise ModelError("a GPU computes no product that overwrites the rows it reads")
+    if numbers[2] >= SMALL and any(numbers[4:]):
+        raise ModelError("a GPU computes no products of some columns with small weights")
 
 
 def launches(room: Room, ops: Sequence[Held], table: int, rows: int) -> Iterator[Launch]:
@@ -40,7 +42,11 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int) -> Iterator
     while at < len(ops):
         op, count = ops[at], _together(ops, at)
         some = ops[at : at + count]
-        if op.kind == library.PRODUCT:
+        if op.kind == library.PRODUCT and op.numbers[2] >= SMALL:
+            if at == 0 or not _grouped_alike(ops[at - 1], op):
+                yield _group(room, room.register(op.numbers[0]), room.widths[op.numbers[0]], rows)
+            yield _small_products(room, some, rows)
+        elif op.kind == library.PRODUCT:
             yield from _products(room, some, rows)
         elif op.kind == library.ROTARY:
             yield from _rotaries(room, some, rows)
@@ -99,6 +105,32 @@ def _products(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
         yield Launch(f"few_{TYPE_NAMES[kind]}_{at_once}", (blocks * tiles, 1, groups), given)
     else:
         yield Launch(f"many_{TYPE_NAMES[kind]}", (blocks, tiles, groups), given, MANY_THREADS)
+
+
+def _grouped_alike(before: Held, op: Held) -> bool:
+    """Whether what comes before has put the same rows into groups."""
+    is_small = before.kind == library.PRODUCT and before.numbers[2] >= SMALL
+    return is_small and before.numbers[0] == op.numbers[0]
+
+
+def _group(room: Room, source: Place, width: int, rows: int) -> Launch:
+    """Rows into groups of codes, for products with small weights."""
+    given = args(source, out=Place(room.groups, -(-width // DEPTH)), n=(width,))
+    return _columns("group_rows", -(-width // DEPTH), rows, given)
+
+
+def _small_products(room: Room, ops: Sequence[Held], rows: int) -> Launch:
+    source, _, kind = ops[0].numbers[:3]
+    width, parts, blocks = room.widths[source], list[LaunchPart](), 0
+    at_once = next(some for some in SMALL_ROWS if some >= min(rows, SMALL_ROWS[-1]))
+    for op in ops:
+        target, activation = op.numbers[1], op.numbers[3]
+        n = room.widths[target]
+        parts.append(_part(op, 0, room.register(target), n, activation, blocks))
+        blocks += -(-n // SIDE)
+    tiles, grouped = -(-rows // at_once), Place(room.groups, -(-width // DEPTH))
+    given = args(grouped, n=(width, 0, 0, 0, 0, tiles), count=rows, parts=parts)
+    return Launch(f"few_{TYPE_NAMES[kind]}_{at_once}", (blocks * tiles, 1, 1), given)
 
 
 def _product_numbers(room: Room, op: Held) -> tuple[int, ...]:
@@ -206,20 +238,29 @@ def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     source, routes, target, experts, top_k, inner, kind, activation, down_kind = op.numbers[:9]
-    hidden, pairs, panels = room.widths[target], rows * top_k, -(-inner // SIDE)
+    width, hidden, pairs, panels = room.widths[source], room.widths[target], rows * top_k, -(-inner // SIDE)
     gates, ups = room.routed(0, inner), room.routed(top_k * whole(inner), inner)
     results = room.routed(2 * top_k * whole(inner), hidden)
-    chosen = room.register(routes)
+    chosen, rounds = room.register(routes), int(room.rounds)
     gate, _, down = op.tensors[:3]
     assert gate is not None and down is not None
+    given = room.register(source)
+    if kind >= SMALL:
+        yield _group(room, given, width, rows)
+        given = Place(room.groups, -(-width // DEPTH))
     parts = [_part(op, 0, gates, inner, 0, 0, 3), _part(op, 1, ups, inner, 0, panels, 4)]
-    numbers = (room.widths[source], int(room.rounds), gate.num_bytes // experts, experts, top_k, 0)
-    given = args(room.register(source), chosen, n=numbers, parts=parts)
-    yield Launch(f"expert_{TYPE_NAMES[kind]}", (2 * panels, pairs, 1), given)
+    numbers = (width, rounds, gate.num_bytes // experts, experts, top_k, 0)
+    yield Launch(f"expert_{TYPE_NAMES[kind]}", (2 * panels, pairs, 1), args(given, chosen, n=numbers, parts=parts))
     yield _columns("gate", inner, pairs, args(gates, ups, gates, n=(inner, activation), reals=op.reals))
-    numbers = (inner, int(room.rounds), down.num_bytes // experts, experts, top_k, 1)
-    given = args(gates, chosen, n=numbers, parts=[_part(op, 2, results, hidden, 0, 0, 5)])
-    yield Launch(f"expert_{TYPE_NAMES[down_kind]}", (-(-hidden // SIDE), pairs, 1), given)
+    given = gates
+    if down_kind >= SMALL:
+        yield _group(room, given, inner, pairs)
+        given = Place(room.groups, -(-inner // DEPTH))
+    parts = [_part(op, 2, results, hidden, 0, 0, 5)]
+    numbers = (inner, rounds, down.num_bytes // experts, experts, top_k, 1)
+    yield Launch(
+        f"expert_{TYPE_NAMES[down_kind]}", (-(-hidden // SIDE), pairs, 1), args(given, chosen, n=numbers, parts=parts)
+    )
     yield _columns("expert_sum", hidden, rows, args(results, chosen, room.register(target), n=(hidden, experts, top_k)))
 
 

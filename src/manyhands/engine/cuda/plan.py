@@ -25,7 +25,7 @@ RECORDED: Final = 32  # numbers of rows whose steps are recorded
 
 
 def hold(device: CudaDevice, ops: Sequence[Emitted]) -> list[Held]:
-    """Operations with their tensors on the device, each array once. Raises ModelError for weights that the kernels lack."""
+    """Operations with their tensors on the device, each array once. Raises ModelError for what the kernels lack."""
     held: dict[int, CudaMemory] = {}  # by array
 
     def upload(array: Array) -> CudaMemory:

@@ -14,15 +14,17 @@ from manyhands.engine.cuda.launch import THREADS, Launch, Place, args
 from manyhands.engine.cuda.plan import CudaPlan, Positions, hold
 from manyhands.engine.cuda.span import CudaCache, CudaEnds, CudaSpan
 from manyhands.engine.golden_cases import CASES, POSITIONS, BackEnd, Op, Step
+from manyhands.engine.golden_small import CASES as SMALL_CASES
 from manyhands.engine.library import FUNCTIONS, Array, Team
 from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
 
 
 def failures(device: CudaDevice, team: Team) -> list[str]:
-    """The operations of bf16 and fp32 whose golden digests a device does not reproduce."""
+    """The operations whose golden digests a device does not reproduce; those of caches of 8 bit it does not have."""
     machine, right = OnGpu(golden.choose(), team, device), golden.recorded()
-    return [name for name, case in CASES.items() if golden.digest_of(case, machine) != right[name]]
+    cases = {**CASES, **SMALL_CASES}
+    return [name for name, case in cases.items() if golden.digest_of(case, machine) != right[name]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from manyhands.engine.library import BLOCK, SIDE
 from manyhands.errors import ModelError
 
 DEPTH: Final = 32  # numbers of K in a step of a product
+GROUP_WORDS: Final = 10  # of a group of a row (small.cu)
+SMALL: Final = library.TYPES["w8"]  # the first of the types of small weights
 MOST_WIDTH, MOST_VALUES = 1024, 512  # numbers of a key, and of a value, of one head (common.cu)
 
 
@@ -80,14 +82,19 @@ class Room:
         self.rounds, self.widths, self._offsets = rounds, widths, offsets
         self._columns = max(offset + whole(width) for offset, width in zip(offsets, widths, strict=True))
         self.shared: dict[Angles, int] = {}  # the columns at which they begin
-        self._angle_columns = self._routed = self.block_bytes = 0
+        self._angle_columns = self._routed = self._grouped = self.block_bytes = 0
         self.layers: dict[
             int, int
         ] = {}  # of each attention by its place: where it begins in a block of the session's cache
         for place, op in enumerate(ops):
             if op.kind == library.ROTARY:
                 self._add_angles(angles_of(op))
+            elif op.kind == library.PRODUCT and op.numbers[2] >= SMALL:
+                self._grouped = max(self._grouped, groups_of(widths[op.numbers[0]]))
             elif op.kind == library.EXPERTS:
+                inside = op.numbers[4] * groups_of(op.numbers[5]) if op.numbers[8] >= SMALL else 0
+                outside = groups_of(widths[op.numbers[0]]) if op.numbers[6] >= SMALL else 0
+                self._grouped = max(self._grouped, inside, outside)
                 top_k, inner, hidden = op.numbers[4], whole(op.numbers[5]), whole(widths[op.numbers[2]])
                 self._routed = max(self._routed, top_k * (2 * inner + hidden))
             elif op.kind == library.ATTENTION:
@@ -102,7 +109,7 @@ class Room:
     @property
     def row_bytes(self) -> int:
         """Bytes that each row of a step takes."""
-        return 4 * (self._columns + self._angle_columns + self._routed)
+        return 4 * (self._columns + self._angle_columns + self._routed + self._grouped)
 
     def lie(self, address: int, rows: int) -> None:
         """The memory for so many rows begins at `address`."""
@@ -120,6 +127,16 @@ class Room:
     def routed(self, columns: int, width: int) -> Place:
         """Rows inside experts, one for each row and route: `columns` are those of other such rows before them."""
         return self._behind(self._columns + self._angle_columns + columns, whole(width))
+
+    @property
+    def groups(self) -> int:
+        """The address of rows in groups, for products with small weights."""
+        return self._behind(self._columns + self._angle_columns + self._routed, 0).address
+
+
+def groups_of(width: int) -> int:
+    """The groups of a row of so many numbers (Group in small.cu), in words of four bytes."""
+    return -(-width // DEPTH) * GROUP_WORDS
 
 
 def whole(width: int) -> int:

@@ -4,14 +4,21 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-FILES: Final = ("common.cu", "rows.cu", "products.cu", "attention.cu", "experts.cu")
+FILES: Final = ("common.cu", "rows.cu", "products.cu", "attention.cu", "experts.cu", "small.cu")
 PRELUDE: Final = r"""
 #define KERNEL_OF(name, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) mh_##name(const __grid_constant__ Args a)
 #define KERNEL(name) KERNEL_OF(name, THREADS, 1)
 """
 # Denormals are zero; nothing is contracted; divisions and roots are rounded to nearest.
-OPTIONS: Final = ("--std=c++17", "--ftz=true", "--fmad=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS: Final = (
+    "--std=c++17",
+    "--split-compile=0",
+    "--ftz=true",
+    "--fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+)
 
 
 @cache

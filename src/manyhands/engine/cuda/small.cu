@@ -1,0 +1,225 @@
+/* Products of small weights: rows rounded to groups of 32 codes of 8 bit, times codes of 4 to 8 bit with scales (docs/arithmetic.md, "Small
+ * weights"; how a panel holds them: engine/native/kernels.h). A group's sum of integers is exact, so its order is free; groups follow one
+ * another, each an fma or two onto the sum. */
+
+enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z }; /* engine/library.py, TYPES */
+enum { NEST = 8, SUBS = 2 * SIDE, SMALL_STEPS = THREADS / SIDE };
+
+/* 32 numbers of a row: number i is codes[i] * scale, four codes in a word; sums: of the first 16 codes, and of the others. */
+struct Group {
+    float scale;
+    short sums[2];
+    int codes[DEPTH / 4];
+};
+
+/* n: k. Rows of x -> groups in out, `out_stride` of them a row. Columns are groups. */
+KERNEL(group_rows)
+{
+    const count_t step = column_of(), row = blockIdx.y;
+    if (step >= ceil_div(a.n[0], DEPTH))
+        return;
+    const float *x = a.x + row * a.x_stride;
+    float v[DEPTH], most = 0;
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) {
+        v[i] = step * DEPTH + i < a.n[0] ? x[step * DEPTH + i] : 0;
+        const float size = size_of(v[i]);
+        most = more(size < infinity() ? size : infinity(), most);
+    }
+    const bool is_large = most >= 7.8886090522101181e-31f, is_finite = most < infinity(); /* 2^-100 */
+    const float inverse = is_large && is_finite ? 127 / most : 0;
+    Group group = {is_large ? (is_finite ? most / 127 : real_of(0x7FC00000)) : 0, {0, 0}, {}};
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) {
+        const float finite = size_of(v[i]) < infinity() ? v[i] : 0;
+        const int code = (signed char)(bits_of(finite * inverse + WHOLE) & 0xFF); /* the low byte is the nearest whole number */
+        group.sums[i / 16] += (short)code;
+        group.codes[i / 4] |= (code & 0xFF) << i % 4 * 8;
+    }
+    ((Group *)a.out)[row * a.out_stride + step] = group;
+}
+
+template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
+template <int TYPE> INLINE constexpr int code_bytes() { return code_bits<TYPE>() * DEPTH * SIDE / 8; }
+template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : TYPE == W4F ? 12 : 0; }
+template <int TYPE> INLINE constexpr bool is_nested() { return TYPE >= W4K && TYPE <= W6K; }
+template <int TYPE> INLINE constexpr bool has_minima() { return TYPE == W4M || TYPE == W5M || TYPE == W4K || TYPE == W5K; }
+template <int TYPE> INLINE constexpr int shared_bytes() { return TYPE == W6K ? 2 * SIDE : 4 * SIDE; } /* of NEST steps */
+template <int TYPE> INLINE constexpr int factor_bytes()
+{
+    return is_nested<TYPE>() ? SUBS + shared_bytes<TYPE>() / NEST : TYPE == W4F ? SIDE : has_minima<TYPE>() ? 4 * SIDE : TYPE == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
+}
+
+/* What column c of a step is, as it is multiplied. */
+struct Codes {
+    int words[DEPTH / 4];
+    float scale, least;
+    int halves[2]; /* W6K: the scales of both halves */
+    int zero;      /* that each code is more by */
+};
+
+/* Twice the floats of 4 bit that four bytes name, more by 12. */
+INLINE int floats_of(unsigned codes)
+{
+    const unsigned tables[4] = {0x0F0E0D0C, 0x18141210, 0x090A0B0C, 0x00040608};
+    unsigned found = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const unsigned code = codes >> 8 * i & 15;
+        found |= (tables[code / 4] >> code % 4 * 8 & 0xFF) << 8 * i;
+    }
+    return (int)found;
+}
+
+template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth, int step, int c)
+{
+    Codes found;
+    const int *low = (const int *)(panel + (count_t)step * code_bytes<TYPE>()) + c;
+    const unsigned char *factors = panel + (count_t)depth * code_bytes<TYPE>() + (count_t)(is_nested<TYPE>() ? step / NEST * NEST : step) * factor_bytes<TYPE>();
+    const unsigned char *subs = factors + shared_bytes<TYPE>() + step % NEST * SUBS;
+    found.zero = code_offset<TYPE>();
+    found.halves[0] = found.halves[1] = 1, found.least = 0;
+#pragma unroll
+    for (int j = 0; j < (TYPE == W8 ? 8 : 4); j++) {
+        const int both = low[j * SIDE];
+        found.words[j] = TYPE == W8 ? both : both & 0x0F0F0F0F;
+        if (TYPE != W8)
+            found.words[j + 4] = both >> 4 & 0x0F0F0F0F;
+    }
+    if (code_bits<TYPE>() == 5) {
+        const int fifths = low[4 * SIDE];
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            found.words[j] |= (fifths >> j & 0x01010101) << 4;
+    }
+    if (TYPE == W6K) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            found.words[j] |= (low[(4 + j / 4) * SIDE] >> 2 * (j % 4) & 0x03030303) << 4;
+        found.halves[0] = (signed char)subs[2 * c], found.halves[1] = (signed char)subs[2 * c + 1];
+    }
+    if (TYPE == W4F) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            found.words[j] = floats_of((unsigned)found.words[j]);
+        found.scale = real_of(factors[c] ? (unsigned)(factors[c] - 1) << 23 : 0);
+        return found;
+    }
+    if (TYPE == W4Z)
+        found.zero = factors[2 * SIDE + c % (SIDE / 2)] >> c / (SIDE / 2) * 4 & 15;
+    found.scale = from_f16(((const half_t *)factors)[c]);
+    if (has_minima<TYPE>())
+        found.least = from_f16(((const half_t *)factors)[SIDE + c]);
+    if (TYPE == W4K || TYPE == W5K) {
+        found.scale = found.scale * (float)subs[c];
+        found.least = minus(found.least * (float)subs[SIDE + c]);
+    }
+    return found;
+}
+
+/* The whole number that a group of a row and a column of a step give. */
+template <int TYPE> INLINE int whole_product(const Codes &codes, const int *row, const short *sums)
+{
+    int first = 0, second = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        first = __dp4a(codes.words[j], row[j], first), second = __dp4a(codes.words[j + 4], row[j + 4], second);
+    if (TYPE == W6K)
+        return codes.halves[0] * (first - codes.zero * sums[0]) + codes.halves[1] * (second - codes.zero * sums[1]);
+    return first + second - codes.zero * (sums[0] + sums[1]);
+}
+
+/* ROWS rows of groups, of `present`, with a panel. A thread has a column of a step. m.x: the first row's groups, `x_stride` of them a row. */
+template <int TYPE, int ROWS> INLINE void small(const Matrix &m, count_t panel, int present)
+{
+    __shared__ Group rows[ROWS][SMALL_STEPS];
+    __shared__ float2 parts[has_minima<TYPE>() ? 2 : 1][ROWS][SMALL_STEPS][SIDE];
+    const int t = threadIdx.x, c = t % SIDE, sub = t / SIDE, depth = (int)ceil_div(m.k, DEPTH);
+    const unsigned char *packed = (const unsigned char *)m.packed + panel * depth * (code_bytes<TYPE>() + factor_bytes<TYPE>());
+    const Group *given = (const Group *)m.x;
+    float sum = 0;
+    for (int first = 0; first < depth; first += SMALL_STEPS) {
+        const int steps = depth - first < SMALL_STEPS ? depth - first : SMALL_STEPS;
+        Codes codes;
+        if (sub < steps)
+            codes = codes_of<TYPE>(packed, depth, first + sub, c);
+        enum { WORDS = sizeof(Group) / 4 };
+        for (int e = t; e < ROWS * SMALL_STEPS * WORDS; e += THREADS) {
+            const int r = e / (SMALL_STEPS * WORDS), word = e % (SMALL_STEPS * WORDS);
+            ((int *)rows[r])[word] = r < present && word < steps * WORDS ? ((const int *)(given + r * m.x_stride + first))[word] : 0;
+        }
+        __syncthreads();
+        if (sub < steps) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const Group &group = rows[r][sub];
+                parts[0][r][sub][c] = make_float2((float)whole_product<TYPE>(codes, group.codes, group.sums), codes.scale * group.scale);
+                if (has_minima<TYPE>())
+                    parts[has_minima<TYPE>() ? 1 : 0][r][sub][c] = make_float2(codes.least, group.scale * (float)(group.sums[0] + group.sums[1]));
+            }
+        }
+        __syncthreads();
+        if (sub < ROWS) {
+#pragma unroll 4
+            for (int step = 0; step < steps; step++) {
+                const float2 part = parts[0][sub][step][c];
+                sum = fma_(part.x, part.y, sum);
+                if (has_minima<TYPE>()) {
+                    const float2 least = parts[has_minima<TYPE>() ? 1 : 0][sub][step][c];
+                    sum = fma_(least.x, least.y, sum);
+                }
+            }
+        }
+    }
+    const count_t column = panel * SIDE + c;
+    if (sub < ROWS && sub < present && column < m.n)
+        finish(m, sub, column, sum);
+}
+
+/* n as of products; x: groups. Grid (panels of all parts times tiles of rows). */
+#define SMALL(type, rows_)                                                                                                        \
+    KERNEL(few_##type##_##rows_)                                                                                                  \
+    {                                                                                                                             \
+        const count_t block = blockIdx.x / a.n[5], row = blockIdx.x % a.n[5] * rows_;                                             \
+        const Part *part = part_of(a, block);                                                                                     \
+        const Matrix m = {part->packed, part->bias, (const float *)((const Group *)a.x + row * a.x_stride),                        \
+                          part->out + row * part->out_stride, a.x_stride, part->out_stride, part->n, a.n[0], part->activation, 0}; \
+        small<type, rows_>(m, block - part->first, (int)(a.count - row < rows_ ? a.count - row : rows_));                         \
+    }                                                                                                                             \
+
+#define SMALLS(type) SMALL(type, 1) SMALL(type, 2) SMALL(type, 4) SMALL(type, 8)
+SMALLS(W8)
+SMALLS(W4)
+SMALLS(W4M)
+SMALLS(W5)
+SMALLS(W5M)
+SMALLS(W4K)
+SMALLS(W5K)
+SMALLS(W6K)
+SMALLS(W4F)
+SMALLS(W4Z)
+
+/* As expert_product, of groups. */
+#define SMALL_EXPERT(type)                                                                                                  \
+    KERNEL(expert_##type)                                                                                                   \
+    {                                                                                                                       \
+        const count_t pair = blockIdx.y;                                                                                    \
+        const int expert = expert_of(a, pair, a.n[3], a.n[4]);                                                              \
+        if (expert < 0)                                                                                                     \
+            return;                                                                                                         \
+        const Part *part = part_of(a, blockIdx.x);                                                                          \
+        const float *x = (const float *)((const Group *)a.x + (a.n[5] ? pair : pair / a.n[4]) * a.x_stride);                \
+        const Matrix m = {part->packed + expert * a.n[2], part->bias ? part->bias + expert * part->n : nullptr, x,          \
+                          part->out + pair * part->out_stride, 0, 0, part->n, a.n[0], 0, 0};                                \
+        small<type, 1>(m, blockIdx.x - part->first, 1);                                                                     \
+    }
+SMALL_EXPERT(W8)
+SMALL_EXPERT(W4)
+SMALL_EXPERT(W4M)
+SMALL_EXPERT(W5)
+SMALL_EXPERT(W5M)
+SMALL_EXPERT(W4K)
+SMALL_EXPERT(W5K)
+SMALL_EXPERT(W6K)
+SMALL_EXPERT(W4F)
+SMALL_EXPERT(W4Z)
