@@ -36,7 +36,7 @@ enum { MOST_THREADS = 256, STACK = 1 << 17 };
 static char stacks[MOST_THREADS][STACK];
 static ucontext_t starts[MOST_THREADS], outside;
 static jmp_buf places[MOST_THREADS], main_place;
-static bool is_begun[MOST_THREADS], is_over[MOST_THREADS];
+static bool is_begun[MOST_THREADS], is_over[MOST_THREADS], has_awaited[MOST_THREADS];
 static unsigned now;
 static void (*entry)(const void *);
 static const void *entry_args;
@@ -73,12 +73,12 @@ static float __shfl_down_sync(unsigned, float v, int delta, int width)
 }
 static float __shfl_sync(unsigned, float v, int lane, int width) { return exchange(v, threadIdx.x / width * width + lane); }
 
-/* How many threads of a block were not over while others were: 0 in code without a barrier that some threads miss. */
+/* How often threads of a block were over while others waited at a barrier, and threads that did not await rows: 0 where all is well. */
 static long run_block(unsigned threads)
 {
     long missed = 0;
     for (unsigned i = 0; i < threads; i++)
-        is_begun[i] = is_over[i] = false;
+        is_begun[i] = is_over[i] = has_awaited[i] = false;
     for (unsigned left = threads; left;) {
         unsigned over = 0;
         for (volatile unsigned i = 0; i < threads; i++) {
@@ -99,9 +99,12 @@ static long run_block(unsigned threads)
         missed += over && over < left;
         left -= over;
     }
+    for (unsigned i = 0; i < threads; i++)
+        missed += !has_awaited[i];
     return missed;
 }
 
+#define await_rows() (has_awaited[threadIdx.x] = true)
 #define KERNEL_OF(name, threads, blocks) KERNEL(name)
 #define KERNEL(name)                                                    \
     extern "C" void body_##name(const Args &a);                         \

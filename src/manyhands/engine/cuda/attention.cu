@@ -31,6 +31,7 @@ INLINE void put(char *to, count_t rounds, count_t at, float x)
 /* Keys (x) and values (y) of the rows -> their caches. Grid (key heads, rows). */
 KERNEL(remember)
 {
+    await_rows();
     const Row row = a.rows[blockIdx.y];
     count_t head = blockIdx.x, within = row.position % BLOCK, width = a.n[WIDTH], value_width = a.n[VALUE_WIDTH], rounds = a.n[ROUNDS];
     char *keys = block_of(a, row, head, row.position / BLOCK), *values = keys + a.n[KEYS];
@@ -85,6 +86,7 @@ template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
 {
     __shared__ __align__(16) float query[MOST_WIDTH], scores[THREADS], weights[THREADS], parts[BLOCKS_AT_ONCE * 2 * MOST_VALUES],
         maxima[BLOCKS_AT_ONCE], totals[BLOCKS_AT_ONCE], factors[BLOCKS_AT_ONCE];
+    await_rows();
     const Row row = a.rows[blockIdx.y];
     const int t = threadIdx.x, own = t / BLOCK, width = (int)a.n[WIDTH], value_width = (int)a.n[VALUE_WIDTH], depth = (width + DEPTH - 1) / DEPTH;
     const int head = blockIdx.x, key_head = head / (int)(a.n[0] / a.n[KEY_HEADS]), position = (int)row.position, window = (int)a.n[WINDOW];

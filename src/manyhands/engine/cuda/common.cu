@@ -3,6 +3,9 @@
  * The arithmetic is docs/arithmetic.md's, operation by operation, as the native engine's (engine/native/). It is compiled with
  * flushed denormals, without contraction, with divisions and roots rounded to nearest (source.py); sums are chains and lanes whose
  * order does not depend on how the work is cut. No kernel uses a library, the tensor cores or an atomic addition.
+ *
+ * A kernel may begin before the one before it is over: each calls await_rows() before it reads or writes what another kernel does, by all its
+ * threads, and reads nothing but weights before that.
  */
 #define INLINE static __device__ __forceinline__
 

@@ -29,6 +29,7 @@ INLINE int take_best(const float *ranks, int n, char *taken, int *best_places)
 /* Grid (rows), 32 threads. n: experts, top k, is_sigmoid, normalises, groups, top groups. reals: scale. tensors: correction. */
 KERNEL(route)
 {
+    await_rows();
     __shared__ float scores[MOST_EXPERTS + SIDE], ranks[MOST_EXPERTS], sums[MOST_EXPERTS];
     __shared__ char taken[MOST_EXPERTS], seen[MOST_EXPERTS];
     __shared__ int places[64], chosen[MOST_EXPERTS];
@@ -104,6 +105,7 @@ INLINE int expert_of(const Args &a, count_t pair, count_t experts, count_t top_k
  * whether x has a row for each route. The results have a row for each route. */
 template <int TYPE> INLINE void expert_product(const Args &a)
 {
+    await_rows();
     count_t pair = blockIdx.y;
     int expert = expert_of(a, pair, a.n[3], a.n[4]);
     if (expert < 0)
@@ -111,7 +113,7 @@ template <int TYPE> INLINE void expert_product(const Args &a)
     const Part *part = part_of(a, blockIdx.x);
     Matrix m = {part->packed + expert * a.n[2], part->bias ? part->bias + expert * part->n : nullptr,
                 a.x + (a.n[5] ? pair : pair / a.n[4]) * a.x_stride, part->out + pair * part->out_stride, 0, 0, part->n, a.n[0], 0, a.n[1]};
-    few<TYPE, 1, 1>(m, blockIdx.x - part->first, 0, 1);
+    few<TYPE, 1, 1, false>(m, blockIdx.x - part->first, 0, 1);
 }
 
 KERNEL(expert_BF16) { expert_product<BF16>(a); }
@@ -121,6 +123,7 @@ KERNEL(expert_F32) { expert_product<F32>(a); }
 /* Results (x, a row for each route) -> sums in the routes' order. n: width, experts, top k. */
 KERNEL(expert_sum)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y, top_k = a.n[2];
     if (at >= a.n[0])
         return;

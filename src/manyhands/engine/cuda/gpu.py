@@ -55,15 +55,31 @@ class Gpu:
         self._enter()
         self._stream = _check(*driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.what = _name(self._device)
+        self._config = self._launching()
         self._image = np.frombuffer(self._compiled(), np.uint8)
         self._module = _check(*driver.cuModuleLoadData(self._image.ctypes.data))
         self._kernels: dict[str, Any] = {}
 
-    def _compiled(self) -> bytes:
-        """The kernels for this GPU, kept in $MANYHANDS_HOME: to compile them takes some twenty seconds."""
+    def _capability(self) -> tuple[int, int]:
         kind = driver.CUdevice_attribute
         major = _check(*driver.cuDeviceGetAttribute(kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device))
         minor = _check(*driver.cuDeviceGetAttribute(kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device))
+        return int(major), int(minor)
+
+    def _launching(self) -> Any:
+        """How kernels are launched: where the GPU can (Hopper and later), before the one before them is over (common.cu)."""
+        config = driver.CUlaunchConfig()
+        config.hStream, config.blockDimY, config.blockDimZ, config.sharedMemBytes = self._stream, 1, 1, 0
+        if self._capability() >= (9, 0):
+            early = driver.CUlaunchAttribute()
+            early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [early], 1
+        return config
+
+    def _compiled(self) -> bytes:
+        """The kernels for this GPU, kept in $MANYHANDS_HOME: to compile them takes some twenty seconds."""
+        major, minor = self._capability()
         options = [*source.OPTIONS, f"--gpu-architecture=sm_{major}{minor}"]
         version = _check(*nvrtc.nvrtcVersion())
         whole = source.PRELUDE + source.text()
@@ -98,7 +114,7 @@ class Gpu:
             if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise ModelError(
                     f"{self.name}: {num_bytes} bytes are not free on the GPU ({self.free_bytes()} are): give the node fewer "
-                    "layers or a smaller cache_bytes, or end what else uses the GPU"
+                    "layers, or end what else uses the GPU"
                 )
             _check(status)
             memory = GpuMemory(self, int(found), num_bytes)
@@ -140,10 +156,13 @@ class Gpu:
     def launch(self, launches: Iterable[Launch]) -> None:
         with self._lock:
             self._enter()
+            config = self._config
             for launch in launches:
                 argument = ctypes.c_void_p(ctypes.addressof(launch.args))
-                given = launch.threads, 1, 1, 0, self._stream, ctypes.addressof(argument), 0
-                _check(*driver.cuLaunchKernel(self._kernel(launch.kernel), *launch.grid, *given))
+                config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+                config.blockDimX = launch.threads
+                kernel = self._kernel(launch.kernel)
+                _check(*driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(argument), 0))
 
     def _kernel(self, name: str) -> Any:
         if name not in self._kernels:

@@ -74,7 +74,7 @@ INLINE void finish(const Matrix &m, count_t row, count_t column, float sum)
 
 /* Rows [first_row, first_row + ROWS), of `count`, with PANELS panels from `panel` on. Warps share the steps of a panel: 4 lanes have 16
  * columns of a step. */
-template <int TYPE, int ROWS, int PANELS> INLINE void few(const Matrix &m, count_t panel, count_t first_row, count_t count)
+template <int TYPE, int ROWS, int PANELS, bool AWAITS> INLINE void few(const Matrix &m, count_t panel, count_t first_row, count_t count)
 {
     enum { WARPS = THREADS / 32 / PANELS, STEPS = 8 * WARPS, GIVEN = ROWS * SIDE * (STEPS + 1) * 2, SUMS = PANELS * ROWS * STEPS * SIDE };
     enum { APART = (GIVEN + SUMS) * 4 <= 48 << 10, ROOM = APART ? GIVEN + SUMS : GIVEN > SUMS ? GIVEN : SUMS };
@@ -94,6 +94,8 @@ template <int TYPE, int ROWS, int PANELS> INLINE void few(const Matrix &m, count
             for (int i = 0; i < SIDE; i++)
                 stored[i] = Stored<TYPE>::read(packed + (count_t)(first + sub) * step_bytes<TYPE>(), i, quad);
         }
+        if (AWAITS && first == 0)
+            await_rows();
         if (!APART)
             __syncthreads();
 #pragma unroll 4
@@ -151,7 +153,7 @@ template <int TYPE, int ROWS, int PANELS> INLINE void few(const Matrix &m, count
     {                                                                                                                \
         const count_t block = blockIdx.x / a.n[5], tile = blockIdx.x % a.n[5];                                       \
         const Part *part = part_of(a, block);                                                                        \
-        few<type, rows, panels>(matrix_of(a, part), (block - part->first) * panels, tile * rows, a.count); \
+        few<type, rows, panels, true>(matrix_of(a, part), (block - part->first) * panels, tile * rows, a.count); \
     }
 #define FEWS(type) FEW(type, 1, 1) FEW(type, 2, 1) FEW(type, 3, 1) FEW(type, 4, 2) FEW(type, 6, 2) FEW(type, 8, 2)
 FEWS(BF16)
@@ -200,6 +202,7 @@ template <int TYPE> INLINE void many(const Matrix &m, count_t panel, count_t fir
         for (int j = 0; j < LOADS; j++)
             rows[to][own_k][own_row + j * APART] = rounded_if(m.rounds, loaded[j]);
     };
+    await_rows();
     load(0);
     store(0);
     __syncthreads();

@@ -1,6 +1,6 @@
 """Golden digests on a GPU: it is used only after it reproduced those that the arithmetic class depends on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,14 @@ from manyhands.program.ops import Program
 def failures(device: CudaDevice, team: Team) -> list[str]:
     """The operations whose golden digests a device does not reproduce; those of caches of 8 bit it does not have."""
     machine, right = OnGpu(golden.choose(), team, device), golden.recorded()
-    cases = {**CASES, **SMALL_CASES}
-    return [name for name, case in cases.items() if golden.digest_of(case, machine) != right[name]]
+    found = {name: golden.digest_of(case, machine) for name, case in {**CASES, **SMALL_CASES}.items()}
+    return [name for name, digest in found.items() if digest not in _right(name, right)]
+
+
+def _right(name: str, right: Mapping[str, str]) -> list[str]:
+    """What a case may give: of tininess what one or the other kind of CPU does, whichever the GPU sits beside."""
+    kind = name.partition(" ")[0]
+    return [digest for case, digest in right.items() if case == name or kind == "tininess" == case.partition(" ")[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ INLINE count_t column_of() { return (count_t)blockIdx.x * THREADS + threadIdx.x;
 /* Rows as they came in -> a register. n: width, type. tensors: the rows. */
 KERNEL(widen)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y, place = row * a.n[0] + at;
     if (at < a.n[0])
         a.out[row * a.out_stride + at] = a.n[1] == BF16 ? real_of((unsigned)((const half_t *)a.tensors[0])[place] << 16) : ((const float *)a.tensors[0])[place];
@@ -14,6 +15,7 @@ KERNEL(widen)
 /* A register -> rows as they leave. n: width, type. tensors: the rows. */
 KERNEL(narrow)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y, place = row * a.n[0] + at;
     if (at >= a.n[0])
         return;
@@ -50,6 +52,7 @@ INLINE float lanes_sum(const float *x, int n, bool is_square, float mean, float 
  * first, which x keeps (groups: 1); then n: whether that is rounded. reals: epsilon, offset, scale. */
 KERNEL(norm)
 {
+    await_rows();
     __shared__ float room[SUMMED];
     const int width = (int)a.n[0], t = threadIdx.x;
     const count_t group = blockIdx.x, row = blockIdx.y;
@@ -98,6 +101,7 @@ INLINE void turn(double x, double *sine, double *cosine)
 /* Cosines and sines of the rows' positions. n: turns. tensors: frequencies. reals: factor. */
 KERNEL(angles)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y, turns = a.n[0];
     if (at >= turns)
         return;
@@ -114,6 +118,7 @@ KERNEL(angles)
  * width, offset, turns, pairs. */
 KERNEL(rotary)
 {
+    await_rows();
     const Part *part = part_of(a, blockIdx.x);
     const int at = (int)(blockIdx.x - part->first) * THREADS + threadIdx.x, turns = (int)a.n[2];
     if (at >= part->n * turns)
@@ -129,6 +134,7 @@ KERNEL(rotary)
 /* n: width, activation. reals: alpha, limit, offset. */
 KERNEL(gate)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y;
     if (at >= a.n[0])
         return;
@@ -145,6 +151,7 @@ KERNEL(gate)
 /* out = x + y scale. n: width, rounds. */
 KERNEL(add)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y;
     if (at >= a.n[0])
         return;
@@ -155,6 +162,7 @@ KERNEL(add)
 /* out = x times the first column of y. n: width. */
 KERNEL(multiply)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y;
     if (at < a.n[0])
         a.out[row * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride];
@@ -163,6 +171,7 @@ KERNEL(multiply)
 /* In place. n: width. reals: scale, soft cap. */
 KERNEL(soften)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y;
     if (at >= a.n[0])
         return;
@@ -174,6 +183,7 @@ KERNEL(soften)
 /* n: source column, target column, count, times, source step, target step. tensors: which columns (int32), or null. */
 KERNEL(copy)
 {
+    await_rows();
     count_t at = column_of(), row = blockIdx.y;
     if (at >= a.n[2] * a.n[3])
         return;
@@ -185,6 +195,7 @@ KERNEL(copy)
 /* out[at] = function(x[at]), for the digests. n: count, function: activations, then 7 exp, 8 tanh, 9 erf. reals: alpha. */
 KERNEL(apply)
 {
+    await_rows();
     count_t at = column_of(), function = a.n[1];
     if (at >= a.n[0])
         return;

@@ -15,6 +15,7 @@ struct Group {
 /* n: k. Rows of x -> groups in out, `out_stride` of them a row. Columns are groups. */
 KERNEL(group_rows)
 {
+    await_rows();
     const count_t step = column_of(), row = blockIdx.y;
     if (step >= ceil_div(a.n[0], DEPTH))
         return;
@@ -130,7 +131,7 @@ template <int TYPE> INLINE int whole_product(const Codes &codes, const int *row,
 }
 
 /* ROWS rows of groups, of `present`, with a panel. A thread has a column of a step. m.x: the first row's groups, `x_stride` of them a row. */
-template <int TYPE, int ROWS> INLINE void small(const Matrix &m, count_t panel, int present)
+template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, count_t panel, int present)
 {
     __shared__ Group rows[ROWS][SMALL_STEPS];
     __shared__ float2 parts[has_minima<TYPE>() ? 2 : 1][ROWS][SMALL_STEPS][SIDE];
@@ -143,6 +144,8 @@ template <int TYPE, int ROWS> INLINE void small(const Matrix &m, count_t panel, 
         Codes codes;
         if (sub < steps)
             codes = codes_of<TYPE>(packed, depth, first + sub, c);
+        if (AWAITS && first == 0)
+            await_rows();
         enum { WORDS = sizeof(Group) / 4 };
         for (int e = t; e < ROWS * SMALL_STEPS * WORDS; e += THREADS) {
             const int r = e / (SMALL_STEPS * WORDS), word = e % (SMALL_STEPS * WORDS);
@@ -184,7 +187,7 @@ template <int TYPE, int ROWS> INLINE void small(const Matrix &m, count_t panel, 
         const Part *part = part_of(a, block);                                                                                     \
         const Matrix m = {part->packed, part->bias, (const float *)((const Group *)a.x + row * a.x_stride),                        \
                           part->out + row * part->out_stride, a.x_stride, part->out_stride, part->n, a.n[0], part->activation, 0}; \
-        small<type, rows_>(m, block - part->first, (int)(a.count - row < rows_ ? a.count - row : rows_));                         \
+        small<type, rows_, true>(m, block - part->first, (int)(a.count - row < rows_ ? a.count - row : rows_));                         \
     }                                                                                                                             \
 
 #define SMALLS(type) SMALL(type, 1) SMALL(type, 2) SMALL(type, 4) SMALL(type, 8)
@@ -203,6 +206,7 @@ SMALLS(W4Z)
 #define SMALL_EXPERT(type)                                                                                                  \
     KERNEL(expert_##type)                                                                                                   \
     {                                                                                                                       \
+        await_rows();                                                                                                       \
         const count_t pair = blockIdx.y;                                                                                    \
         const int expert = expert_of(a, pair, a.n[3], a.n[4]);                                                              \
         if (expert < 0)                                                                                                     \
@@ -211,7 +215,7 @@ SMALLS(W4Z)
         const float *x = (const float *)((const Group *)a.x + (a.n[5] ? pair : pair / a.n[4]) * a.x_stride);                \
         const Matrix m = {part->packed + expert * a.n[2], part->bias ? part->bias + expert * part->n : nullptr, x,          \
                           part->out + pair * part->out_stride, 0, 0, part->n, a.n[0], 0, 0};                                \
-        small<type, 1>(m, blockIdx.x - part->first, 1);                                                                     \
+        small<type, 1, false>(m, blockIdx.x - part->first, 1);                                                                     \
     }
 SMALL_EXPERT(W8)
 SMALL_EXPERT(W4)
