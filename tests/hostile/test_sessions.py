@@ -184,6 +184,7 @@ def test_nothing_else_that_a_member_says_of_the_session_is_heard(bench: Bench) -
                 control.send(Close(session.id))
                 control.send(Probe(session.id, epoch))
                 control.send(Retract(session.id, epoch, U32))
+                control.send(Retract(session.id, epoch + 1, 0))
                 control.send(Feed(session.id, epoch, hop, NodeAddr("mem", 1), 0, 5))
                 control.send(Fault(session.id, epoch, hop, "pipeline_aborted", "gone"))
                 control.send(Fault(session.id, epoch, hop, "draining", "leaves", hop))

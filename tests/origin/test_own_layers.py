@@ -164,6 +164,31 @@ def test_a_stream_goes_on_alone_where_this_machine_was_a_hop_of_it(folder: Path,
     play(main)
 
 
+@pytest.mark.parametrize(("own", "cut"), [((2, 1), "0-5"), ((0, 0), "0-2,3-5")])
+def test_what_a_stream_has_left_is_free_while_it_goes_on_alone(folder: Path, own: tuple[int, int], cut: str) -> None:
+    """Its places on other layers of this machine, and on nodes that live on, hold no cache for it."""
+
+    async def main() -> None:
+        device, faults = Device.start(1), Faults()
+        request = RequestConfig(own_first=own[0], own_last=own[1], patience_s=2.0)
+        async with memory_swarm(folder, cut, request=request, wrap=faults.wrap) as swarm:
+            await keep(swarm, folder, device)
+            origin = swarm.origin
+            await origin.add_fallback(folder, device)
+            answer = origin.answer(origin.request_ids(PROMPT, LONG))
+            async for _ in origin.stream(answer):
+                if len(answer.token_ids) == 4:
+                    faults.die(swarm.hops[-1])
+                if len(answer.token_ids) == 30:
+                    assert answer.routing.is_fallback
+                    used = [(host.info.model_name, host.num_sessions) for host in origin.node.hosts]
+                    assert [name for name, sessions in used if sessions] == ["fallback"]
+                    assert all(host.is_empty for node in swarm.hops[:-1] for host in node.hosts)
+        device.close()
+
+    play(main)
+
+
 def test_a_request_waits_for_layers_that_come_back(folder: Path) -> None:
     """As a running one does: a node is away for a second."""
 

@@ -21,7 +21,7 @@ from manyhands.origin.repair_plan import Slot
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
-from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Probe, Progress, Step
+from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Probe, Progress, Retract, Step
 from manyhands.wire.signed import Signer
 
 
@@ -124,6 +124,8 @@ class Session:
             try_send(hop.control, Close(self.id))
         self._unclosed = []
         self.standbys.move()
+        for hop in hops:  # frees other places of the session on the same node
+            try_send(hop.control, Retract(self.id, self.route.epoch, 0))
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or Unanswered."""

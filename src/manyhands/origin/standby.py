@@ -56,7 +56,7 @@ class Standbys:
         self._place(hop)
 
     def promote(self, nodes: Collection[NodeId]) -> None:
-        """Those on `nodes` joined the route: no standbys now; places beside the route's are closed with the session."""
+        """Those on `nodes` joined the route: no standbys now; places beside the route's are freed when it stands."""
         self.by_span = {span: s for span, s in self.by_span.items() if s.hop.offer.node not in nodes}
 
     def move(self) -> None:

@@ -212,7 +212,7 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Retract:
     """Steps of `session` under windows before `window` were guessed wrong: drop them uncomputed. It overtakes the step that
-    begins `window`, which means the same and goes from hop to hop."""
+    begins `window`, which means the same. Places of older epochs are freed; after a repair `window` 0 asks for that alone."""
 
     session: SessionId
     epoch: int

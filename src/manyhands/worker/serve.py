@@ -285,10 +285,14 @@ class SpanHost:
         return place if place is not None and place.opened.epoch == epoch else None
 
     def follow(self, message: Probe | Retract, node: NodeId) -> None:
-        """Do what the session's origin asks in this epoch, in every place the session has here."""
-        for (session_id, _), session in self._places.items():
-            if session_id == message.session and (session.opened.epoch, session.origin.peer) == (message.epoch, node):
+        """Do what the session's origin asks in this epoch, in each of its places here. Those of older epochs are freed:
+        the route stands without them."""
+        mine = [(p, s) for p, s in self._places.items() if p[0] == message.session and s.origin.peer == node]
+        for place, session in mine:
+            if session.opened.epoch == message.epoch:
                 session.report() if isinstance(message, Probe) else session.retract(message.window)
+            elif session.opened.epoch < message.epoch and place not in self._opening:
+                self._remove(place, session)
 
     def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
         """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""
@@ -317,10 +321,6 @@ class SpanHost:
         """Whether it has no session and none is being opened."""
         return not self._places and not self._opening
 
-    @property
-    def _is_idle(self) -> bool:
-        return self.is_loaded and self.is_empty
-
     async def run(self, unused_s: float = math.inf) -> None:
         """Compute steps as they come, until it was empty for `unused_s`. Drops the model when it is not used (eviction.py)."""
         now = asyncio.get_running_loop().time
@@ -339,12 +339,12 @@ class SpanHost:
 
     async def _look(self, eviction: Eviction, ends_at: float) -> None:
         """Wait until something changes or is over: what was parked for too long goes, and the model where it is due."""
-        now = asyncio.get_running_loop().time
-        looks_at = eviction.looks_at(now()) if self._is_idle else math.inf
+        now, is_idle = asyncio.get_running_loop().time, self.is_loaded and self.is_empty
+        looks_at = eviction.looks_at(now()) if is_idle else math.inf
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(min(looks_at, ends_at, self.parking.expires_at())):
                 await self._changed.wait()
         self.parking.expire(now())
-        if self._is_idle and not self._changed.is_set() and eviction.is_due(now()):
+        if is_idle and not self._changed.is_set() and eviction.is_due(now()):
             self.parking.clear()
             self.engine.evict()
