@@ -81,6 +81,7 @@ class World:
     unreachable: set[str] = field(default_factory=set)
     asked: int = 0
     silent: bool = False
+    may_come: bool = True
     rtts: dict[Pair, float] = field(default_factory=dict)
     learnt_of: list[list[str]] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -103,8 +104,9 @@ class World:
     def note_fallback(self) -> None:
         """That is seen by the plan."""
 
-    async def look_around(self) -> None:
+    async def look_around(self) -> bool:
         """No node comes back."""
+        return self.may_come
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         if offer.name in self.unreachable:
@@ -340,7 +342,7 @@ def test_a_repair_is_patient(silent: bool) -> None:
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_the_last_resort_is_taken_last(silent: bool) -> None:
-    """When the patience is at its end, or the repairs: the whole model on this machine, from the ids."""
+    """When the patience is at its end, or the repairs, or no node can come: the whole model on this machine, from the ids."""
 
     async def after_patience() -> None:
         patient = Patient(last_resort=offer("home", 0, 12))
@@ -349,6 +351,13 @@ def test_the_last_resort_is_taken_last(silent: bool) -> None:
         assert patient.session.names == ["home"] and patient.events[-1] == "reshard"
 
     assert 10.0 <= play(after_patience) <= 10.0 + 2 * ASK_AGAIN_S
+
+    async def at_once() -> None:
+        patient = Patient(last_resort=offer("home", 0, 12))
+        patient.world.silent, patient.world.may_come = silent, False
+        assert await patient.lose(1) == 0 and patient.session.names == ["home"]
+
+    assert play(at_once) == 0
 
     async def after_repairs() -> None:
         patient = Patient(*(offer(f"s{i}", 0, 12) for i in range(9)), last_resort=offer("home", 0, 12), max_repairs=1)

@@ -266,8 +266,16 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
             addrs = [n.address for n in running]
             origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs, called=name)
             await keep_layers(origin, device, lambda _: asyncio.sleep(0, folder))
+            for child in running:
+                node.start(_forget_ended(child, origin))
             screen.end()
             yield origin, running
+
+
+async def _forget_ended(child: "NodeProcess", origin: "Origin") -> None:
+    """A process of this swarm that has ended is not started again: no request waits for it."""
+    await child.process.wait()
+    origin.routes.addrs = [addr for addr in origin.routes.addrs if addr != child.address]
 
 
 def _reserve(folder: Path, precision: Precision, spans: "Sequence[Span]") -> int:

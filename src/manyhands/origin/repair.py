@@ -107,9 +107,9 @@ class RepairExecutor:
             self._attempts = 0
             self._alone = Alone(self._config.load_timeout_s)
             while session.losses or not all(hop.is_whole for hop in session.route.hops):
-                names = tuple(session.route.hops[i].offer.name for i in session.losses)
+                names = tuple(dict.fromkeys(session.route.hops[i].offer.name for i in session.losses))
                 self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
-                lost += names
+                lost += [name for name in names if name not in lost]
                 plan = await self._find_plan(committed, began)
                 self._attempts += 1
                 planned = now()
@@ -268,15 +268,17 @@ class RepairExecutor:
             if self._are_apart and session.route.lease.path == "ring":  # the origin reaches both: rows go by way of it
                 session.route.lease = replace(session.route.lease, path="star")
                 self._around.note_star()
-            if not self._attempts or waited <= self._config.patience_s:
-                await self._around.look_around()
+            is_over, after = waited > self._config.patience_s, f"after {waited:.0f} s of looking"
+            if not self._attempts or not is_over:
+                if not await self._around.look_around():
+                    is_over, after = True, "and none can come back"
                 try:
                     return await self._plan_without(session.untrusted_nodes, committed)
                 except ShardUnavailable as none_left:
                     error = none_left
-            if waited > self._config.patience_s:
+            if is_over:
                 if self._last_resort is None:
-                    raise ShardUnavailable(f"{error}, after {waited:.0f} s of looking") from error
+                    raise ShardUnavailable(f"{error}, {after}") from error
                 break
             await asyncio.sleep(ASK_AGAIN_S)
         assert self._last_resort is not None

@@ -156,8 +156,8 @@ class RequestRoutes:
             raise ShardUnavailable("no node serves this model")
         return resolve(marks, offers)
 
-    async def look_around(self) -> None:
-        await self._routes.look_around()
+    async def look_around(self) -> bool:
+        return await self._routes.look_around()
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """As Routes.connect. Raises ShardUnavailable."""

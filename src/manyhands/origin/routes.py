@@ -45,9 +45,7 @@ EXPLORED = 4
 class Routes:
     """What is offered for one model: by the records of `directory`, if there is one, by the nodes at `addrs`, which are
     asked, and by this node itself. A request looks here by way of its rules (request_routes.py:RequestRoutes).
-
-    `members`: who belongs to which scope, for requests that narrow it.
-    """
+    `addrs` may shrink: a node that has ended for good is taken out. `members`: who belongs to which scope."""
 
     def __init__(
         self, node: FullNode, model: OriginModel, addrs: Sequence[NodeAddr], directory: Directory | None = None
@@ -147,8 +145,8 @@ class Routes:
         meant = [r for r in in_turn if r.node.startswith(first) and self._may_dial(r, now)]
         await reach_any(self._node, offers_of(meant), lambda: False)
 
-    async def look_around(self) -> None:
-        """Dial the nodes that no link is open to, or wait for news from the directory. Deadline: LOOK_AROUND_S."""
+    async def look_around(self) -> bool:
+        """Dial the nodes that no link is open to, or wait for news from the directory: LOOK_AROUND_S. False: none can come."""
         with contextlib.suppress(ShardUnavailable, TimeoutError):
             async with asyncio.timeout(LOOK_AROUND_S):
                 if self.addrs:
@@ -156,6 +154,7 @@ class Routes:
                 elif self._directory is not None:
                     async with self._directory.changed:
                         await self._directory.changed.wait()
+        return bool(self.addrs) or self._directory is not None
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a hop. Raises ShardUnavailable."""
@@ -278,7 +277,8 @@ class Routes:
         Layers that were served before come back, or others load them; patience counts from the first request that missed
         them. What is held, and only not for this request, will not change by waiting.
         """
-        if not self._was_covered or self.is_covered():
+        is_last = self._directory is None and not self.addrs
+        if is_last or not self._was_covered or self.is_covered():
             return -math.inf
         self._missing_since = min(self._missing_since, asyncio.get_running_loop().time())
         return self._missing_since + patience_s

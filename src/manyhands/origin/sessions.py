@@ -55,11 +55,13 @@ class Sessions:
         reached = self._offers_over(linked)
         homes = [(addr, link) for addr, link in linked if self._node.pool.has_dialled(link.peer, addr)]
         refuse_twins([offer for addr, link in homes for offer in self._offers_of(addr, link)])
+        if not addrs:
+            raise ShardUnavailable("there is no node to ask: none is named, or all that were started here have ended")
         if not linked:
             reasons = "; ".join(
                 str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True)
             )
-            raise ShardUnavailable(f"no node of the ticket can be reached: {reasons or 'it names no address'}")
+            raise ShardUnavailable(f"no node of the ticket can be reached: {reasons}")
         return reached
 
     async def _ask(self, addr: NodeAddr) -> Link:

@@ -37,8 +37,9 @@ class RouteServices(Protocol):
     def note_fallback(self) -> None:
         """No other node can go on: the origin computes alone from here on."""
 
-    async def look_around(self) -> None:
-        """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""
+    async def look_around(self) -> bool:
+        """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two. Returns whether
+        there are any."""
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a new hop. Raises ShardUnavailable."""
