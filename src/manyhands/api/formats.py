@@ -11,7 +11,6 @@ from typing import Any
 
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.body import BadField
-from manyhands.api.names import listed
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing, TurnQueue
 from manyhands.api.preparation.prepare import prepare
@@ -111,7 +110,7 @@ class ModelFormats:
     def known(self, model: str) -> ModelFormat:
         """The format of a served model. Raises ModelNotFound if it cannot be used."""
         if model not in self._known:
-            raise self._absent(model)
+            raise self.gateway.absent(model)
         return self._known[model]
 
     async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
@@ -128,12 +127,8 @@ class ModelFormats:
             await self.gateway.bring(meant)
             await self.open()
             if self.gateway.names.find(meant, self._known) not in self._known:
-                raise self._absent(meant) from error
+                raise self.gateway.absent(meant) from error
         return await self._prepare(path, body, caller, client, meant)
-
-    def _absent(self, model: str) -> ModelNotFound:
-        there = f"model {model[:100]!r} is not served here; there is {listed(self.gateway.models)}"
-        return ModelNotFound("; ".join([there, *self.gateway.reasons]), model)
 
     async def _prepare(
         self, path: str, body: bytes, caller: Caller, client: str, unnamed: str = ""

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -135,11 +135,6 @@ class Gateway:
         """The one model that this gateway was opened for, or that its machine hosts; "" if there is none."""
         return self._started_with or (self.others.own if self.others is not None else "")
 
-    @property
-    def reasons(self) -> list[str]:
-        """Why models that are offered could not be loaded."""
-        return [f"{name}: {why}" for name, why in self.refused.items()]
-
     async def bring(self, model: str) -> None:
         """Load the model that is meant, and no other, if it is offered and not here yet. If it cannot be loaded, `refused` says
         why, and it is tried again BRING_S later.
@@ -202,8 +197,6 @@ class Gateway:
             if caller is not None:
                 self.enter(caller, "tokens")
             await self.bring(model)
-        if meant in self.refused:
-            raise ModelNotFound(f"model {meant[:100]!r} cannot be served here: {self.refused[meant]}")
         return self.origin(model)
 
     def origin(self, model: str) -> Origin:
@@ -214,8 +207,18 @@ class Gateway:
         """The name of the model that is meant by it. Raises ModelNotFound."""
         meant = self.names.find(model, self.origins)
         if meant not in self.origins:
-            raise ModelNotFound(f"model {model[:100]!r} is not served here; there is {listed(self.models)}")
+            raise self.absent(model)
         return meant
+
+    def absent(self, model: str) -> ModelNotFound:
+        """Why no request for `model` is answered here now."""
+        if (meant := self.names.find(model, models := self.models)) in self.refused:
+            return ModelNotFound(f"model {meant[:100]!r} cannot be served here: {self.refused[meant]}", model)
+        if meant in models:
+            return ModelNotFound(
+                f"model {meant[:100]!r} is served in this swarm and not loaded here yet: ask again", model
+            )
+        return ModelNotFound(f"model {model[:100]!r} is not served here; there is {listed(models)}", model)
 
     def unnamed(self, caller: Caller) -> str:
         """The model of a request that names none: `own`, else the only one that `caller` may use, else that of the alias "*".
@@ -259,16 +262,13 @@ class Gateway:
         claim = self.streams.claim(last_event, caller)
         return Admitted() if claim.is_free else self.enter(caller, api), claim
 
-    def run(self, ask: Ask) -> AbstractAsyncContextManager[Run]:
+    @asynccontextmanager
+    async def run(self, ask: Ask) -> AsyncIterator[Run]:
         """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s.
 
         Raises ModelNotFound, Forbidden, BadRequest, ContextOverflow; RateLimited if a quota is used up, the queue is full or
         too slow.
         """
-        return self._run(ask)
-
-    @asynccontextmanager
-    async def _run(self, ask: Ask) -> AsyncIterator[Run]:
         ask.caller.check_model(ask.model)
         origin = self.origin(ask.model)
         request = Request(tuple(ask.prompt), ask.params) if ask.is_fit else origin.request_ids(ask.prompt, ask.params)

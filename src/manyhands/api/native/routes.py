@@ -158,7 +158,7 @@ def _changes_router(gateway: Gateway) -> APIRouter:
     async def register_worker(body: Registration) -> dict[str, Any]:
         """Dial it; it must prove membership of the swarm. It is asked to serve layers that no node holds, or those named; the
         answer says what it serves, its assignment, and what it `said`."""
-        check_model(gateway, body.model_name, body.total_layers)
+        await check_model(gateway, body.model_name, body.total_layers)
         found = await register(gateway, body.where, body.worker_id)
         said = await assign(gateway, found, body.layers)
         worker = worker_object(find_worker(gateway, found.node))

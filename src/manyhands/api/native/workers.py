@@ -124,7 +124,7 @@ async def reassign(gateway: Gateway, worker: WorkerView, to: str, model: str | N
     """
     span = Span.parse(to)
     served = _model_of(gateway, worker, model)
-    origin = gateway.origin(served)
+    origin = await gateway.ensure(served)
     link = await _link_to(origin, worker)
     said = await origin.node.orders.ask(link, origin.model.id, origin.model.precision, span, is_forced=force)
     is_done = await _until_served(gateway, served, worker.node, span)
@@ -164,9 +164,9 @@ async def _until_served(gateway: Gateway, model: str, node: NodeId, span: Span) 
     return False
 
 
-def check_model(gateway: Gateway, name: str, total_layers: int) -> None:
+async def check_model(gateway: Gateway, name: str, total_layers: int) -> None:
     """Raise ModelNotFound, Conflict unless a model of that name ("": any) and that many layers (0: any) is served here."""
-    served = [gateway.origin(name)] if name else list(gateway.origins.values())
+    served = [await gateway.ensure(name)] if name else list(gateway.origins.values())
     if total_layers and all(origin.model.num_layers != total_layers for origin in served):
         there = ", ".join(f"{model}: {origin.model.num_layers}" for model, origin in gateway.origins.items())
         raise Conflict(f"total_layers is {total_layers}; the models served here have other numbers ({there})")

@@ -20,13 +20,11 @@ from manyhands.api.http.error import NotOffered
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
 from manyhands.api.jobs import prefill_object
-from manyhands.api.names import listed
 from manyhands.api.openai.forms import ChatForm, Form, TextForm
 from manyhands.api.openai.logprobs import Spelling
 from manyhands.api.preparation.desk import Prepared
 from manyhands.api.run import Admitted, Api, Ask, Caller
 from manyhands.api.streams import Claim, Stream, request_digest
-from manyhands.errors import ModelNotFound
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -53,7 +51,7 @@ def openai_router(gateway: Gateway, formats: ModelFormats | None = None) -> APIR
         meant = gateway.names.find(name, models)
         caller_of(request).check_model(meant)
         if meant not in models:
-            raise ModelNotFound(f"model {name[:100]!r} is not served here; there is {listed(models)}")
+            raise gateway.absent(name)
         return model_object(meant, models[meant], gateway)
 
     @router.post("/embeddings", responses={501: {"description": "always"}})
