@@ -28,10 +28,10 @@ def test_a_gateway_says_what_an_own_origin_says(folder: Path, capsys: pytest.Cap
     async def main() -> str:
         async with served(folder) as scene:
             api = f"http://{scene.addr}"
-            await infer_by_gateway(api, "", "", "Once", params, "ring", as_json=False)
-            await infer_by_gateway(api, "", "tiny", "Once", params, "star", as_json=True)
+            await infer_by_gateway(api, "", "", "Once", params, "ring", "", as_json=False)
+            await infer_by_gateway(api, "", "tiny", "Once", params, "star", "suffix", as_json=True)
             with pytest.raises(GatewayError, match="other"):
-                await infer_by_gateway(api, "", "other", "Once", params, "ring", as_json=False)
+                await infer_by_gateway(api, "", "other", "Once", params, "ring", "", as_json=False)
             return (await scene.swarm.origin.complete(scene.swarm.origin.request("Once", params))).text
 
     text = asyncio.run(main())
@@ -73,6 +73,8 @@ def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]
         (["tales", "-p", "x", "--api", "http://127.0.0.1:9", "--dtype", "fp32"], "--dtype is for an origin"),
         (["-p", "x", "--api", "127.0.0.1:9"], "--api is '127.0.0.1:9'"),
         (["-p", ""], "the prompt is empty"),
+        (["-p", "x", "--draft", "model:x"], "a gateway takes auto, off, suffix or model"),
+        (["-p", "x", "--draft", "maybe"], "draft is 'maybe'"),
     ],
 )
 def test_wishes_that_cannot_be(

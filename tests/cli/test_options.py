@@ -46,9 +46,9 @@ def test_fields_become_options_with_the_defaults_of_the_instance() -> None:
 
 def test_groups_check_what_they_are_given() -> None:
     assert Sampling(max_tokens=3, stop=["."]).params.stop == (".",)
-    for bad in (Computing(dtype="fp8"), Computing(path="line"), Computing(ends="middle"), Computing(draft="maybe")):
+    for bad in (Computing(dtype="fp8"), Computing(path="line"), Computing(ends="middle")):
         with pytest.raises(BadRequest):
-            _ = bad.precision("tales"), bad.path_kind, bad.ends_at, bad.drafts
+            _ = bad.precision("tales"), bad.path_kind, bad.ends_at
     with pytest.raises(BadRequest, match=r"--log-json is for the HTTP API: open it with --api HOST:PORT"):
         ApiOptions(log_json=True).plan("")
 
@@ -91,7 +91,11 @@ def test_options_of_an_origin_become_its_configuration() -> None:
     assert Rules.of(wanted) == Rules("greedy", False, True, "", 2, 1)
     assert RouteOptions().for_api(RequestConfig(), has_api=False) == RequestConfig()
     alone = RouteOptions(fallback=True)
-    for options, name in [(given, "policy"), (RouteOptions(allow_self=False), "avoid-self"), (alone, "fallback")]:
+    with pytest.raises(BadRequest, match="draft is 'maybe'; it is one of auto, off, suffix, model, or model:MODEL"):
+        RouteOptions(draft="maybe").applied(RequestConfig())
+    assert RouteOptions(draft="off").applied(RequestConfig()).draft == "off"
+    suffix, others = RouteOptions(draft="suffix"), RouteOptions(allow_self=False)
+    for options, name in [(given, "policy"), (others, "avoid-self"), (alone, "fallback"), (suffix, "draft")]:
         with pytest.raises(BadRequest, match=f"--{name} is for requests to this machine's API"):
             options.for_api(RequestConfig(), has_api=False)
         options.for_api(RequestConfig(), has_api=True)

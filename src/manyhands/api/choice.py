@@ -50,7 +50,7 @@ class GenerationPlan:
         shown = made.functions or self.thinking is not None
         marks = {token: text for text, token in self.model_format.speaker.special.items()} if shown else {}
         ours = made.given.get("manyhands", {})
-        path, draft = made.given.get("path") or ours.get("path", "ring"), ours.get("draft", "")
+        path, draft = ((made.given | ours).get(*each) for each in (("path", "ring"), ("draft", "")))
         rules = _rules_of(self.model_format.origin, made.given | ours)
         how = (path, self.grammar, entry, marks, draft, rules)
         ask = Ask(made.model, api, self.prompt, params, caller, *how, is_fit=True, received=self.received)

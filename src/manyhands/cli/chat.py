@@ -30,7 +30,7 @@ Api = Annotated[
     ),
 ]
 ASKING = "asking the gateway for its models"
-OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "device", "draft")
+OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "device")
 
 
 @options.grouped
@@ -56,10 +56,11 @@ def chat(
         source = _from_swarm(model, ticket, params, computing, routing)
     else:
         options.check_no_origin(context, OF_AN_ORIGIN)
+        draft = options.draft_asked(context, routing)
         with doing(ASKING):  # while Python loads what asks
             from manyhands.cli.chat_source import GatewaySource
 
-            gateway = GatewaySource(api or [running_api()], api_key, model, params, path)
+            gateway = GatewaySource(api or [running_api()], api_key, model, params, path, draft)
         source = _from_gateway(gateway)
     options.run(_chat(source, system, history))
 

@@ -138,11 +138,13 @@ class GatewaySource:
     An answer that is cut goes on where it was, at the first of them that is there (docs/resume.md).
     """
 
-    def __init__(self, apis: Sequence[str], key: str, model: str, params: SamplingParams, path: PathKind) -> None:
+    def __init__(
+        self, apis: Sequence[str], key: str, model: str, params: SamplingParams, path: PathKind, draft: str = ""
+    ) -> None:
         for api in apis:
             check_address(api)
         self.model, self._apis, self._key = model, [api.rstrip("/") for api in apis], key
-        self._wishes = _wishes(params, path)
+        self._wishes = _wishes(params, path, draft)
         self._job = ""  # of the answer that is under way
 
     async def models(self) -> list[str]:
@@ -295,11 +297,12 @@ def _told_route(hops: Sequence[Mapping[str, Any]] | None) -> list[str]:
     return [one_line(f"layers {hop['layers']:<7} {hop['name']}") for hop in hops or ()]
 
 
-def _wishes(params: SamplingParams, path: PathKind) -> dict[str, Any]:
+def _wishes(params: SamplingParams, path: PathKind, draft: str) -> dict[str, Any]:
     """The sampling parameters as the OpenAI API has them, and ours in their namespace."""
     if params.deterministic:  # OpenAI's API has no word for it; without processors, greedy is the same
         params = SamplingParams(max_tokens=params.max_tokens, seed=params.seed, stop=params.stop)
     ours: dict[str, Any] = {"path": path, "top_k": params.top_k, "min_p": params.min_p}
+    ours |= {"draft": draft} if draft else {}
     return {
         "max_completion_tokens": params.max_tokens,
         "temperature": params.temperature,

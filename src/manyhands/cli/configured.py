@@ -11,7 +11,7 @@ _HERE: Final = {name: ("node", name) for name in ("threads", "device")}
 _ORIGIN: Final = {**_HELD, **_HERE, "ticket": ("swarm", "ticket")}
 _ROUTE: Final = {
     **{name: ("request", name) for name in ("policy", "sticky", "own_first", "own_last", "fallback")},
-    **{name: ("request", name) for name in ("mix_classes", "max_shards_per_request")},
+    **{name: ("request", name) for name in ("mix_classes", "max_shards_per_request", "draft")},
     "allow_self": ("request", "allow_self_as_shard"),
 }
 _HOST: Final = {
@@ -35,18 +35,16 @@ CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
         **_HELD,
         "api": ("api", "listen"),
         "directory": ("swarm", "directory"),
-        "draft": ("request", "draft"),
     },
     "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
     "serve": _HOST,
-    "infer": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
-    "chat": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
+    "infer": {**_ORIGIN, **_ROUTE},
+    "chat": {**_ORIGIN, **_ROUTE},
     "local": {
         **_ROUTE,
         **_HELD,
         **_HERE,
         "standby": ("request", "standby"),
-        "draft": ("request", "draft"),
     },
     "plan": {**_HELD, "memory": ("node", "memory"), "api_key": ("api", "key")},
     "status": _GATEWAY,

@@ -23,7 +23,7 @@ Api = Annotated[
     str,
     typer.Option("--api", envvar="MANYHANDS_API", help="Ask this gateway; default: of a node that runs here."),
 ]
-OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "device", "draft")
+OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "device")
 
 
 @options.grouped
@@ -52,11 +52,12 @@ def infer(
             options.run(_infer(swarm_origin(model, ticket, computing, routing), prompt, params, path, as_json))
         return
     options.check_no_origin(context, OF_AN_ORIGIN)
+    draft = options.draft_asked(context, routing)
     from manyhands.cli.infer_gateway import infer_by_gateway
 
     if not prompt:
         raise BadRequest("the prompt is empty: give -p TEXT")
-    options.run(infer_by_gateway(api, api_key, model, prompt, params, path, as_json=as_json))
+    options.run(infer_by_gateway(api, api_key, model, prompt, params, path, draft, as_json=as_json))
 
 
 async def _infer(

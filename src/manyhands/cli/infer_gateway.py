@@ -17,15 +17,18 @@ from manyhands.plain import one_line, without_controls
 
 
 async def infer_by_gateway(
-    api: str, key: str, model: str, prompt: str, params: SamplingParams, path: PathKind, *, as_json: bool
+    api: str, key: str, model: str, prompt: str, params: SamplingParams, path: PathKind, draft: str, *, as_json: bool
 ) -> None:
-    """Print the answer. Raises GatewayError, LinkClosed, BrokenStream if it is cut. `model` "": the gateway's only one."""
+    """Print the answer. Raises GatewayError, LinkClosed, BrokenStream if it is cut. `model` "": the gateway's only one, `draft`
+    "": as its node is set up.
+    """
     where = (api or running_api()).rstrip("/")
     check_address(where)
     with doing(f"asking the gateway at {where}") as screen:
         if model:
             screen.say(f"asking {model}")
-        body = {**({"model": model} if model else {}), "prompt": prompt, "path": path, **_sampling(params)}
+        named = {name: value for name, value in (("model", model), ("draft", draft)) if value}
+        body = {**named, "prompt": prompt, "path": path, **_sampling(params)}
         if as_json:
             print_json(await aside(call, where, key, "POST", "/api/infer", body))
             return

@@ -85,7 +85,6 @@ def local(
         bool(faults),
         routing,
         standby,
-        computing.drafts,
         MAX_RUNNING if api else None,
     )
     with doing(f"reading {gateway.served_name(model)}"):
@@ -138,7 +137,6 @@ class LocalPlan:
     is_faulty: bool = False
     routing: options.RouteOptions = options.RouteOptions()
     standby: bool = False
-    draft: str = "auto"
     max_sessions: int | None = None  # of each node, where it is not the default
 
     def node_options(self, folder: Path, can_load: int) -> "NodeOptions":
@@ -254,8 +252,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         ticket = Ticket.new("local")
         device = Device.start(plan.threads)
         shown.callback(device.close)
-        request = replace(options.settings().request, standby=plan.standby, draft=plan.draft)
-        request = plan.routing.applied(request)
+        request = plan.routing.applied(replace(options.settings().request, standby=plan.standby))
         waiting = NodesToCome(screen, name, len(spans))
         async with (
             node_processes(

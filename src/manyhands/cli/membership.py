@@ -5,7 +5,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The model that `up` names, how a new swarm keeps its directory ("": as configured), and what drafts."""
+    """The model that `up` names, and how a new swarm keeps its directory ("": as configured)."""
 
     model: str
     precision: Precision | None
     directory: str = ""
-    draft: str = "auto"
 
 
 def start(
@@ -63,7 +62,6 @@ def start(
     try:
         options.use_device(wish.device)  # after the fork, which what drives a GPU does not survive
         request = routing.for_api(options.settings().request, has_api=api.addr is not None)
-        request = replace(request, draft=named.draft) if named else request
         with doing(f"starting {named.model}" if named else "joining the swarm"):
             import_ahead(owns_requests=True, is_member=True, has_api=api.addr is not None)
             options.run(_run(wish, api, request, ticket, named, tell, while_stdin))

@@ -137,7 +137,6 @@ class Computing:
     cache_dtype: CacheDType = "auto"
     path: Path_ = "ring"
     ends: Ends = "origin"
-    draft: Draft = "auto"
     threads: Threads = None
     device: Device = "cpu"
 
@@ -156,14 +155,10 @@ class Computing:
     def ends_at(self) -> EndsAt:
         return ends_of(self.ends)
 
-    @property
-    def drafts(self) -> str:
-        return check_draft(self.draft)
-
 
 @dataclass(frozen=True, slots=True)
 class RouteOptions:
-    """The options of a command that is the origin: who computes what of its requests."""
+    """The options of a command that is the origin: who computes what of its requests, and what guesses their tokens."""
 
     policy: Policy = "latency"
     allow_self: AllowSelf = True
@@ -173,6 +168,7 @@ class RouteOptions:
     fallback: Fallback = False
     mix_classes: MixClasses = False
     max_shards_per_request: MaxShards = MAX_HOPS
+    draft: Draft = "auto"
 
     def applied(self, config: RequestConfig) -> RequestConfig:
         """`config` with what the options say. Raises BadRequest."""
@@ -186,6 +182,7 @@ class RouteOptions:
             fallback=self.fallback,
             mix_classes=self.mix_classes,
             max_shards_per_request=self.max_shards_per_request,
+            draft=self.draft,
         )
 
     def for_api(self, config: RequestConfig, *, has_api: bool) -> RequestConfig:
@@ -238,11 +235,23 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 def check_no_origin(context: typer.Context, names: tuple[str, ...]) -> None:
     """Raise BadRequest if an option of an origin stands on the command line, and a gateway is asked."""
-    of_routes = [each.name for each in fields(RouteOptions)]
+    of_routes = [each.name for each in fields(RouteOptions) if each.name != "draft"]
     if idle := sorted(name for name in (*names, *of_routes) if is_given(context, name)):
         raise BadRequest(
             f"--{idle[0].replace('_', '-')} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
         )
+
+
+def draft_asked(context: typer.Context, routing: RouteOptions) -> str:
+    """What guesses the tokens of a gateway's request; "" where the command line does not say. Raises BadRequest."""
+    if not is_given(context, "draft"):
+        return ""
+    kind, names_one, _ = check_draft(routing.draft).partition(":")
+    if names_one:
+        raise BadRequest(
+            "--draft model:MODEL is for an origin of one's own: a gateway takes auto, off, suffix or model"
+        )
+    return kind
 
 
 def settings() -> Settings:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +42,11 @@ async def swarm_origin(
 
     Raises TicketError, ModelError, BadRequest, NotFound, ShardUnavailable.
     """
-    ends, draft = computing.ends_at, computing.drafts
+    ends = computing.ends_at
     ticket = Ticket.parse(ticket_text)
     found = options.settings()
     ticket.agree(found.swarm.directory)
-    request = routing.applied(replace(found.request, draft=draft))
+    request = routing.applied(found.request)
     with doing(f"reading {model}" if model else "asking the swarm for its model") as screen:
         device = Device.start(computing.threads)
         try:

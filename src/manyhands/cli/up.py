@@ -6,7 +6,6 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli.member_options import MemberOptions
-from manyhands.config import check_draft
 
 Api = Annotated[str, typer.Option("--api", help='Where to answer the API (HOST:PORT), or "off".')]
 Directory = Annotated[
@@ -36,7 +35,6 @@ def up(
     ] = "",
     cache_dtype: options.CacheDType = "auto",
     directory: Directory = "",
-    draft: options.Draft = "auto",
     detach: Detach = False,
     as_json: Json = False,
     while_stdin: WhileStdin = False,
@@ -50,7 +48,7 @@ def up(
 
     is_said = dtype not in ("", "auto") or options.check_cache_dtype(cache_dtype)
     precision = options.precision_of(dtype or "auto", model, cache_dtype) if is_said else None
-    named = Named(model, precision, directory, check_draft(draft))
+    named = Named(model, precision, directory)
     check_not_running(wish.node_name)
     plan = opened.member_plan(api)
     start(wish, plan, routing, None, named, as_json=as_json, while_stdin=while_stdin, detach=detach)

@@ -312,6 +312,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "either prompt"),
     ({"messages": [], "prompt": None}, "messages"),
     ({"path": "mesh"}, "path"),
+    ({"draft": "model:tales"}, 'draft is "model:tales"'),
     ({"stop": [""]}, "stop"),
 ]
 NO_REQUESTS = [
@@ -324,6 +325,16 @@ NO_REQUESTS = [
     b'{"prompt": "\\ud800"}',
     b'{"\\ud800": 1}',
 ]
+
+
+def test_a_request_says_what_guesses_its_tokens(folder: Path) -> None:
+    async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
+        told = [await client.post("/api/infer", json={**BODY, "draft": draft}) for draft in ("off", "suffix")]
+        assert told[0].json()["result"] == told[1].json()["result"]
+        off, suffix = [job["drafting"]["verdict"] for job in (await client.get("/api/jobs")).json()["jobs"]][::-1]
+        assert off == "off" and suffix != "off"
+
+    play(folder, main)
 
 
 def test_a_refusal_has_no_links_of_pages(folder: Path) -> None:

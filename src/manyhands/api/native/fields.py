@@ -42,6 +42,10 @@ class Infer(TypedDict, total=False):
     stop: Annotated[list[Text], FIRST, Limits(max_length=16), Shown("up to 16 strings of 1 to 256 characters")]
     received: Annotated[Text, Shown("with Last-Event-ID: the text that came before the cut")]
     path: Annotated[Literal["ring", "star"], Shown("default ring")]
+    draft: Annotated[
+        Literal["auto", "off", "suffix", "model"],
+        Shown("default as the node's configuration says: what guesses tokens, [the text is the same](speculation.md)"),
+    ]
     policy: Annotated[Literal["latency", "greedy"], Shown("default as the node's configuration says")]
     allow_self_as_shard: Annotated[bool, Shown("default as the node's configuration says")]
     sticky: Annotated[bool, Shown("default as the node's configuration says")]

@@ -103,7 +103,7 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     return Prepared(speaker.name, given, [ids], params, received=received, shown=echoed)
 
 
-_NO_PARAMS = frozenset({"prompt", "messages", "model", "path", "stream", "received", *ROUTE_WISHES})
+_NO_PARAMS = frozenset({"prompt", "messages", "model", "path", "draft", "stream", "received", *ROUTE_WISHES})
 _INFER: Object = {"max_tokens": 50, "temperature": 0.9, "top_p": 0.92}
 
 
