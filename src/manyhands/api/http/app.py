@@ -23,7 +23,7 @@ from manyhands.api.auth import KeyRing
 from manyhands.api.fields import body_schema, definitions
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.arrival import arrived
-from manyhands.api.http.body import BadField
+from manyhands.api.http.body import unread
 from manyhands.api.http.document import with_bodies, with_errors
 from manyhands.api.http.error import error_response, routing_error
 from manyhands.api.http.hosts import Hosts, check_json, single
@@ -117,9 +117,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     """What FastAPI found wrong with a parameter or a body, one problem at a time."""
     assert isinstance(error, RequestValidationError)
-    first: Mapping[str, Any] = error.errors()[0]
-    where = one_line(".".join(str(part) for part in first["loc"][1:]) or "the body")
-    return error_response(BadField(f"{where}: {first['msg']}", where), request.url.path)
+    return error_response(unread(error.errors()[0], one_line(request.url.path)), request.url.path)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:

@@ -13,6 +13,7 @@ from manyhands.errors import BadRequest
 
 T = TypeVar("T")
 MAX_DEPTH = 64  # of a request's JSON
+EMPTY = "the body is empty; it must be a JSON object: send {...}"
 
 
 class BadField(BadRequest):
@@ -28,6 +29,8 @@ def read_json(body: bytes) -> dict[str, Any]:
 
     Takes about 30 ns a byte, most of it for lists of small things, and up to 60 bytes of memory for each.
     """
+    if not body.strip():
+        raise BadRequest(EMPTY)
     try:
         sent = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         json.dumps(sent, ensure_ascii=False, allow_nan=False).encode("utf-8")  # lone surrogates, 1e999
@@ -36,10 +39,14 @@ def read_json(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise BadRequest(f"the body is not JSON in UTF-8: {str(error)[:200]}") from None
     if not isinstance(sent, dict):
-        raise BadRequest(f"the body is a JSON {type(sent).__name__}, not an object: send {{...}}")
+        raise _no_object(sent)
     if _depth(sent) > MAX_DEPTH:
         raise BadRequest(f"the body is nested too deeply: at most {MAX_DEPTH} levels")
     return sent
+
+
+def _no_object(sent: Any) -> BadRequest:
+    return BadRequest(f"the body is {show(sent)}; it must be a JSON object: send {{...}}")
 
 
 def _refuse_constant(text: str) -> None:
@@ -64,14 +71,28 @@ def check(model: TypeAdapter[T], value: Any, says: Mapping[str, str], where: str
         return model.validate_python(value)
     except ValidationError as invalid:
         problem = max(invalid.errors(include_url=False, include_context=False)[:64], key=_depth_of)
+    raise _bad_field(problem, problem["loc"], says, where)
+
+
+def unread(problem: Mapping[str, Any], where: str) -> BadRequest:
+    """What FastAPI found wrong with the body of `where`, or with a parameter of it, said as `check` and `read_json` say it."""
+    (part, *loc), kind = problem["loc"], problem["type"]
+    if kind == "json_invalid":
+        return BadRequest(f"the body is not JSON in UTF-8: {problem['ctx']['error']}")
+    if part == "body" and not loc:
+        return BadRequest(EMPTY) if kind == "missing" else _no_object(problem["input"])
+    return _bad_field(problem, loc, {}, where)
+
+
+def _bad_field(problem: Mapping[str, Any], place: Sequence[Any], says: Mapping[str, str], where: str) -> BadField:
     # A tag of a union stands in the place as the model's name, in brackets: not a key that was sent.
-    loc = [str(part)[:100] for part in problem["loc"] if not str(part).startswith("<")]
+    loc = [str(part)[:100] for part in place if not str(part).startswith("<")]
     at, name = ".".join(loc), (loc or [""])[0]
     match problem["type"]:
         case "extra_forbidden":
             code, reason = "unknown_parameter", "is not known"
             if len(loc) == 1:
-                raise BadField(f"{name!r} is not a parameter of {where}: leave it out (/docs)", name, code) from None
+                return BadField(f"{name!r} is not a parameter of {where}: leave it out (/docs)", name, code)
         case "missing":
             code, reason = (
                 "missing_required_parameter",
@@ -83,7 +104,7 @@ def check(model: TypeAdapter[T], value: Any, says: Mapping[str, str], where: str
             code = "invalid_type" if kind.endswith("_type") else "invalid_value"
             reason = f"is {show(problem['input'])}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
     said = f" ({says[name]})" if name in says else ""
-    raise BadField(" ".join(f"{at} {reason}{said}".split()), name, code)
+    return BadField(" ".join(f"{at} {reason}{said}".split()), name, code)
 
 
 def _depth_of(problem: Mapping[str, Any]) -> int:
