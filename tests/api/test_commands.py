@@ -115,3 +115,13 @@ def test_names_of_others_do_nothing_to_a_terminal(name: str, width: int | None) 
     text = "".join(rows_within(width, workers.HEADINGS, [cells], workers.NUM_FIRST))
     assert text.replace("\n", "", 1 if width else 0).isprintable()
     assert all(each.isprintable() for each in cells) and cells[0] == one_line(name)
+
+
+def test_a_gateway_that_was_asked_for_nothing_says_why_it_lists_no_node(folder: Path) -> None:
+    def steps(run: Run, scene: Observed) -> None:
+        scene.gateway.origins.clear()
+        assert (
+            run("workers").stdout.splitlines()[1].startswith("none yet: a gateway asks nodes once a model is asked for")
+        )
+
+    play(folder, steps)

@@ -55,7 +55,7 @@ def test_nodes_layers_load_and_way_are_shown() -> None:
     assert "████████████████········ 0-15" in rows["nas"] and "12.3 ms" in rows["nas"] and "relay" in rows["nas"]
     assert "20.00" in rows["nas"] and "3/32" in rows["nas"]
     assert "················▒▒▒▒▒▒▒▒ 16-23 loading" in rows["lap"] and "direct" in rows["lap"]
-    assert rows["held"].split("held by")[1].strip() == "222222221111111100000000"
+    assert rows["served"].split("served by")[1].strip() == "222222221111111100000000"
     assert "without layers: pi (8.6 GB, no link)" in text
 
 

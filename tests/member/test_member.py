@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from manyhands.checkpoint.manifest import Silent
+from manyhands.cli.reporter import Reporter, tell_serving
 from manyhands.config import BalanceConfig
 from manyhands.core import NodeAddr, SamplingParams, Span
 from manyhands.errors import BadRequest, Conflict, ShardUnavailable, WeightsMismatch
@@ -500,6 +501,28 @@ def test_an_order_that_cannot_be_kept_leaves_the_old_layers_in_place(
 
 
 # -- what people see --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_spare_holds_is_neither_missing_nor_held_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: "losing n0 stops the model" beside a spare of all layers, and "held by no node" when that served them."""
+
+    async def scene(place: Town) -> None:
+        first = await place.host(0, span=Span(0, 6))
+        spare = await place.host(1, span=Span(0, 6), is_spare=True)
+        await until(lambda: len(spare.records()) == 2)
+        assert not spare.view()["warnings"] and not spare.view()["missing"]
+        for hosting in (first, spare):
+            tell_serving(hosting.member, hosting, Reporter(as_json=False), "told to", 1.0)
+        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("serving")]
+        assert said[0] == "serving layers 0-5 of tiny in bf16: told to"
+        assert said[1] == "serving layers 0-5 of tiny in bf16 as a spare, where no other node does: told to"
+        await first.member.leave()
+        await until(lambda: len(spare.records()) == 1)
+        view = spare.view()
+        assert not view["missing"] and view["models"][0]["coverage"] == [0] * 6, "it serves only in need"
+        assert view["warnings"] == ["tiny: layers 0-5 are held once: losing n1 stops the model"]
+
+    stage.play(scene)
 
 
 def test_the_view_tells_what_is_missing_and_what_is_held_once(stage: Stage) -> None:

@@ -215,7 +215,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
             f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
         )
     known = known_kinds(member.records(), lambda node: member.node.pool.find(node, "control") is not None)
-    kind = min(known, key=lambda kind: not missing_spans(kind, known[kind]))
+    kind = min(known, key=lambda kind: not missing_spans(kind, known[kind], with_spares=False))
     return await weights_in(kind, holders(kind), home, bar)
 
 

@@ -63,8 +63,9 @@ def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str,
 
     for host in hosting.hosts:
         info, layer_s = host.info, member.layer_s[host.info.span]
+        spare = " as a spare, where no other node does" if info.is_spare else ""
         text = (
-            f"serving layers {info.span} of {info.model_name} in {info.precision}: {why}\n"
+            f"serving layers {info.span} of {info.model_name} in {info.precision}{spare}: {why}\n"
             f"  one token takes {layer_s * len(info.span) * 1e3:.1f} ms here ({layer_s * 1e3:.2f} ms a layer), "
             f"peers come to {member.addresses[0]}"
         )
@@ -80,6 +81,7 @@ def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str,
             arithmetic=info.arithmetic,
             back_end=host.back_end,
             why=why,
+            is_spare=info.is_spare,
             layer_ms=layer_s * 1e3,
             address=str(member.addresses[0]),
             node=member.id,

@@ -238,6 +238,7 @@ async def _host(
         model_id=host.info.model,
         arithmetic=host.info.arithmetic,
         back_end=host.back_end,
+        is_spare=job.is_spare,
         note=precision_note(read_config(folder), job.precision),
         ticket=ticket.encode(),
     )
@@ -303,7 +304,8 @@ def _say(as_json: bool, event: str, **facts: str | int) -> None:
     if as_json:
         print(json.dumps({"event": event, **facts}), flush=True)
     elif event == "serving":
-        print(f"serving {facts['model']} layers {facts['layers']} in {facts['dtype']} at {facts['address']}")
+        spare = " as a spare" if facts["is_spare"] else ""
+        print(f"serving {facts['model']} layers {facts['layers']} in {facts['dtype']}{spare} at {facts['address']}")
         print(f"{facts['note']}\n" if facts["note"] else "", end="")
         print(f"ticket for other nodes and origins (a password):\n{facts['ticket']}", flush=True)
     else:

@@ -13,7 +13,7 @@ from manyhands.plain import one_line, size_of
 MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
 OTHER_CELLS = 63  # of a row, beside its strip and name
 MOST_DISTANCES = 8  # nodes in the table of round trips
-HELD_BY = "held by"
+SERVED_BY = "served by"
 _MARKS = {"serving": "█", "loading": "▒", "spare": "░"}
 _COLOURS = {"serving": "green", "loading": "cyan", "spare": "blue"}
 
@@ -21,7 +21,7 @@ _COLOURS = {"serving": "green", "loading": "cyan", "spare": "blue"}
 def render(view: dict[str, Any], width: int) -> RenderableType:
     """The view of `GET /api/swarm` for people. Names come from other nodes: they are text, never markup."""
     parts: list[RenderableType] = [_head(view)]
-    names = max(len(HELD_BY), *(len(node["name"][:24]) for node in view["nodes"]))
+    names = max(len(SERVED_BY), *(len(node["name"][:24]) for node in view["nodes"]))
     most = max(MIN_CELLS, min(MAX_CELLS, width - OTHER_CELLS - names))
     for model in view["models"]:
         parts += [Text(), _title(model), _table(model, view["nodes"], most)]
@@ -70,7 +70,7 @@ def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) ->
         for span in node["spans"]:
             if (span["model_id"], span["precision"]) == (model["id"], model["precision"]):
                 table.add_row(*_row(node, span, groups))
-    table.add_row(Text(HELD_BY, "dim"), coverage_strip(model["coverage"], groups))
+    table.add_row(Text(SERVED_BY, "dim"), coverage_strip(model["coverage"], groups))
     return table
 
 

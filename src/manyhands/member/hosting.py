@@ -298,7 +298,9 @@ class Hosting:
         """Layers that no node has served for some seconds, and no node is loading."""
         held = self.records()
         claimed = [h for h in holdings_of(self.kind, held) if not h.is_ready]
-        open_gaps = [g for g in missing_spans(self.kind, held) if not any(g.overlaps(h.span) for h in claimed)]
+        open_gaps = [
+            g for g in missing_spans(self.kind, held, with_spares=False) if not any(g.overlaps(h.span) for h in claimed)
+        ]
         now = asyncio.get_running_loop().time()
         self._missing_since = (self._missing_since or now) if open_gaps else None
         is_lasting = self._missing_since is not None and now - self._missing_since >= self.member.config.gap_s

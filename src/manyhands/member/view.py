@@ -40,19 +40,22 @@ class SwarmSnapshot:
     mixes_classes: bool = False  # its requests may run over nodes of exact classes and of class E2 together
 
 
-def holdings_of(kind: ServedModel, records: Sequence[Record]) -> list[Holding]:
-    """Which nodes host what of a model. Spares serve only in need and are left out; a node that still loads is not ready."""
+def holdings_of(kind: ServedModel, records: Sequence[Record], *, with_spares: bool = False) -> list[Holding]:
+    """Which nodes host what of a model. Spares serve only in need and are left out, unless `with_spares`: with what they have
+    loaded; a node that still loads is not ready."""
     return [
         Holding(record.node, record.info.span, record.load, is_ready=record.info.max_sessions > 0)
         for record in records
-        if record.info is not None and kind.is_of(record) and not record.info.is_spare
+        if record.info is not None
+        and kind.is_of(record)
+        and (not record.info.is_spare or (with_spares and record.info.is_loaded))
     ]
 
 
-def missing_spans(kind: ServedModel, records: Sequence[Record]) -> list[Span]:
-    """Layers that no node serves now."""
+def missing_spans(kind: ServedModel, records: Sequence[Record], *, with_spares: bool = True) -> list[Span]:
+    """Layers that no node serves now, not even a spare (unless those do not count)."""
     num_layers = next((r.info.num_layers for r in records if r.info is not None and kind.is_of(r)), 0)
-    ready = [holding for holding in holdings_of(kind, records) if holding.is_ready]
+    ready = [holding for holding in holdings_of(kind, records, with_spares=with_spares) if holding.is_ready]
     return gaps(coverage(ready, num_layers)) if num_layers else []
 
 
@@ -75,8 +78,8 @@ def say_split(kind: ServedModel, records: Sequence[Record]) -> str:
 
 
 def warnings_of(kind: ServedModel, records: Sequence[Record]) -> list[str]:
-    """What would stop the model: layers that one node alone serves."""
-    ready = [holding for holding in holdings_of(kind, records) if holding.is_ready]
+    """What would stop the model: layers that one node alone serves, and no spare holds."""
+    ready = [holding for holding in holdings_of(kind, records, with_spares=True) if holding.is_ready]
     num_layers = max((holding.span.end for holding in ready), default=0)
     names = {record.node: record.name for record in records}
     is_once = [count == 1 for count in coverage(ready, num_layers)]
