@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 import pytest
 
+from manyhands.cli.client import GatewayError
+from manyhands.cli.infer_gateway import Telling
 from manyhands.cli.lines import explained
 from manyhands.cli.show import show_answer, told_of
 from manyhands.core import NodeAddr, Span
+from manyhands.errors import ShardUnavailable
 from manyhands.origin.repair_plan import Event
 
 
@@ -61,3 +64,23 @@ def test_the_route_is_shown_again_after_a_repair(capsys: pytest.CaptureFixture[s
     lines = [line for line in told.err.splitlines() if line]
     assert [line.split()[4] for line in lines if line.startswith("hop")] == ["desk", "laptop", "desk", "nas"]
     assert lines[2] == "[at token 2: nas goes on in place of laptop]"
+
+
+def test_what_breaks_off_ends_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen on a terminal: "and a great many people, andmanyhands: no other node holds layers 0-11"."""
+    answer: Any = SimpleNamespace(token_ids=[], events=[], route=(), session=None)
+
+    class Origin:
+        async def stream(self, answer: Any) -> AsyncIterator[Any]:
+            answer.token_ids.append(0)
+            yield SimpleNamespace(text="and")
+            raise ShardUnavailable("no other node holds layers 0-11")
+
+    with pytest.raises(ShardUnavailable):
+        asyncio.run(show_answer(Origin(), answer, as_json=False))  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "and\n"
+    telling = Telling("")
+    telling.take({"token_text": "and"})
+    with pytest.raises(GatewayError):
+        telling.take({"detail": "no other node holds layers 0-11", "code": "shard_unavailable"})
+    assert capsys.readouterr().out == "and\n"

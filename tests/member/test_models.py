@@ -125,7 +125,10 @@ def test_a_node_that_serves_no_layer_now_answers_for_its_model_unless_it_is_swit
             await place.host(0)
             hosting, device = await joined(place, 1, "one", tmp_path / "joined", span=Span(1, 3))
             gateway = Gateway({}, others=models_of(hosting, device, tmp_path / "joined"))
+            off = "n1 is switched off, so it serves nothing: `manyhands switch on`"
+            assert off not in hosting.view()["warnings"]
             hosting.member.switch(on=False)
+            assert off in hosting.view()["warnings"]
             with pytest.raises(ExperimentalDisabled, match="is switched off: `manyhands switch on`"):
                 await gateway.bring("one")
             assert not gateway.origins and not gateway.refused and not hosting.with_ends

@@ -50,12 +50,13 @@ class Telling:
     def __init__(self, prompt: str) -> None:
         self._is_terminal = sys.stdout.isatty()
         self._lead = prompt if self._is_terminal else ""
+        self._has_text = False
 
     def take(self, event: Mapping[str, Any]) -> bool:
         """Show one event; whether it was the last. Raises GatewayError for an error event."""
         if "token_text" in event:
             text = self._lead + str(event["token_text"])
-            self._lead = ""
+            self._lead, self._has_text = "", True
             typer.echo(without_controls(text) if self._is_terminal else text, nl=False)
         elif "assignments" in event:
             self._route(event["assignments"])
@@ -67,6 +68,8 @@ class Telling:
             self._note(figures(event))
             return True
         elif "detail" in event:
+            if self._has_text:
+                typer.echo()  # what broke off stands in a line of its own
             raise GatewayError(one_line(event["detail"], 2000), one_line(event.get("code"), 64), 502)
         return False
 

@@ -332,7 +332,9 @@ class Hosting:
     def snapshot(self, api: str = "") -> SwarmSnapshot:
         """What `view_of` makes the view of."""
         shapes = {} if self.weights.kind is None else {self.kind: self.weights.shape}
-        return self.member.snapshot(shapes, self.budget.tokens, api)
+        sight = self.member.snapshot(shapes, self.budget.tokens, api)
+        off = f"{self.member.config.name} is switched off, so it serves nothing: `manyhands switch on`"
+        return replace(sight, notes=(*sight.notes, off)) if self.member.node.worker.is_off else sight
 
 
 def _prefixes(span: Span) -> list[Span]:
