@@ -14,6 +14,7 @@ from manyhands.origin import Answer, Origin
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from tests.member.members import town
+from tests.member.requests import until
 
 PARAMS = SamplingParams(max_tokens=6)
 
@@ -63,6 +64,24 @@ def test_layers_that_no_other_node_holds_are_loaded_for_a_request(folder: Path, 
             asker = await here.open(1)
             assert await text(here.origin(asker)) == (said, ["n0", "n0"])
             assert [str(host.info.span) for host in half.hosts] == ["0-2", "3-5"]
+
+    run_virtual(scene())
+
+
+def test_a_node_that_serves_all_that_it_could_load_is_seen_to_serve_it(folder: Path, tmp_path: Path) -> None:
+    """Its record said that it could load those layers, and no longer that it served them: "layers 0-5 are held by no node"."""
+
+    async def scene() -> None:
+        async with town(folder, tmp_path) as here:
+            whole = await here.host(0, can_load=3)
+            other = await here.host(1, span=Span(0, 3))
+            for hosting in (whole, other):
+                await until(lambda hosting=hosting: len(holdings_of(hosting.kind, hosting.records())) == 2)
+                await until(
+                    lambda hosting=hosting: all(h.is_ready for h in holdings_of(hosting.kind, hosting.records()))
+                )
+                assert hosting.view()["models"][0]["coverage"] == [2, 2, 2, 1, 1, 1] and not hosting.view()["missing"]
+            assert [(str(info.span), info.is_loaded) for info in whole.member.node.worker.spans] == [("0-5", True)]
 
     run_virtual(scene())
 

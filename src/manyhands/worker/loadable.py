@@ -27,6 +27,11 @@ class Loadable:
     max_layers: int
     hosts: list[SpanHost] = field(default_factory=list)
 
+    def is_served_by(self, infos: Sequence[SpanInfo]) -> bool:
+        """Whether one of `infos`, which this node serves, is all of it: of one span of a node the directory has one record."""
+        kind, span = (self.info.model, self.info.precision), self.info.span
+        return any((info.model, info.precision) == kind and info.span.covers(span) for info in infos)
+
     @property
     def num_loaded(self) -> int:
         """Layers that are loaded now, of at most `max_layers`."""

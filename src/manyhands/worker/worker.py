@@ -79,7 +79,8 @@ class Worker:
     def spans(self) -> tuple[SpanInfo, ...]:
         """What this node hosts, and then what it would load, as it says to others."""
         shared = [host.info for host in self.hosts if not host.is_private]
-        return () if self.is_off else (*shared, *(loadable.info for loadable in self._loadable))
+        more = [loadable.info for loadable in self._loadable if not loadable.is_served_by(shared)]
+        return () if self.is_off else (*shared, *more)
 
     async def host(
         self,
