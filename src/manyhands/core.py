@@ -153,7 +153,7 @@ class NodeAddr:
         """Read "host:port" or "[v6]:port". Raises BadRequest."""
         match = re.fullmatch(r"\[([0-9a-fA-F:.%\w]+)\]:(\d{1,5})|([^\s:\[\]]+):(\d{1,5})", text.strip())
         if match is None or int(match[2] or match[4]) > 65535:
-            raise BadRequest(f"address {text!r} is not of the form host:port")
+            raise BadRequest(f"address {text!r:.80} is not of the form host:port, with a port from 0 to 65535")
         return cls(match[1] or match[3], int(match[2] or match[4]), node)
 
     def __str__(self) -> str:

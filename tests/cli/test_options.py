@@ -1,19 +1,23 @@
 """Options in groups: a dataclass among a command's parameters stands for its fields."""
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from manyhands.cli.gateway import ApiOptions
-from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, grouped
+from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address, grouped
+from manyhands.cli.reporter import Reporter, tell_invitation
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest
 from manyhands.route.offer import Rules
+from manyhands.swarm.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +103,19 @@ def test_options_of_an_origin_become_its_configuration() -> None:
         with pytest.raises(BadRequest, match=f"--{name} is for requests to this machine's API"):
             options.for_api(RequestConfig(), has_api=False)
         options.for_api(RequestConfig(), has_api=True)
+
+
+@pytest.mark.parametrize("text", ["bogus", "127.0.0.1:99999", ""])
+def test_an_address_that_is_none_is_said_of_its_option(text: str) -> None:
+    with pytest.raises(
+        BadRequest, match=rf"--relay: address '{text}' is not of the form host:port, with a port from 0 to"
+    ):
+        address("--relay", text)
+
+
+def test_a_node_that_shares_with_no_other_invites_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for scope, said in (("off", "for this machine alone (scope off)"), ("lan", "from elsewhere:  manyhands join mh1")):
+        member: Any = SimpleNamespace(config=SimpleNamespace(scope=scope))
+        invitations: Any = SimpleNamespace(member=member, ticket=lambda: Ticket.new("home"))
+        asyncio.run(tell_invitation(invitations, Reporter(as_json=False), shows_code=False))
+        assert capsys.readouterr().out.startswith(said)

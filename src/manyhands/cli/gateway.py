@@ -90,7 +90,7 @@ class ApiOptions:
             return ApiPlan(None)
         from manyhands.api.auth import check_exposure
 
-        addr = NodeAddr.parse(api)
+        addr = options.address("--api", api)
         check_exposure(addr.host, _keys(), insecure=self.insecure)
         return ApiPlan(addr, self.insecure, self.job_file, self.trace, self.log_json, names)
 

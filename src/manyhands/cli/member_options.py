@@ -87,7 +87,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
     from manyhands.worker.runner import device_name
 
     urls = [relay for relay in wish.relay or () if "://" in relay]
-    named = [NodeAddr.parse(relay) for relay in wish.relay or () if "://" not in relay]
+    named = [options.address("--relay", relay) for relay in wish.relay or () if "://" not in relay]
     if len(urls) > 1:
         raise BadRequest(f"--relay names {len(urls)} iroh relays; a node listens at one: give one URL")
     members = Members(
@@ -95,8 +95,10 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
         frozenset(NodeId(node) for node in wish.allow or ()),
         frozenset(NodeId(node) for node in wish.deny or ()),
     )
-    shown = NodeAddr.parse(wish.advertise) if wish.advertise else None
-    here, others = split_nodes(found.swarm.nodes, shown or reachable(NodeAddr.parse(wish.listen or "0.0.0.0:0")))
+    shown = options.address("--advertise", wish.advertise) if wish.advertise else None
+    here, others = split_nodes(
+        found.swarm.nodes, shown or reachable(options.address("--listen", wish.listen or "0.0.0.0:0"))
+    )
     listed = f"0.0.0.0:{here.addr.port}" if here else ""
     return MemberConfig(
         name=name,

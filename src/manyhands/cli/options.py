@@ -11,7 +11,7 @@ import typer
 
 from manyhands.config import MAX_HOPS, RequestConfig, check_draft, home_from_env
 from manyhands.config_file import Settings, read_settings
-from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams, caches_codes, with_codes
+from manyhands.core import PRECISIONS, EndsAt, NodeAddr, PathKind, Precision, SamplingParams, caches_codes, with_codes
 from manyhands.errors import BadRequest
 
 T = TypeVar("T")
@@ -252,6 +252,14 @@ def draft_asked(context: typer.Context, routing: RouteOptions) -> str:
             "--draft model:MODEL is for an origin of one's own: a gateway takes auto, off, suffix or model"
         )
     return kind
+
+
+def address(option: str, text: str) -> NodeAddr:
+    """What the option says. Raises BadRequest, which names it."""
+    try:
+        return NodeAddr.parse(text)
+    except BadRequest as error:
+        raise BadRequest(f"{option}: {error}") from None
 
 
 def settings() -> Settings:

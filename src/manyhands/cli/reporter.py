@@ -95,6 +95,11 @@ async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_c
     A code is for the screen: a pipe, a log file and JSON lines get none, and `manyhands code` shows one.
     """
     ticket = invitations.ticket().encode()
+    if invitations.member.config.scope == "off":
+        tell(
+            "invitation", "for this machine alone (scope off): start with --scope lan to let others join", ticket=ticket
+        )
+        return
     line = f"from elsewhere:  manyhands join {ticket}\n  the same as a QR code: manyhands ticket qr"
     if shows_code and tell.shows:
         try:
