@@ -75,6 +75,12 @@ def test_only_admins_turn_it() -> None:
         app.include_router(switch_router(turned.append, lambda: not turned or turned[-1]))
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://x") as client:
             assert (await client.get("/api/switch")).json() == {"on": True}
+            odd: list[Any] = [{"on": 0}, {"on": "no"}, {"on": False, "force": True}, {}, []]
+            for sent in odd:
+                assert (await client.post("/api/switch", json=sent)).status_code in (403, 422), (
+                    "FastAPI's 422 is our 400"
+                )
+                assert not turned
             told = await client.post("/api/switch", json={"on": False})
         return told.status_code, turned
 

@@ -1,11 +1,19 @@
 """Making a member inert, and back, while it runs (docs/api.md, Switching a node off)."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict
 
 from manyhands.api.access import check_admin
+
+
+class SwitchOrder(BaseModel):
+    """What the node is to be."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    on: bool
 
 
 def _admin(request: Request) -> None:
@@ -22,9 +30,9 @@ def switch_router(switch: Callable[[bool], None], is_on: Callable[[], bool]) -> 
         return {"on": is_on()}
 
     @router.post("/api/switch", summary="Switch this node on or off", dependencies=[Depends(_admin)])
-    async def turn(on: Annotated[bool, Body(embed=True)]) -> dict[str, Any]:
+    async def turn(body: SwitchOrder) -> dict[str, Any]:
         """Off: its records are withdrawn, its sessions are handed over, requests get 503; its weights stay loaded."""
-        switch(on)
+        switch(body.on)
         return {"on": is_on()}
 
     return router
