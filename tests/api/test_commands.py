@@ -119,6 +119,7 @@ def test_names_of_others_do_nothing_to_a_terminal(name: str, width: int | None) 
 
 def test_a_gateway_that_was_asked_for_nothing_says_why_it_lists_no_node(folder: Path) -> None:
     def steps(run: Run, scene: Observed) -> None:
+        assert "none yet" not in run("workers").stdout
         scene.gateway.origins.clear()
         assert (
             run("workers").stdout.splitlines()[1].startswith("none yet: a gateway asks nodes once a model is asked for")

@@ -208,3 +208,10 @@ def test_watching_goes_on_while_the_gateway_is_away(api: str, monkeypatch: pytes
 def test_no_member_there_is_one_line() -> None:
     result = CliRunner().invoke(app, ["status", "--api", "http://127.0.0.1:9"])
     assert isinstance(result.exception, LinkClosed) and "start one" in str(result.exception)
+
+
+def test_a_swarm_without_nodes_is_shown() -> None:
+    """Of `local --api` whose processes have all ended: it was a traceback."""
+    told = view()
+    told["nodes"] = []
+    assert "0 nodes" in shown(told) and "served by" in shown(told)

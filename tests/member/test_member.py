@@ -511,9 +511,12 @@ def test_what_a_spare_holds_is_neither_missing_nor_held_once(stage: Stage, capsy
         spare = await place.host(1, span=Span(0, 6), is_spare=True)
         await until(lambda: len(spare.records()) == 2)
         assert not spare.view()["warnings"] and not spare.view()["missing"]
+        first.member.notes.append("not reachable by way of the relay")
         for hosting in (first, spare):
             tell_serving(hosting.member, hosting, Reporter(as_json=False), "told to", 1.0)
-        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("serving")]
+        told = capsys.readouterr().out.splitlines()
+        assert told.count("not reachable by way of the relay") == 1
+        said = [line for line in told if line.startswith("serving")]
         assert said[0] == "serving layers 0-5 of tiny in bf16: told to"
         assert said[1] == "serving layers 0-5 of tiny in bf16 as a spare, where no other node does: told to"
         await first.member.leave()

@@ -58,7 +58,7 @@ class Reporter:
 
 
 def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str, seconds: float) -> None:
-    """Say which layers are served, why, and how fast."""
+    """Say which layers are served, why, and how fast, and what is not as it should be (a relay that is not there)."""
     from manyhands.worker.runner import precision_note
 
     for host in hosting.hosts:
@@ -87,6 +87,8 @@ def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str,
             node=member.id,
             seconds=round(seconds, 3),
         )
+    for note in member.notes:
+        tell.line(note)
 
 
 async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_code: bool) -> None:

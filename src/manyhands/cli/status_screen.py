@@ -21,7 +21,7 @@ _COLOURS = {"serving": "green", "loading": "cyan", "spare": "blue"}
 def render(view: dict[str, Any], width: int) -> RenderableType:
     """The view of `GET /api/swarm` for people. Names come from other nodes: they are text, never markup."""
     parts: list[RenderableType] = [_head(view)]
-    names = max(len(SERVED_BY), *(len(node["name"][:24]) for node in view["nodes"]))
+    names = max([len(SERVED_BY), *(len(node["name"][:24]) for node in view["nodes"])])
     most = max(MIN_CELLS, min(MAX_CELLS, width - OTHER_CELLS - names))
     for model in view["models"]:
         parts += [Text(), _title(model), _table(model, view["nodes"], most)]

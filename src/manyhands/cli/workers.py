@@ -32,7 +32,7 @@ def workers(context: typer.Context, api: Api = "", api_key: ApiKey = "", as_json
     typer.echo(heading)
     for worker, line in zip(told["workers"], lines, strict=True):
         typer.secho(line, fg=_COLOURS.get(worker["status"], "red"))
-    if not lines:
+    if not told["scheduler"]["routes"]:
         typer.echo("none yet: a gateway asks nodes once a model is asked for here; `manyhands status` shows the swarm")
     for model, route in told["scheduler"]["routes"].items():
         hops = "  ->  ".join(f"{hop['name']} ({hop['layers']})" for hop in route or ())

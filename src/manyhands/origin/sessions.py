@@ -56,7 +56,9 @@ class Sessions:
         homes = [(addr, link) for addr, link in linked if self._node.pool.has_dialled(link.peer, addr)]
         refuse_twins([offer for addr, link in homes for offer in self._offers_of(addr, link)])
         if not addrs:
-            raise ShardUnavailable("there is no node to ask: none is named, or all that were started here have ended")
+            raise ShardUnavailable(
+                "there is no node to ask: none is named, or all that were started here have ended: start anew"
+            )
         if not linked:
             reasons = "; ".join(
                 str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True)
