@@ -29,7 +29,7 @@ from manyhands.origin.repair_plan import Event
 def test_what_happens_to_a_route_is_said_without_ids(
     kind: Literal["shard_status", "shard_failover", "reshard", "pipeline_aborted"], detail: str, said: str
 ) -> None:
-    assert told_of(Event(kind, ("nas",), 7, detail)) == f"[at token 7: {said}]"
+    assert told_of(Event(kind, ("nas", "nas"), 7, detail)) == f"[at token 7: {said}]", "of two hops on one node"
 
 
 def test_the_class_is_explained_and_one_that_is_not_known_is_named() -> None:

@@ -55,7 +55,7 @@ async def show_answer(
 
 def told_of(event: "Event") -> str:
     """What happened to the route, as people say it."""
-    names = ", ".join(event.nodes) or "a node"
+    names = ", ".join(dict.fromkeys(event.nodes)) or "a node"
     said = {
         "shard_status": f"{names}: {event.detail.removeprefix('degraded: ').partition(': link to')[0]}",
         "shard_failover": f"{names} goes on in place of {event.detail.partition(' -> ')[0]}",

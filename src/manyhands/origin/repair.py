@@ -107,9 +107,9 @@ class RepairExecutor:
             self._attempts = 0
             self._alone = Alone(self._config.load_timeout_s)
             while session.losses or not all(hop.is_whole for hop in session.route.hops):
-                names = tuple(dict.fromkeys(session.route.hops[i].offer.name for i in session.losses))
+                names = tuple(session.route.hops[i].offer.name for i in session.losses)
                 self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
-                lost += [name for name in names if name not in lost]
+                lost += names
                 plan = await self._find_plan(committed, began)
                 self._attempts += 1
                 planned = now()
@@ -123,7 +123,7 @@ class RepairExecutor:
         names = tuple(slot.offer.name for slot in plan.slots if slot.offer not in before)
         is_alike = len(plan.slots) == len(before) and all(slot.offer.info.is_loaded for slot in plan.slots)
         kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"
-        self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
+        self.events.append(Event(kind, names, at_token, f"{', '.join(dict.fromkeys(lost))} -> {', '.join(names)}"))
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
         self._replaying = planned, began
         logger.info("session=%s repaired at token %d: %s -> %s", session.name, at_token, lost, names)
