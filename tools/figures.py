@@ -66,6 +66,12 @@ _LADDER = (
     "{tokens_per_s.auto} tokens/s"
 )
 _LADDER_TARGET = "{target.auto_x} x, {target.known_x} x, {target.wrong_x} x"
+_GPU = (
+    "decode {decode_x} x: {decode_tps.ours.median} tokens/s, {of_floor} of what its memory delivers; prefill of 256 tokens "
+    "{prefill_x.256} x: {prefill_tps.256.ours.median} tokens/s, of 2,048 {prefill_x.2048} x: "
+    "{prefill_tps.2048.ours.median} tokens/s; the CPU's bits: {same_bits}"
+)
+_GPU_TARGET = "decode {target.decode_x} x"
 _CHURN = "{requests_answered} requests answered, {requests_lost} lost, {requests_wrong} wrong; gone from views after {gone_s} s"
 
 ROWS = [
@@ -290,6 +296,14 @@ ROWS = [
     Row("engine-0.5b", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
     Row("engine-1.1b-w8", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
     Row("engine-1.1b-w4", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
+    Row(
+        "gpu-0.5b",
+        "the {shape} shape in bf16 on one {gpu} (`--device cuda`), against transformers there",
+        _GPU,
+        _GPU_TARGET,
+    ),
+    Row("gpu-1.1b", "the {shape} shape in bf16 on one {gpu}, against transformers there", _GPU, _GPU_TARGET, True),
+    Row("gpu-8b", "{shape}, the same", _GPU, f"{_GPU_TARGET}, {{target.of_floor}} of its memory"),
     Row("step-0.5b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-0.5b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-1.1b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
@@ -340,6 +354,8 @@ def told(value: Any) -> str:
         return f"{told(value['median'])} ({told(value['min'])} to {told(value['max'])})"
     if isinstance(value, list):
         return " to ".join(told(each) for each in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
     return str(value)
