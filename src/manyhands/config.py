@@ -175,7 +175,7 @@ class NodeConfig:
     # Members that forward to this node (HOST:PORT), or the URL of an iroh relay.
     relay: tuple[str, ...] = ()
     threads: int | None = None
-    # What computes here: "cpu", or torch on "torch-cpu", "cuda", "cuda:1", "mps" or "xpu".
+    # What computes here: "cpu"; an NVIDIA GPU, "cuda" or "cuda:1"; or torch on "torch-cpu", "mps" or "xpu".
     device: str = "cpu"
     dtype: str = "auto"
     # What sessions' keys and values are held as: "w8" codes of 8 bit; "auto" as rows are.
