@@ -278,14 +278,9 @@ def use_device(device: str) -> None:
     from manyhands.cli.progress import doing
 
     with doing(f"opening {named}"):
-        if (number := devices.gpu()) is not None:
-            from manyhands.worker.gpu import open_gpu
+        from manyhands.worker.runner import device_name
 
-            open_gpu(number)
-        else:
-            from manyhands.worker.choice import device_part
-
-            device_part(named)
+        device_name()
 
 
 def precision_of(text: str, model: str, cache: str = "auto") -> Precision:
