@@ -33,7 +33,7 @@ from manyhands.core import NodeAddr, SamplingParams
 from manyhands.origin import Answer, Origin, Token
 from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import HopTiming
+from manyhands.wire.timings import HopTiming
 
 TARGET = {"request_ms": 1.0, "token_us": 50.0, "models_ms": 5.0, "errors": 0, "memory_growth": 0.05}
 STREAMS = 200

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.api.waterfall import TokenTime, Waterfall
-from manyhands.wire.message import HopTiming
+from manyhands.wire.timings import HopTiming
 
 _US = st.integers(0, 2**32 - 1)
 _HOPS = st.lists(st.builds(HopTiming, _US, _US), min_size=1, max_size=4).map(tuple)

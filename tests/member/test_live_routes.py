@@ -17,7 +17,7 @@ from manyhands.net.transport import Link, Transport
 from manyhands.route.offer import Rules
 from manyhands.swarm.record import NearNode
 from manyhands.testing.wan import WanLink, WanProfile, WanTransport
-from manyhands.wire.message import HopTiming
+from manyhands.wire.timings import HopTiming
 from tests.member.members import Play, Town
 from tests.member.requests import PROMPT, ask, level, place_records, settled, shown, until
 from tests.swarm.records import key_of

@@ -13,8 +13,8 @@ from manyhands.core import SamplingParams
 from manyhands.origin.returns import Returns
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import memory_swarm
-from manyhands.wire.message import HopTiming, Step
-from manyhands.wire.timings import written
+from manyhands.wire.message import Step
+from manyhands.wire.timings import HopTiming, written
 from manyhands.worker.execute import Device
 from tests.origin.scenes import play
 from tests.worker.pipeline import random_ids

@@ -21,7 +21,6 @@ from manyhands.wire.message import (
     DirectoryUpdate,
     Fault,
     Hello,
-    HopTiming,
     Lane,
     Message,
     Payload,
@@ -30,7 +29,7 @@ from manyhands.wire.message import (
     WeightsChunk,
     WeightsNotFound,
 )
-from manyhands.wire.timings import read_timings, written
+from manyhands.wire.timings import HopTiming, read_timings, written
 from tests.wire.messages import CONTROL, LARGEST, RAW, SESSION, STEPS, TOKEN, hello, step, steps
 
 # Everything that a link carries after Hello, by lane.
@@ -377,16 +376,22 @@ def test_every_single_byte_change_is_survived() -> None:
             only_protocol_errors(greeted(lane), bytes(mutated))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)), max_size=63), st.booleans())
-def test_timings_travel_with_a_step(pairs: list[tuple[int, int]], has_rows: bool) -> None:
+_U32, _U16, _U8 = (st.integers(0, (1 << bits) - 1) for bits in (32, 16, 8))
+
+
+@given(st.lists(st.builds(HopTiming, _U32, _U32, _U16, _U8, _U8), max_size=63).map(tuple), st.booleans())
+def test_timings_travel_with_a_step(timings: tuple[HopTiming, ...], has_rows: bool) -> None:
     """Behind the tensor, as many as the flags say; a step without rows may have them too."""
     payload = Payload("bf16", 2, b"abcd") if has_rows else None
-    timings = tuple(HopTiming(*pair) for pair in pairs)
-    sent = Step(
-        SESSION, 1, 0, 5, int(has_rows), 0, 0, "hidden", None, payload, b"".join(written(*pair) for pair in pairs)
-    )
+    travels = b"".join(written(*timing) for timing in timings)
+    sent = Step(SESSION, 1, 0, 5, int(has_rows), 0, 0, "hidden", None, payload, travels)
     assert len(to_bytes(sent)) == wire_size(sent)
     (_, read) = Feeder("data").feed(HELLO["data"] + to_bytes(sent))
     assert isinstance(read, Step) and read_timings(read.timings) == timings
     assert (read.payload is None) == (payload is None)
     assert read.payload is None or bytes(read.payload.data) == b"abcd"
+
+
+def test_what_a_timing_cannot_hold_counts_as_the_most() -> None:
+    most = HopTiming((1 << 32) - 1, (1 << 32) - 1, (1 << 16) - 1, 255, 255)
+    assert read_timings(written(*(number + 1 for number in most))) == (most,)

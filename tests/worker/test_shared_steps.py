@@ -9,8 +9,11 @@ import pytest
 
 from manyhands.origin.draft import NoDrafter
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.timings import HopTiming, read_timings
+from manyhands.worker.batch import WINDOW_ROWS
 from manyhands.worker.engine import Engine
-from manyhands.worker.session import Taken
+from manyhands.worker.execute import Result
+from manyhands.worker.session import HopSession, Taken
 from tests.kill import NEW, REQUEST, Bench, kept_models
 
 STEP_S, WAY_S = 1.0, 0.1  # of a device step, and from the origin to the hop: a step that is due is worth waiting for
@@ -59,6 +62,32 @@ def test_streams_out_of_phase_share_the_steps_of_a_live_hop(bench: Bench, steps:
     bench.play(main)
     shared = sum(len(batch) == 2 for batch in steps)
     assert shared > NEW / 2 and len(steps) < 1.5 * NEW, f"{shared} of {len(steps)} steps"
+
+
+def test_a_hop_says_how_many_rows_and_streams_share_its_steps(
+    bench: Bench, steps: list[list[Taken]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To each stream, of the steps that it is in; with a part of a prompt in the step, of no windows."""
+    said: list[tuple[HopTiming, int]] = []
+    plain = HopSession.deliver
+
+    def noting(self: HopSession, taken: Taken, result: Result, timing: bytes) -> bool:
+        said.append((read_timings(timing)[0], taken.work.count))
+        return plain(self, taken, result, timing)
+
+    monkeypatch.setattr(HopSession, "deliver", noting)
+
+    async def main() -> None:
+        async with bench.scene("0-5", spares=()) as scene:
+            scene.faults.slow(scene.hops[0], STEP_S)
+            scene.faults.delay(scene.swarm.origin.node, scene.hops[0], "data", WAY_S)
+            asks = [scene.ask(kind, number, drafter=NoDrafter()) for number, kind in enumerate(("greedy", "hot"))]
+            assert await asyncio.gather(*asks) == [bench.wanted["greedy", 0], bench.wanted["hot", 1]]
+
+    bench.play(main)
+    assert {(t.rows, t.windows, t.streams) for t, count in said if count == 1} >= {(2, 2, 2)}
+    assert all(t.rows >= count and t.windows <= t.rows and t.streams <= 2 for t, count in said)
+    assert all(t.windows == 0 for t, count in said if count > WINDOW_ROWS)
 
 
 def test_a_standby_computes_only_when_no_live_session_waits(bench: Bench, steps: list[list[Taken]]) -> None:

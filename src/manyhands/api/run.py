@@ -21,7 +21,7 @@ from manyhands.origin.route import Hop
 from manyhands.origin.sampler import Constraint
 from manyhands.route.offer import Offer, Rules
 from manyhands.text.received import ReceivedText
-from manyhands.wire.message import HopTiming
+from manyhands.wire.timings import HopTiming
 
 Api = Literal["chat", "completions", "responses", "native", "messages", "ollama", "tokens", "debug", "bus"]
 # How often running requests are looked at for what happened to their routes: between two tokens nothing else reports it.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from manyhands.core import NodeId
 from manyhands.route.search import Offer
-from manyhands.wire.message import HopTiming
+from manyhands.wire.timings import HopTiming
 
 Millis = dict[str, float]
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from manyhands.wire.message import HopTiming, Step
-from manyhands.wire.timings import read_timings
+from manyhands.wire.message import Step
+from manyhands.wire.timings import HopTiming, read_timings
 from manyhands.worker.batch import WINDOW_ROWS
 
 # Clocks of several machines, one of which may count in milliseconds.

@@ -2,7 +2,7 @@
 
     header   header.py
     Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2, or fewer if they
-             are coded (codec.py), then flags >> 2 timings (queue, compute: u32 microseconds each)
+             are coded (codec.py), then flags >> 2 timings (timings.py)
     Credit   no body; its steps stand in count
     DirectoryUpdate    its body as it is
     WeightsChunk    request u32 · offset u64, then its data

@@ -34,7 +34,7 @@ from manyhands.wire.rounding import Rounding
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1
@@ -60,13 +60,6 @@ class Payload(NamedTuple):
     codec: Codec = "plain"
 
 
-class HopTiming(NamedTuple):
-    """What one hop says of one step, in microseconds: how long it waited for the device, how long the device step took."""
-
-    queue_us: int
-    compute_us: int
-
-
 class Step(NamedTuple):
     """Run `hop`'s layers on positions [position, position + count) of `session`, after dropping its cache beyond `position`.
 
@@ -74,8 +67,8 @@ class Step(NamedTuple):
     the origin; the last hop sends only those (perhaps none: count 0 then says "computed up to `position`").
     `ids` are the token ids of the rows; they travel only when ends = edges, else None.
     `window` numbers the origin's guesses: a hop drops queued steps of a session whose window is older than the newest seen.
-    `timings` are those of the hops it has passed, in their order, as they travel (timings.py); figures for people, which
-    nothing relies on.
+    `timings` are those of the hops it has passed, in their order, as they travel (timings.py): people see them, and how many
+    drafts pay is judged by them (origin/step_costs.py).
     `committed`: tokens at positions below it are final. Rows of others may be guesses, which no other origin may adopt.
     """
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # Positions of a parked cache that are copied at once: 16 MB of a span with 32 KB a position, 5 ms at 3 GB/s.
 COPIED_ROWS = 512
 LATENCIES = 256  # decode steps that the p95 is taken of
+LATELY_S = 2.0  # a session that had a decode step since then is decoding
 
 
 class Engine:
@@ -245,11 +246,12 @@ class Engine:
         results, cpu_s = outcome
         loop, ended = asyncio.get_running_loop(), time.monotonic()
         now = loop.time()
+        company = self._company(batch, now)
         for taken, result in zip(batch, results, strict=True):
             try:
                 waited_us, took_us = int(1e6 * max(0.0, began - taken.arrived_at)), int(1e6 * (ended - began))
                 if isinstance(result, Result):
-                    stale = taken.session.deliver(taken, result, written(waited_us, took_us))
+                    stale = taken.session.deliver(taken, result, written(waited_us, took_us, *company))
                     self.stale_steps_computed += stale
                 else:
                     self._end(taken, result)
@@ -259,6 +261,18 @@ class Engine:
                 taken.session.pace.sent(now)
                 self._last_s.append((waited_us + took_us) / 1e6)
         loop.call_soon(self._keep_books, batch, results, ended - began, cpu_s, kind)
+
+    def _company(self, batch: list[Taken], now: float) -> tuple[int, int, int]:
+        """Of a device step, for its origins: the rows, the windows (0: parts of prompts are among them), and how many sessions
+        decode of late. Standbys keep no one waiting."""
+        rows = longest = 0
+        for taken in batch:
+            rows, longest = rows + taken.work.count, max(longest, taken.work.count)
+            if taken.work.count <= WINDOW_ROWS and not taken.session.is_standby:
+                taken.session.decoded_at = now
+        since = now - LATELY_S
+        streams = sum(session.decoded_at > since for session in self._sessions.values())
+        return rows, len(batch) if longest <= WINDOW_ROWS else 0, streams
 
     def _keep_books(
         self,

@@ -4,6 +4,7 @@ step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox 
 """
 
 import logging
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -65,6 +66,7 @@ class HopSession:
         self.is_closed = False
         self.is_feeding = False  # a standby, from the log
         self.pace = Turnaround()
+        self.decoded_at = -math.inf  # when its last decode step was computed (the event loop's clock)
         self.waiting: deque[Step] = deque()
         self.arrived: dict[int, float] = {}  # by first position: when a step that waits came
         self.outbox = Outbox()

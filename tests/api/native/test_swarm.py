@@ -11,7 +11,7 @@ from manyhands.core import NodeAddr, NodeId, Span, SpanInfo
 from manyhands.origin import Token
 from manyhands.place.strategy import coverage, gaps
 from manyhands.route.search import Offer
-from manyhands.wire.message import HopTiming
+from manyhands.wire.timings import HopTiming
 
 INFO = SpanInfo("id", "m", Span(0, 4), 8, "bf16", "bf16/x", 64, 128, False, 1000, 4)  # type: ignore[arg-type]
 
