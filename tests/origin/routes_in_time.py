@@ -12,10 +12,11 @@ from itertools import count
 
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter, Returned
 from manyhands.origin.draft_model import TURN_DRAFTS
-from manyhands.origin.route_costs import Timing
 from manyhands.origin.speculate import GuessChain
+from manyhands.origin.step_costs import DeviceStep, Timing
 from manyhands.worker.batch import WINDOW_ROWS
 
+LATELY_S = 2.0  # as in worker/engine.py
 WINDOWS = 8  # on their way at once, of one stream
 
 
@@ -48,19 +49,30 @@ class Window:
     guess: int
     position: int
     ids: Sequence[int]
+    arrived_at: float = 0.0  # at the hop it is at
     compute_s: tuple[float, ...] = ()
+    queue_s: tuple[float, ...] = ()
+    company: tuple[DeviceStep, ...] = ()
 
 
 class Simulation:
     """Run with `play`; `stale` counts the steps that hops computed of dead guesses, `steps` all."""
 
-    def __init__(self, line: Line, streams: Sequence[Stream], seed: int = 1) -> None:
+    def __init__(
+        self,
+        line: Line,
+        streams: Sequence[Stream],
+        seed: int = 1,
+        says: Callable[[DeviceStep], DeviceStep] = lambda company: company,
+    ) -> None:
         self._line, self._streams, self._random = line, streams, random.Random(seed)
         self._queues: list[deque[Window]] = [deque() for _ in range(line.hops)]
+        self._says = says  # what hops make of what is so
         self._busy = [False] * line.hops
         self._arrived_at = [0.0] * (line.hops + 1)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
+        self._decoded_at: list[dict[Stream, float]] = [{} for _ in range(line.hops)]
         self.steps = self.stale = 0
         self._now = 0.0
 
@@ -99,6 +111,7 @@ class Simulation:
 
     def _arrive(self, window: Window, hop: int, now: float) -> None:
         queue = self._queues[hop]
+        window.arrived_at = now
         kept = [w for w in queue if w.stream is not window.stream or w.guess >= window.guess]
         self._queues[hop] = deque([*kept, window])
         self._begin(hop, now)
@@ -115,6 +128,11 @@ class Simulation:
         took_s = (
             (self._line.step_s + self._line.row_s * (rows - 1)) / self._line.hops * self._random.uniform(0.95, 1.05)
         )
+        self._decoded_at[hop] |= dict.fromkeys(batch, now)
+        streams = sum(at > now - LATELY_S for at in self._decoded_at[hop].values())
+        for window in batch.values():
+            window.queue_s += (now - window.arrived_at,)
+            window.company += (self._says(DeviceStep(rows, len(batch), streams)),)
         self._busy[hop] = True
         self._at(now + took_s, lambda now: self._computed(list(batch.values()), hop, took_s, now))
 
@@ -139,7 +157,8 @@ class Simulation:
             if row >= len(chain.guessed) or chain.guessed[row] != drawn[-1]:
                 break
         took_s = None if stream.head is None else now - stream.head[1]
-        stream.head, timing = None, Timing(len(window.ids), took_s, window.compute_s)
+        stream.head = None
+        timing = Timing(len(window.ids), took_s, window.compute_s, window.queue_s, window.company)
         right, is_dead = chain.commit(drawn)
         stream.drafter.note(Returned(len(drawn), right, is_dead, timing, False, now))
         stream.guess += is_dead
@@ -256,12 +275,13 @@ def rate(
     streams: int = 1,
     others: int = 0,
     seed: int = 1,
+    says: Callable[[DeviceStep], DeviceStep] = lambda company: company,
 ) -> float:
     """Tokens per second of `streams` answers at once, in sum, on a line that `others` of another origin share, undrafted."""
     truth = range(tokens + 2 * WINDOW_ROWS)
     answers = [Stream(truth, drafter(truth)) for _ in range(streams)]
     company = [Stream(range(1 << 30), NoDrafter(), is_endless=True) for _ in range(others)]
-    Simulation(line, answers + company, seed).play()
+    Simulation(line, answers + company, seed, says).play()
     return sum(tokens / answer.done_at for answer in answers)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import AutoDrafter, Drafting, DraftTally, Returned, SuffixIndex
-from manyhands.origin.route_costs import Timing
+from manyhands.origin.step_costs import Timing
 
 
 def longest(ids: list[int]) -> int:

@@ -9,6 +9,7 @@ routes.py   the best route through the known nodes         route.py    a session
 queue.py    requests that wait for a free node             answer.py   what the consumer gets
 sampler.py  a token from a row of logits                   ends_batch.py  embedding and head for all requests at once
 draft.py, depth.py, speculate.py  guessed tokens: made, how many, verified
+route_costs.py, step_costs.py  what rounds and steps of a route take, beside others too
 fault.py, pace.py   which hop to replace, and when         repair_plan.py, repair.py  the new route: decided, carried out
 standby.py, standby_search.py  hops kept warm beside others
 lossy.py, loss_guard.py  rows sent with loss: which, and whether what it does is too much

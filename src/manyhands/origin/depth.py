@@ -11,9 +11,12 @@ rounds without, there are none for a while, and for twice as long each time (Tri
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
-from manyhands.origin.route_costs import RouteCosts, Timing
+from manyhands.origin.route_costs import RouteCosts
+from manyhands.origin.step_costs import Timing
 
 MAX_AHEAD = 64  # guesses on their way at most
 # What is assumed of drafts of a kind before anything was seen: copied ones by the length of the match that they rest on (from
@@ -146,19 +149,19 @@ class Depth:
             return 0
         if costs.row_s is None:
             return self._probe(ahead, offered) if draft_s < costs.token_s else 0
-        chance, tokens = 1.0, 1.0
-        for each in ahead:
-            chance *= each
-            tokens += chance
-        rounds, rows = costs.shared(streams), 1 + len(ahead)
-        seconds, apart_s = rounds.seconds(rows), costs.apart_s if is_apart else 0.0
-        best, best_rate = 0, tokens / seconds
-        for taken, each in enumerate(offered[: max(0, MAX_AHEAD - len(ahead))], 1):
-            chance *= each
-            tokens += chance
+        offered = offered[: max(0, MAX_AHEAD - len(ahead))]
+        tokens = list(accumulate(accumulate((*ahead, *offered), mul), initial=1.0))
+        rounds, rows, apart_s = costs.shared(streams), 1 + len(ahead), costs.apart_s if is_apart else 0.0
+        theirs = rounds.others / rounds.own * tokens[min(len(tokens), round(rounds.others_rows)) - 1]
+        seconds, theirs_s = rounds.seconds(rows), rounds.others_seconds(rows)
+        best, best_rate = 0, tokens[rows - 1] / seconds + theirs / theirs_s
+        for taken in range(1, len(offered) + 1):
             cost_s = _MARGIN * (rounds.seconds(rows + taken) - seconds + apart_s + taken * draft_s)
-            if tokens / (seconds + cost_s) > best_rate:
-                best, best_rate = taken, tokens / (seconds + cost_s)
+            rate = tokens[rows + taken - 1] / (seconds + cost_s)
+            if theirs:
+                rate += theirs / (theirs_s + _MARGIN * (rounds.others_seconds(rows + taken) - theirs_s))
+            if rate > best_rate:
+                best, best_rate = taken, rate
         self._explores_s = 0.0
         one_s = _MARGIN * (costs.odd_row_s(streams) + draft_s)
         if offered and not best and not ahead and costs.may_explore(one_s):

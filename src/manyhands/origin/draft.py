@@ -7,7 +7,8 @@ from math import prod
 from typing import NamedTuple, Protocol
 
 from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Kind, copied, modelled
-from manyhands.origin.route_costs import RouteCosts, Timing
+from manyhands.origin.route_costs import RouteCosts
+from manyhands.origin.step_costs import Timing
 
 # Once the first rows of a round have come back, the others are about to. Where the guesses on their way are all right with less
 # than this chance, drafts behind them wait for those rows: most would be void before a hop computed them.

@@ -31,10 +31,10 @@ from manyhands.origin.pace import Pace
 from manyhands.origin.received import ReceivedGuesses
 from manyhands.origin.redraw import REDRAWN_ROWS, redraw
 from manyhands.origin.repair import RepairExecutor
-from manyhands.origin.route_costs import Timing
 from manyhands.origin.sampler import Drawn, Sampler
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.speculate import GuessChain, verify
+from manyhands.origin.step_costs import DeviceStep, Timing
 from manyhands.wire.message import Payload, Step
 from manyhands.wire.rows import numbers, read_ids, read_rows
 from manyhands.wire.timings import read_timings
@@ -269,12 +269,18 @@ class Generation:
         """What a window teaches of the route."""
         if not rows or self._is_disturbed:
             return None
-        computed, took_s = tuple([1e-6 * timing.compute_us for timing in read_timings(rows[0].timings)]), None
+        timings, took_s = read_timings(rows[0].timings), None
         head = self._head
         if head is not None and rows[0].position == head.position:
             self._head, took_s = None, now - head.sent_at
             self._pace.note(took_s)
-        return Timing(rows[0].count, took_s, computed)
+        return Timing(
+            rows[0].count,
+            took_s,
+            tuple([1e-6 * timing.compute_us for timing in timings]),
+            tuple([1e-6 * timing.queue_us for timing in timings]),
+            tuple([DeviceStep(timing.rows, timing.windows, timing.streams) for timing in timings]),
+        )
 
     def _decide(self, step: Step, logits_TV: NDArray[np.float32]) -> list[Drawn]:
         guessed = self._chain.guessed

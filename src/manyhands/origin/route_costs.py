@@ -1,21 +1,21 @@
-"""What steps take on a route: a round without drafts, and each further row. Shared by the requests that take it. Pure.
+"""What rounds take on a route: one without drafts, and each further row. Shared by the requests that take it. Pure.
 
-Device steps that other requests share take longer, so what a row costs is judged by the least that was seen for each number of
-rows; a least rises slowly, for a route may become slower. What a round takes when others share the route follows from that
-(SharedRounds), for what is measured then depends on what the others do.
+What a round takes when others share the route follows from what steps cost and who shares them (step_costs.py, SharedRounds),
+for what is measured then depends on what the others do.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 from manyhands.core import NodeId, Span
+from manyhands.origin.step_costs import StepCosts, Timing
 from manyhands.route.offer import Offer
 
 _LEARN = 0.2  # of a new round's time in `token_s`
-_RISE = 0.01  # by which a least time grows at each new one of its kind, of one stream; less where more share the steps
-_COMPANY, _NOISE = 1.2, 0.1  # times what rows took in a shorter window, and of a step: more is not a window's own
+_RISE = 0.01  # by which a least time grows at each new one, for a route may become slower
+_FEW = 0.5  # streams of others: fewer are none
 _PLAIN_EVERY = 32  # rounds with drafts before one without, which keeps `token_s` true
 _FLIGHT = (
     0.25  # of a round is computing at most where a round with drafts that follow is as good as one without, for that
@@ -26,54 +26,6 @@ _ASK_AGAIN = 32  # rounds after which a probe of which nothing came is made agai
 MAX_ROUTES = 64  # remembered
 
 
-class Timing(NamedTuple):
-    """A window of `rows` rows came back; for which hops computed `compute_s`, one after another (none: they did not say).
-    `seconds` since it was sent, if nothing else was on its way then; else None."""
-
-    rows: int
-    seconds: float | None
-    compute_s: tuple[float, ...] = ()
-
-
-class _Least:
-    """The least time seen for each number of rows, of each hop, and what a row costs by them: windows of other requests are
-    rarely in the same step on all hops."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, tuple[float, ...]] = {}
-
-    def note(self, rows: int, each_s: tuple[float, ...], streams: int) -> None:
-        known = self.of.get(rows)
-        if known is None or len(known) != len(each_s):  # the route was repaired
-            self.of[rows] = each_s
-            return
-        rise = 1 + _RISE / streams**2
-        risen = [old * rise for old in known]
-        self.of[rows] = tuple(map(min, risen, each_s))
-
-    @property
-    def one_s(self) -> float | None:
-        """What a single row takes."""
-        return sum(self.of[1]) if 1 in self.of else None
-
-    @property
-    def row_s(self) -> float | None:
-        """By windows of several rows, each weighed by their number; None without one, or without one of a single row.
-
-        What a long window takes far above what rows took in shorter ones (_COMPANY, _NOISE) is other requests': of many streams
-        few long windows are sent, and none may have had its steps alone.
-        """
-        one_s, least_s, seconds, weight = self.one_s, inf, 0.0, 0
-        if one_s is None or len(self.of) == 1:
-            return None
-        for rows, each in sorted(self.of.items())[1:]:
-            more_s = sum(each) - one_s
-            seconds += (rows - 1) * min(more_s, _COMPANY * (rows - 1) * least_s + _NOISE * one_s)
-            weight += (rows - 1) ** 2
-            least_s = max(0.0, min(least_s, more_s / (rows - 1)))
-        return max(0.0, seconds / weight)
-
-
 class SharedRounds(NamedTuple):
     """What a round takes that streams share, each with as many rows.
 
@@ -82,18 +34,36 @@ class SharedRounds(NamedTuple):
     U streams in a step and n rows of each, a round takes R = flight_s + C, of which all hops together compute
     C = fixed_s + U n row_s. In R a hop takes a step for every U streams, so R = load / U * C if it never rests: a quadratic
     equation for U.
+
+    `others` streams, of windows of `others_rows` rows, are other origins' beside `own` of ours. n is the mean of all then, and
+    no round is shorter than one alone.
     """
 
     flight_s: float
     fixed_s: float
     row_s: float
     load: float
+    own: int = 1
+    others: float = 0.0
+    others_rows: float = 1.0
 
     def seconds(self, rows: int) -> float:
-        """Of a round in which each stream has so many rows."""
-        alone_s, rows_s = self.flight_s + self.fixed_s, self.row_s * rows
+        """Of a round in which each stream of ours has so many rows."""
+        return max(self._alone(rows), self._all(rows))
+
+    def others_seconds(self, rows: int) -> float:
+        """Of a round of others meanwhile."""
+        return max(self._alone(self.others_rows), self._all(rows))
+
+    def _alone(self, rows: float) -> float:
+        return self.flight_s + self.fixed_s + self.row_s * rows
+
+    def _all(self, rows: int) -> float:
+        mean = (self.own * rows + self.others * self.others_rows) / (self.own + self.others)
+        rows_s = self.row_s * mean
         if self.load <= 1 or not rows_s:
-            return alone_s + rows_s
+            return self._alone(mean)
+        alone_s = self.flight_s + self.fixed_s
         b = alone_s - self.load * rows_s
         together = (sqrt(b * b + 4 * rows_s * self.load * self.fixed_s) - b) / (2 * rows_s)
         return alone_s + rows_s * max(1.0, together)
@@ -104,7 +74,9 @@ class RouteCosts:
 
     def __init__(self) -> None:
         self.token_s: float | None = None  # a round without drafts
-        self._computed, self._took = _Least(), _Least()
+        self._steps = StepCosts()
+        self._least_s: float | None = None  # of rounds of one row
+        self._flight_s: float | None = None  # the least that a round was neither computed nor waiting for a hop
         self._budget_s = 0.0  # for drafts that are not known to pay
         self._drafting = 0  # rounds with drafts since one without
         self._streams = self._due = 0  # that share the route; timings of rounds without drafts that are to come first
@@ -112,26 +84,18 @@ class RouteCosts:
 
     @property
     def step_s(self) -> float:
-        """What hops compute in a step of one row; 0 where they do not say."""
-        return self._computed.one_s or 0.0
+        """What hops compute in a step of one row; all of a round where they do not say."""
+        return sum(self._steps.each_s)
 
     @property
     def is_short(self) -> bool:
         """Whether a round takes so little that one without drafts is to cost nothing more."""
-        one_s = self._took.one_s
-        return one_s is not None and one_s < _SHORT_S
-
-    @property
-    def _stages(self) -> float:
-        """Hops that compute at the same time, the busiest counted as one."""
-        each_s = self._computed.of.get(1, ())
-        return sum(each_s) / max(each_s) if any(each_s) else 1.0
+        return self._least_s is not None and self._least_s < _SHORT_S
 
     @property
     def row_s(self) -> float | None:
-        """What one more row costs: by what hops say they computed, else by how long windows were on their way."""
-        computed = self._computed.row_s
-        return self._took.row_s if computed is None else computed
+        """What one more row costs; None if that is not known yet."""
+        return self._steps.row_s
 
     @property
     def share(self) -> float:
@@ -144,17 +108,19 @@ class RouteCosts:
         return self.share * (self.step_s or self.token_s or 0.0)
 
     def shared(self, streams: int) -> SharedRounds:
-        """What rounds take, by what is known by now, where so many streams share the route."""
-        took_s, row_s = self._took.one_s or self.token_s or 0.0, self.row_s or 0.0
-        step_s = min(took_s, self.step_s or took_s)
-        load = streams / self._stages if streams > 1 else 1.0
-        return SharedRounds(took_s - step_s, max(0.0, step_s - row_s), row_s, load)
+        """What rounds take, by what is known by now, where so many streams of ours share the route."""
+        row_s, (on_it, load) = self.row_s or 0.0, self._steps.busiest(streams)
+        rounds = SharedRounds(self._flight_s or 0.0, max(0.0, self.step_s - row_s), row_s, load, streams)
+        others = on_it - streams
+        if others < _FEW:
+            return rounds
+        return rounds._replace(others=others, others_rows=self._steps.rows_of_others(streams, others))
 
     def odd_row_s(self, streams: int) -> float:
-        """What a row more of one of so many streams costs them all, while the others have none: those that find hops busy wait
-        behind it, wherever it is."""
-        busy = min(1.0, streams / self._stages * self.share)
-        return (self.row_s or 0.0) * (1 + (streams - 1) * busy)
+        """What a row more of one of so many streams costs them all, and others beside them, while those have none: who finds
+        hops busy waits behind it, wherever it is."""
+        on_it, load = self._steps.busiest(streams)
+        return (self.row_s or 0.0) * (1 + (on_it - 1) * min(1.0, load * self.share))
 
     def wants_plain(self, streams: int) -> bool:
         """Whether the round that begins is to have no drafts: more streams share the route than when it was timed, say."""
@@ -192,13 +158,13 @@ class RouteCosts:
 
     def learn(self, timing: Timing) -> None:
         """A window came back."""
-        streams = max(1, self._streams)
-        if any(timing.compute_s):
-            self._computed.note(timing.rows, timing.compute_s, streams)
+        self._steps.note(timing)
         if timing.seconds is None:
             return
-        self._took.note(timing.rows, (timing.seconds,), streams)
+        flight_s = timing.seconds - sum(timing.compute_s or (timing.seconds,)) - sum(timing.queue_s)
+        self._flight_s = _least(self._flight_s, max(0.0, flight_s))
         if timing.rows == 1:
+            self._least_s = _least(self._least_s, timing.seconds)
             self._due = max(0, self._due - 1)
             self.token_s = _moved(self.token_s, timing.seconds)
             if self._drafting and self.share <= _FLIGHT:  # drafts behind it have not delayed it
@@ -207,6 +173,10 @@ class RouteCosts:
 
 def _moved(estimate: float | None, seconds: float) -> float:
     return seconds if estimate is None else estimate + _LEARN * (seconds - estimate)
+
+
+def _least(known: float | None, seconds: float) -> float:
+    return seconds if known is None else min(known * (1 + _RISE), seconds)
 
 
 class CostsOfRoutes:
