@@ -145,7 +145,7 @@ class Depth:
         """How many of the drafts `offered` shall follow the guesses on their way `ahead` (both: chances to be right, each if
         all before it are). `is_apart`: as a step of their own. `streams` share the route. `draft_s`: what making one takes."""
         costs = self.costs
-        if not costs.token_s:
+        if not costs.token_s or not offered:
             return 0
         if costs.row_s is None:
             return self._probe(ahead, offered) if draft_s < costs.token_s else 0

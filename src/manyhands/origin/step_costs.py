@@ -47,7 +47,7 @@ class _Size:
 
     def note(self, rows: int, seconds: float) -> None:
         self.weight = min(_FULL, self.weight + 1)
-        part = max(_SLOWLY, 1 / self.weight) if self.weight < _FULL else _SLOWLY
+        part = 1 / self.weight if self.weight < _FULL else _SLOWLY
         self.rows += part * (rows - self.rows)
         self.seconds += part * (max(_LEAST_S, seconds) - self.seconds)
 
@@ -58,7 +58,17 @@ class _Hop:
     def __init__(self) -> None:
         self.sizes: dict[int, _Size] = {}
         self.streams: float | None = None
-        self.fixed_s, self.row_s = 0.0, 0.0
+        self._line: tuple[float, float] | None = 0.0, 0.0  # of a step and of each row; None: to be fitted
+
+    @property
+    def row_s(self) -> float:
+        """What a further row takes."""
+        return self._fitted()[1]
+
+    @property
+    def one_s(self) -> float:
+        """What a step of one row takes."""
+        return sum(self._fitted())
 
     def note(self, company: DeviceStep, seconds: float) -> None:
         rows = company.rows
@@ -66,10 +76,12 @@ class _Hop:
         if company.windows:
             key = rows if rows <= _FINE else _FINE + int(4 * log2(rows / _FINE))
             self.sizes.setdefault(key, _Size()).note(rows, seconds)
-            self._fit()
+            self._line = None
 
-    def _fit(self) -> None:
+    def _fitted(self) -> tuple[float, float]:
         """A line through the sizes by least squares of relative errors, for those of a step are in proportion to it."""
+        if self._line is not None:
+            return self._line
         w = x = y = xx = xy = 0.0
         for size in self.sizes.values():
             weight = size.weight / size.seconds**2
@@ -79,8 +91,9 @@ class _Hop:
             xx += weight * size.rows**2
             xy += weight * size.rows * size.seconds
         spread = w * xx - x * x
-        self.row_s = max(0.0, (w * xy - x * y) / spread) if len(self.sizes) > 1 and spread > 0 else 0.0
-        self.fixed_s = max(0.0, (y - self.row_s * x) / w)
+        row_s = max(0.0, (w * xy - x * y) / spread) if len(self.sizes) > 1 and spread > 0 else 0.0
+        self._line = max(0.0, (y - row_s * x) / w), row_s
+        return self._line
 
 
 def _moved(estimate: float | None, value: float) -> float:
@@ -117,7 +130,7 @@ class StepCosts:
     @property
     def each_s(self) -> Sequence[float]:
         """What each hop computes in a step of one row."""
-        return [hop.fixed_s + hop.row_s for hop in self._hops]
+        return [hop.one_s for hop in self._hops]
 
     @property
     def row_s(self) -> float | None:
