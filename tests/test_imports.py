@@ -46,6 +46,9 @@ EXCEPTIONS = {
 # What computes in torch, for `--device`. All else is usable without it.
 IN_TORCH = {"manyhands.engine.torch", "manyhands.engine.torch_memory", "manyhands.worker.torch_program"}
 
+# What needs NVIDIA's packages (`pip install 'manyhands[cuda]'`), which tests do without.
+IN_CUDA = {"manyhands.engine.cuda.gpu"}
+
 
 def modules() -> list[Path]:
     return sorted(path for path in ROOT.rglob("*.py") if path.name != "__init__.py" or path.parent != ROOT)
@@ -118,7 +121,7 @@ def test_only_what_computes_in_torch_loads_it() -> None:
 
     One interpreter for all of them; it names the first module with which either comes.
     """
-    names = {module_name(path) for path in modules()} - IN_TORCH
+    names = {module_name(path) for path in modules()} - IN_TORCH - IN_CUDA
     found = sorted(name for name in names if part(name) != "testing" and not name.endswith("__main__"))
     code = (
         f"import sys\nfor name in {found!r}:\n    __import__(name)\n"

@@ -156,7 +156,9 @@ def test_a_session_may_be_on_some_of_the_layers(device: HostDevice) -> None:
     on_gpu, _ = spans(device, made)
     count, rows = len(made.layers), rows_of(made, 20)
     whole = on_gpu.step(rows, [Piece(on_gpu.new_cache(64), 0, 20)], 1)
+    before = len(device.memories)
     first, rest = on_gpu.new_cache(64, Span(0, 1)), on_gpu.new_cache(64, Span(1, count))
+    assert len(device.memories) == before + 2  # their caches: parts share the memory of steps, however many there are
     between = on_gpu.step(rows, [Piece(first, 0, 20)], 1)
     assert np.array_equal(on_gpu.step(between, [Piece(rest, 0, 20)], 1), whole)
     with pytest.raises(ModelError, match="different layers"):

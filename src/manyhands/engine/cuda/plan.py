@@ -43,6 +43,24 @@ def hold(device: CudaDevice, ops: Sequence[Emitted]) -> list[Held]:
     return found
 
 
+class Workspace:
+    """Where steps of plans that take turns have their rows, on the device and on the way to it. It does not grow: a node has
+    one for its layers, whatever parts of them sessions are on.
+
+    row_bytes: of a row's registers; in_bytes, out_bytes: of a row that enters and leaves.
+    """
+
+    def __init__(self, device: CudaDevice, row_bytes: int, in_bytes: int, out_bytes: int) -> None:
+        most = max(LEAST_ROWS, min(MOST_ROWS, ROOM_BYTES // row_bytes // LEAST_ROWS * LEAST_ROWS))
+        self.most_rows, self.in_bytes, self.out_bytes = most, in_bytes, out_bytes
+        self.registers = device.allocate(most * row_bytes)
+        self.given = device.staging(most * (ROW_BYTES + in_bytes))
+        self.found = device.staging(most * out_bytes)
+        self.given_there = device.allocate(self.given.nbytes)
+        self.found_there = device.allocate(self.found.nbytes)
+        self.table: NDArray[Any] = self.given[: most * ROW_BYTES].view(np.int64).reshape(most, 2)
+
+
 class CudaLayers:
     """Layers, or a head, whose weights are on the device; any stretch of the layers becomes a plan."""
 
@@ -52,16 +70,21 @@ class CudaLayers:
         self._device = device
         self._ops = hold(device, compiled.ops)
         self._shape = replace(compiled, ops=[(*op[:3], ()) for op in compiled.ops])  # without the weights
+        self._workspace: Workspace | None = None  # that of all layers does for any part
 
     def plan(self, first: int = 0, end: int | None = None) -> "CudaPlan":
         """Layers [first, end) of these, counted from 0 (default: all)."""
         some, places = self._shape.stretch(first, end)
         shape = self._shape
-        return CudaPlan(self._device, shape.registers, self._ops[some], places, shape.out, shape.out_type)
+        plan = CudaPlan(
+            self._device, shape.registers, self._ops[some], places, shape.out, shape.out_type, self._workspace
+        )
+        self._workspace = self._workspace or plan.workspace
+        return plan
 
 
 class Positions(NamedTuple):
-    """Positions of a step that are the positions from `start` on of one session; of ends, which cache nothing, address is 0."""
+    """Rows of a step that are the positions from `start` on of one session; of ends, which cache nothing, address is 0."""
 
     address: int
     start: int
@@ -69,7 +92,7 @@ class Positions(NamedTuple):
 
 
 class CudaPlan:
-    """Operations over registers on a device. One step at a time. Registers 0 takes the rows, `out` gives them."""
+    """Operations over registers on a device. One step at a time. Register 0 takes the rows, `out` gives them."""
 
     def __init__(
         self,
@@ -79,32 +102,27 @@ class CudaPlan:
         places: Sequence[int],
         out: int,
         out_type: str,
+        workspace: Workspace | None = None,
     ) -> None:
+        """workspace: of other plans whose rows enter and leave alike; None: one of its own. Raises ModelError where no row
+        fits it."""
         self._device, self._ops, self._positions = device, ops, registers.context
         self._widths, self._out = registers.widths, out
         self._types = library.TYPES[registers.row_type], library.TYPES[out_type]
-        self._in_bytes, self._out_bytes = (
+        room = self._room = Room(registers.row_type == "bf16", registers.widths, places, ops)
+        self.block_bytes = room.block_bytes
+        each = [
             self._widths[number] * (2 if kind == library.TYPES["bf16"] else 4)
             for number, kind in zip((0, out), self._types, strict=True)
-        )
-        self._room = Room(registers.row_type == "bf16", registers.widths, places, ops)
-        self.block_bytes = self._room.block_bytes
-        row = self._room.row_bytes
-        self.most_rows = max(LEAST_ROWS, min(MOST_ROWS, ROOM_BYTES // row // LEAST_ROWS * LEAST_ROWS))
+        ]
+        work = self.workspace = workspace or Workspace(device, room.row_bytes, *each)
+        self.most_rows = min(work.most_rows, work.registers.num_bytes // room.row_bytes)
+        if not self.most_rows:
+            raise ModelError(
+                f"a row takes {room.row_bytes} bytes of the {work.registers.num_bytes} that all layers have"
+            )
+        room.lie(work.registers.address, self.most_rows)
         self._recorded: dict[int, Callable[[], None] | None] = {}
-        self._begun = False
-
-    def _begin(self) -> None:
-        """Memory for steps, with the first of them."""
-        most = self.most_rows
-        self._memory = self._device.allocate(most * self._room.row_bytes)
-        self._room.lie(self._memory.address, most)
-        self._given = self._device.staging(most * (ROW_BYTES + self._in_bytes))
-        self._found = self._device.staging(most * self._out_bytes)
-        self._given_there = self._device.allocate(self._given.nbytes)
-        self._found_there = self._device.allocate(self._found.nbytes)
-        self._table: NDArray[Any] = self._given[: most * ROW_BYTES].view(np.int64).reshape(most, 2)
-        self._begun = True
 
     def is_recorded(self, count: int) -> bool:
         """Whether steps of so many rows are ready to be asked for as one."""
@@ -118,21 +136,19 @@ class CudaPlan:
     def run(self, pieces: Sequence[Positions], rows: Array | bytes, count: int) -> NDArray[np.uint8]:
         """`count` rows -> `count` rows [count, bytes of a row]. Raises ContextOverflow, ModelError; then caches may hold some
         of the step's positions, which the next step writes again."""
+        work = self.workspace
         given = np.frombuffer(rows, np.uint8) if isinstance(rows, bytes) else rows.reshape(-1).view(np.uint8)
-        if given.nbytes != count * self._in_bytes or sum(piece.count for piece in pieces) != count:
-            raise ModelError(f"{given.nbytes} bytes are not {count} rows of {self._in_bytes}")
+        if given.nbytes != count * work.in_bytes or sum(piece.count for piece in pieces) != count:
+            raise ModelError(f"{given.nbytes} bytes are not {count} rows of {work.in_bytes}")
         self.check_positions(max(piece.start + piece.count for piece in pieces))
-        if not self._begun:
-            self._begin()
-        table = np.concatenate([_table(piece) for piece in pieces])
-        out = np.empty((count, self._out_bytes), np.uint8)
+        table, out = np.concatenate([_table(piece) for piece in pieces]), np.empty((count, work.out_bytes), np.uint8)
+        rest = work.given[work.most_rows * ROW_BYTES :]
         for first in range(0, count, self.most_rows):
             some = min(count - first, self.most_rows)
-            self._table[:some] = table[first : first + some]
-            rest = self._given[self.most_rows * ROW_BYTES :]
-            rest[: some * self._in_bytes] = given[first * self._in_bytes : (first + some) * self._in_bytes]
+            work.table[:some] = table[first : first + some]
+            rest[: some * work.in_bytes] = given[first * work.in_bytes : (first + some) * work.in_bytes]
             self._step(some)
-            out[first : first + some] = self._found[: some * self._out_bytes].reshape(some, -1)
+            out[first : first + some] = work.found[: some * work.out_bytes].reshape(some, -1)
         return out
 
     def _step(self, count: int) -> None:
@@ -149,21 +165,19 @@ class CudaPlan:
         self._device.wait()
 
     def _ask(self, count: int) -> None:
-        whole = self.most_rows * ROW_BYTES
-        self._device.send(self._given_there.address, self._given[: whole + count * self._in_bytes])
+        work = self.workspace
+        self._device.send(work.given_there.address, work.given[: work.most_rows * ROW_BYTES + count * work.in_bytes])
         self._device.launch(self._launches(count))
-        self._device.fetch(self._found[: count * self._out_bytes], self._found_there.address)
+        self._device.fetch(work.found[: count * work.out_bytes], work.found_there.address)
 
     def _launches(self, count: int) -> Iterator[Launch]:
-        table = self._given_there.address
-        width, out_width = self._widths[0], self._widths[self._out]
-        entering = table + self.most_rows * ROW_BYTES
+        work, width, out_width = self.workspace, self._widths[0], self._widths[self._out]
+        table = work.given_there.address
+        entering, leaving = table + work.most_rows * ROW_BYTES, work.found_there.address
         first = args(out=self._room.register(0), tensors=(entering,), n=(width, self._types[0]))
         yield Launch("widen", (-(-width // THREADS), count, 1), first)
         yield from launches(self._room, self._ops, table, count)
-        last = args(
-            x=self._room.register(self._out), tensors=(self._found_there.address,), n=(out_width, self._types[1])
-        )
+        last = args(self._room.register(self._out), tensors=(leaving,), n=(out_width, self._types[1]))
         yield Launch("narrow", (-(-out_width // THREADS), count, 1), last)
 
 

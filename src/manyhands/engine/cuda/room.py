@@ -85,7 +85,7 @@ class Room:
         self._angle_columns = self._routed = self._grouped = self.block_bytes = 0
         self.layers: dict[
             int, int
-        ] = {}  # of each attention by its place: where it begins in a block of the session's cache
+        ] = {}  # of attentions by their places: where they begin in a block of a session's cache
         for place, op in enumerate(ops):
             if op.kind == library.ROTARY:
                 self._add_angles(angles_of(op))

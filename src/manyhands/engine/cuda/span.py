@@ -60,12 +60,9 @@ class CudaCache:
     def take(self, source: "CudaCache", start: int, end: int) -> None:
         """Copy positions [start, end) of another cache of the plan; `start` is a multiple of 64."""
         self.reserve(end)
-        first, size = (
-            start // BLOCK * self.plan.block_bytes,
-            (-(-end // BLOCK) - start // BLOCK) * self.plan.block_bytes,
-        )
-        if size:
-            self._device.copy(self.address + first, source.address + first, size)
+        first, blocks = start // BLOCK * self.plan.block_bytes, -(-end // BLOCK) - start // BLOCK
+        if blocks:
+            self._device.copy(self.address + first, source.address + first, blocks * self.plan.block_bytes)
         self.length = end
 
 
@@ -84,10 +81,8 @@ class CudaSpan:
             raise CutError(f"layers {span} are out of range: the model has layers 0-{self.num_layers - 1}")
         self.span, self.back_end, self._device = span, device.name, device
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
-        layers = program.layers[span.start : span.end]
-        self._layers = CudaLayers(
-            device, compile_layers(program, layers, read, precision, golden.choose(precision), packer)
-        )
+        layers, packs = program.layers[span.start : span.end], golden.choose(precision)
+        self._layers = CudaLayers(device, compile_layers(program, layers, read, precision, packs, packer))
         self._plan = self._layers.plan()
         self._parts: WeakValueDictionary[Span, CudaPlan] = WeakValueDictionary({span: self._plan})
 
