@@ -130,6 +130,7 @@ class CpuEnds:
             scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
         self._scale = float(scale[0])
         table = self._table if tied else None
+        self._head: Plan | None = None
         if head:
             self._take_head(compile_head(program, read, precision, self._native, table, packer))
 
@@ -152,5 +153,6 @@ class CpuEnds:
 
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""
+        assert self._head is not None, "these ends have no head"
         segments = [Segment(None, 0, 0, 0, 0, count)]
         return self._head.run(self._team, threads, segments, rows, count).view(np.float32)

@@ -146,6 +146,7 @@ class CudaEnds(CpuEnds):
         packer: Packer = PLAIN,
     ) -> None:
         self._device = device
+        self._on_device: CudaPlan | None = None
         super().__init__(program, read, precision, team, embed=embed, head=head, packer=packer)
         self.back_end = device.name
 
@@ -154,4 +155,5 @@ class CudaEnds(CpuEnds):
 
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""
+        assert self._on_device is not None, "these ends have no head"
         return self._on_device.run([Positions(0, 0, count)], rows, count).view(np.float32)
