@@ -4,7 +4,7 @@
 
 Sizes are sums of file lengths in MB (10^6 bytes): the virtual environment with pip, bytecode and every dependency (numpy
 alone has 72). Limits are what is reached; lower them when it becomes less. The command is run too: `--version`, `--help`
-and `doctor`, which proves the golden digests. torch may not come with it.
+and `doctor`, which proves the golden digests. torch may not come with it; the source of a GPU's kernels must.
 """
 
 import json
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+KERNELS = Path("src/manyhands/engine/cuda")
 # From 3.12 on a virtual environment has no setuptools, and numpy no distutils: 14 MB less.
 IS_SLIM = sys.version_info >= (3, 12)
 LIMITS_MB = {"all": 246, "without iroh": 225} if IS_SLIM else {"all": 260, "without iroh": 240}
@@ -38,7 +39,7 @@ def installed(what: str, room: Path) -> dict[str, float]:
 
 
 def run(venv: Path, room: Path) -> dict[str, float]:
-    """Seconds of the commands. Raises CalledProcessError for one that fails, AssertionError if torch is there."""
+    """Seconds of the commands. Raises CalledProcessError for one that fails, AssertionError for torch, or without kernels."""
     seconds = {}
     for words in (["--version"], ["--help"], ["doctor"]):
         began = time.perf_counter()
@@ -46,7 +47,11 @@ def run(venv: Path, room: Path) -> dict[str, float]:
         env = {"HOME": str(room), "MANYHANDS_HOME": str(room / "home"), "PATH": "/usr/bin:/bin"}
         subprocess.run(command, check=True, cwd=room, env=env, stdout=subprocess.DEVNULL)
         seconds[words[0].strip("-")] = round(time.perf_counter() - began, 2)
-    assert not any(venv.glob("lib/python3*/site-packages/torch")), "torch came with it"
+    packages = next(venv.glob("lib/python3*/site-packages"))
+    assert not (packages / "torch").exists(), "torch came with it"
+    wanted = {path.name for path in (ROOT / KERNELS).glob("*.cu")}
+    lacking = wanted - {path.name for path in (packages / KERNELS.relative_to("src")).glob("*.cu")}
+    assert wanted and not lacking, f"kernels did not: {lacking}"
     return seconds
 
 
