@@ -4,7 +4,7 @@ Rows are bytes in the storage dtype (bf16 or fp32): what comes over the wire goe
 """
 
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Packer
+from manyhands.engine.parts import PlansOfParts
 from manyhands.engine.span import Piece
 from manyhands.engine.weights import Read, Stored, as_bf16, ends_precision, find, held, matrix, take
 from manyhands.errors import CutError, ModelError
@@ -51,7 +52,7 @@ class CpuSpan:
         layers = program.layers[span.start : span.end]
         self._layers = compile_layers(program, layers, read, precision, self.back_end, packer)
         self._plan = self._layers.plan(self.back_end)
-        self._parts: WeakValueDictionary[Span, Plan] = WeakValueDictionary({span: self._plan})
+        self._parts = PlansOfParts(span, self._plan, partial(self._layers.plan, self.back_end))
 
     @property
     def block_bytes(self) -> int:
@@ -68,20 +69,10 @@ class CpuSpan:
 
     def new_cache(self, capacity: int = 0, span: Span | None = None) -> SessionCache:
         """An empty cache for one session on `span`, within this one's (default: all); it grows beyond `capacity`."""
-        return SessionCache(self._part(span or self.span), capacity)
+        return SessionCache(self._parts[span or self.span], capacity)
 
     def copy(self, source: SessionCache, target: SessionCache, start: int, end: int) -> None:
         target.take(source, start, end)
-
-    def _part(self, span: Span) -> Plan:
-        """The plan of a part of the layers; it lives as long as sessions that use it."""
-        plan = self._parts.get(span)
-        if plan is None:
-            if not self.span.covers(span):
-                raise CutError(f"layers {span} are not among layers {self.span}")
-            plan = self._layers.plan(self.back_end, span.start - self.span.start, span.end - self.span.start)
-            self._parts[span] = plan
-        return plan
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
         """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""

@@ -67,7 +67,7 @@ class Gpu:
         return int(major), int(minor)
 
     def _launching(self) -> Any:
-        """How kernels are launched: where the GPU can (Hopper and later), before the one before them is over (common.cu)."""
+        """What each launch says: on Hopper and later a kernel may begin before the previous one has ended (common.cu)."""
         config = driver.CUlaunchConfig()
         config.hStream, config.blockDimY, config.blockDimZ, config.sharedMemBytes = self._stream, 1, 1, 0
         if self._capability() >= (9, 0):

@@ -1,9 +1,10 @@
 """Where a step's rows lie on the device: registers, angles of positions, rows inside experts, and how heads are cached."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from manyhands.engine import library
+from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.launch import Place
 from manyhands.engine.library import BLOCK, SIDE
 from manyhands.errors import ModelError
@@ -14,13 +15,6 @@ SMALL: Final = library.TYPES["w8"]  # the first of the types of small weights
 MOST_WIDTH, MOST_VALUES = 1024, 512  # numbers of a key, and of a value, of one head (common.cu)
 
 
-class CudaTensor(Protocol):
-    """Bytes on the device."""
-
-    address: int
-    num_bytes: int
-
-
 class Held(NamedTuple):
     """An operation as compile.py emits it (its numbers: engine/native/plan.c), filled up with zeros; its tensors are on the
     device."""
@@ -28,7 +22,7 @@ class Held(NamedTuple):
     kind: int
     numbers: tuple[int, ...]
     reals: tuple[float, ...]
-    tensors: tuple[CudaTensor | None, ...]
+    tensors: tuple[CudaMemory | None, ...]
 
     def address(self, place: int) -> int | None:
         """Of a tensor, if it is there."""

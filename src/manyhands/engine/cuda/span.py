@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from typing import Final
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from manyhands.engine.cuda.device import CudaDevice
 from manyhands.engine.cuda.plan import CudaLayers, CudaPlan, Positions
 from manyhands.engine.library import BLOCK, Array, Team
 from manyhands.engine.packing import PLAIN, Packer
+from manyhands.engine.parts import PlansOfParts
 from manyhands.engine.span import Piece
 from manyhands.engine.weights import Read
 from manyhands.errors import CutError, ModelError
@@ -67,7 +67,7 @@ class CudaCache:
 
 
 class CudaSpan:
-    """Layers [span.start, span.end) of a program on a device: a SpanRunner. `threads` of its steps say nothing.
+    """Layers [span.start, span.end) of a program on a device: a SpanRunner. `threads` of a step is not used.
 
     Raises CutError for layers that the program does not have; ModelError where a weight is missing or has another shape, for
     operations and weights that the kernels lack, and where the device has no room.
@@ -84,7 +84,7 @@ class CudaSpan:
         layers, packs = program.layers[span.start : span.end], golden.choose(precision)
         self._layers = CudaLayers(device, compile_layers(program, layers, read, precision, packs, packer))
         self._plan = self._layers.plan()
-        self._parts: WeakValueDictionary[Span, CudaPlan] = WeakValueDictionary({span: self._plan})
+        self._parts = PlansOfParts(span, self._plan, self._layers.plan)
 
     @property
     def bytes_per_token(self) -> int:
@@ -96,20 +96,10 @@ class CudaSpan:
 
     def new_cache(self, capacity: int = 0, span: Span | None = None) -> CudaCache:
         """An empty cache for one session on `span`, within this one's (default: all)."""
-        return CudaCache(self._device, self._part(span or self.span), capacity)
+        return CudaCache(self._device, self._parts[span or self.span], capacity)
 
     def copy(self, source: CudaCache, target: CudaCache, start: int, end: int) -> None:
         target.take(source, start, end)
-
-    def _part(self, span: Span) -> CudaPlan:
-        """The plan of a part of the layers; it lives as long as sessions that use it."""
-        plan = self._parts.get(span)
-        if plan is None:
-            if not self.span.covers(span):
-                raise CutError(f"layers {span} are not among layers {self.span}")
-            plan = self._layers.plan(span.start - self.span.start, span.end - self.span.start)
-            self._parts[span] = plan
-        return plan
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
         """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""
