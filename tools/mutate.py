@@ -136,7 +136,7 @@ MUTATIONS: Final = (
         "worker/serve.py",
         "return place if place is not None and place.opened.epoch == epoch else None",
         "return place",
-        ("origin/test_own_layers.py",),
+        ("worker/test_serve.py::test_a_place_is_found_in_its_epoch_alone",),
     ),
     Mutation(
         "requests do not wait for a node that has been restarted",

@@ -320,6 +320,17 @@ def test_the_first_hop_blames_the_origin(folder: Path) -> None:
     play(folder, scenario)
 
 
+def test_a_place_is_found_in_its_epoch_alone(folder: Path) -> None:
+    """A repair may leave a place behind here, and give the same hop to other layers that this node holds."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, epoch=2)
+        assert one.host.find(session_id(1), 1, 2) is not None
+        assert one.host.find(session_id(1), 1, 3) is None and one.host.find(session_id(1), 1, 1) is None
+
+    play(folder, scenario)
+
+
 def test_steps_of_an_older_epoch_are_dropped_uncomputed(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1, epoch=5)
