@@ -13,7 +13,8 @@ ManyhandsError                code            meaning
 ├─ TooLarge                   too_large       a body beyond the limit
 ├─ RateLimited                rate_limit_exceeded  a quota is used up or the queue is full; `retry_after_s` says until when
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
-│  └─ Damaged                 bad_model       bytes on disk are not those of the model's manifest
+│  ├─ Damaged                 bad_model       bytes on disk are not those of the model's manifest
+│  └─ DeviceLost              bad_model       a GPU failed, and fails from now on in this process
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable no node can serve a needed span (retryable elsewhere)
 │  ├─ Busy                    busy            a hop is full; said before it accepts, never after
@@ -142,6 +143,10 @@ class Damaged(ModelError):
     def __init__(self, message: str, folder: str, names: tuple[str, ...]) -> None:
         super().__init__(message)
         self.folder, self.names = folder, names
+
+
+class DeviceLost(ModelError):
+    pass
 
 
 class WeightsMismatch(ManyhandsError):

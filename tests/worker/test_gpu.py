@@ -1,6 +1,7 @@
 """--device cuda through the worker, on a GPU made of this CPU: its class is the native engine's, and hops on it are repaired by
 CPUs and the other way round, with the same text."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from manyhands.core import Precision, Span
 from manyhands.engine import library
 from manyhands.engine.cuda.span import CudaEnds, CudaSpan
 from manyhands.engine.library import FORCED
-from manyhands.errors import ModelError
+from manyhands.errors import DeviceLost, ModelError
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker import gpu, runner
 from manyhands.worker.runner import describe, device_name, load_ends, load_span, precision_note
@@ -123,3 +124,38 @@ def test_a_hop_on_a_gpu_is_repaired_by_a_cpu_and_the_other_way_round(
         mixed = Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
         mixed.play(lambda: main(mixed))
     assert found == [name if name != "cuda" else "cuda:0" for name in (others, lost, others, taking)]
+
+
+def test_a_gpu_that_failed_is_not_on_offer_and_its_streams_go_on_elsewhere(
+    tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After some errors CUDA answers every call of the process with the same one."""
+    usual, failing = device.wait, [False]
+
+    def wait() -> None:
+        if failing[0]:
+            raise DeviceLost("CUDA failed: an illegal memory access was encountered")
+        usual()
+
+    monkeypatch.setattr(device, "wait", wait)
+
+    async def main(mixed: Bench) -> None:
+        async with mixed.scene() as scene:
+            victim = scene.hops[1]
+            scene.faults.at("decode", victim, lambda: failing.__setitem__(0, True), 7)
+            tokens, *_ = await asyncio.gather(*(scene.ask("hot", number, path="ring") for number in range(3)))
+            assert tokens == mixed.wanted["hot", 0]
+            assert [answer.token_ids for answer in scene.answers] == [mixed.wanted["hot", n] for n in range(3)]
+            assert all(answer.exactness == "E0" for answer in scene.answers)
+            assert victim.worker.spans == () and not victim.hosts
+            assert await scene.ask("greedy", 1) == mixed.wanted["greedy", 1]
+            assert scene.answers[-1].repairs == []
+
+    others = library.supported()[0]
+    with forced(others), kept_models([others, "cuda", others, others]) as models:
+        mixed = Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
+        mixed.play(lambda: main(mixed))
+    said = [record.getMessage() for record in caplog.records if "served any more" in record.getMessage()]
+    assert said == [
+        "layers=2-3 are not served any more: CUDA failed: an illegal memory access was encountered; start this process anew"
+    ]

@@ -13,7 +13,7 @@ from functools import partial
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, SessionId, Span, SpanLoad
 from manyhands.engine.span import Cache
-from manyhands.errors import Corruption, ManyhandsError
+from manyhands.errors import Corruption, DeviceLost, ManyhandsError
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open
 from manyhands.wire.timings import written
@@ -38,7 +38,7 @@ class Engine:
     """Computes for its sessions between `start` and `stop`; `advance_soon` is called when there may be work.
 
     `load` makes the model, on the device thread, before a session is added. `close` ends a session whose step failed,
-    `on_loaded` is called after each load.
+    `on_change` is called after each load, and when the device is lost.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Engine:
         config: WorkerConfig,
         logs: LogBudget,
         close: Callable[[SessionId], None],
-        on_loaded: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.device = device
         self.model: SpanModel | None = None
@@ -61,7 +61,8 @@ class Engine:
         self.callers = Callers()
         self.stale_steps_computed = 0  # steps of a guess that was known to be dead when they had been computed
         self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
-        self._on_loaded = on_loaded
+        self._on_change = on_change
+        self.lost: DeviceLost | None = None  # the device computes no more, and why
         self._copying = asyncio.Lock()
         self._loading: asyncio.Future[SpanModel] | None = None
         self._sessions: dict[int, HopSession] = {}
@@ -97,7 +98,12 @@ class Engine:
         room, most = self.model.runner.cache_room, self._config.cache_bytes
         fits = (most if room is None else min(room, most)) // max(1, self.model.runner.bytes_per_token)
         self.cache_tokens = min(self._config.cache_tokens, fits)
-        self._on_loaded()
+        self._on_change()
+
+    def lose(self, error: DeviceLost) -> None:
+        """The device computes no more."""
+        self.lost = error
+        self._on_change()
 
     def evict(self) -> None:
         """Free the model's memory. No session may be left."""
@@ -239,6 +245,8 @@ class Engine:
             return
         if isinstance(error, Exception):  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
             logger.error("layers=%s: a device step failed", self._span, exc_info=error)
+            if isinstance(error, DeviceLost):
+                self.lose(error)
             outcome = [error] * len(batch), 0.0
         elif error is not None:
             raise error

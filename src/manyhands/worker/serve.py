@@ -89,11 +89,8 @@ class SpanHost:
 
     def _free(self) -> int:
         """Positions that no live session leases. Parked ones may have their caches there."""
-        return self.engine.cache_tokens - self._leased()
-
-    def _leased(self) -> int:
         new = [opening.message.capacity for place, opening in self._opening.items() if place not in self._places]
-        return sum(s.capacity for s in self._places.values()) + sum(new)
+        return self.engine.cache_tokens - sum(s.capacity for s in self._places.values()) - sum(new)
 
     # -- life of a session --------------------------------------------------------------------------------------------
 
@@ -113,8 +110,10 @@ class SpanHost:
             raise BadRequest(f"this session is open on layers {message.span} in epoch {known[-1].epoch} or later")
         if any(message.capacity != opened.capacity for opened in known):
             raise BadRequest(f"this session has a lease of {known[0].capacity} positions, not {message.capacity}")
+        if not known and self.is_draining:
+            raise Draining(f"layers {self._info.span} are being drained: try another node")
         if not known:
-            self._lease(message)
+            check_room(message, self.info, self.engine.cache_tokens, len(self._places.keys() | self._opening.keys()))
         self._owners.hold(message.session, origin.peer, message.epoch, is_new=not known)
         if before is not None:
             before.cancel()
@@ -122,12 +121,6 @@ class SpanHost:
         self.parking.shrink(self._free(), message.resume)
         self._changed.set()  # no longer idle
         return opening
-
-    def _lease(self, message: Open) -> None:
-        """Raise what refuses a new place, unless there is room for it."""
-        if self.is_draining:
-            raise Draining(f"layers {self._info.span} are being drained: try another node")
-        check_room(message, self.info, self.engine.cache_tokens, len(self._places.keys() | self._opening.keys()))
 
     async def open(self, opening: Opening, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
@@ -261,7 +254,10 @@ class SpanHost:
                 while not self.is_empty:
                     self._changed.clear()
                     await self._changed.wait()
-        why = f"leaves: no node took its place within {self._config.drain_s:g} s"
+        self._leave(f"leaves: no node took its place within {self._config.drain_s:g} s")
+
+    def _leave(self, why: str) -> None:
+        """End all sessions here, and tell their origins."""
         self._refuse(why)
         for session in self._places.values():
             session.fault(ShardUnavailable.code, why, None)
@@ -322,17 +318,21 @@ class SpanHost:
         return not self._places and not self._opening
 
     async def run(self, unused_s: float = math.inf) -> None:
-        """Compute steps as they come, until it was empty for `unused_s`. Drops the model when it is not used (eviction.py)."""
+        """Compute steps as they come, until it was empty for `unused_s`. Drops the model when it is not used (eviction.py).
+        Raises DeviceLost once the device computes no more; then no session is left.
+        """
         now = asyncio.get_running_loop().time
         self.engine.start()
         try:
-            while True:
+            while self.engine.lost is None:
                 eviction = Eviction(self._config, since := now())
-                while not self._changed.is_set():
+                while self.engine.lost is None and not self._changed.is_set():
                     if now() >= (ends_at := since + unused_s if self.is_empty else math.inf):
                         return
                     await self._look(eviction, ends_at)
                 self._changed.clear()
+            self._leave(f"the device of layers {self._info.span} failed: {self.engine.lost}")
+            raise self.engine.lost
         finally:
             self.engine.stop()
             self.parking.clear()

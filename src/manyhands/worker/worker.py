@@ -16,7 +16,7 @@ from typing import Any
 from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
-from manyhands.errors import Apart, Busy, Draining, LinkClosed, ShardUnavailable
+from manyhands.errors import Apart, Busy, DeviceLost, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link
@@ -118,8 +118,12 @@ class Worker:
         return host
 
     async def _run(self, host: SpanHost, unused_s: float) -> None:
-        await host.run(unused_s)
-        logger.info("layers=%s out of memory: loaded on demand, and not used for %g s", host.info.span, unused_s)
+        try:
+            await host.run(unused_s)
+            logger.info("layers=%s out of memory: loaded on demand, and not used for %g s", host.info.span, unused_s)
+        except DeviceLost as error:
+            logger.error("layers=%s are not served any more: %s; start this process anew", host.info.span, error)
+            self._loadable = [one for one in self._loadable if one.device is not host.engine.device]
         self._forget(host)
 
     def _make_host(
@@ -196,7 +200,7 @@ class Worker:
     def register(self, node: Node) -> None:
         """Take the messages for the spans of this node, and the links that come and go."""
         node.handle(Open, self._on_open)
-        node.handle(Feed, self._on_feed)
+        node.handle(Feed, self.on_feed)
         node.handle(Step, self._on_step)
         node.handle(Credit, self._on_credit)
         node.handle(Close, self._on_close)
@@ -211,10 +215,6 @@ class Worker:
 
     def _on_open(self, message: Open, link: Link) -> bool:
         self.on_open(message, link)
-        return True
-
-    def _on_feed(self, message: Feed, link: Link) -> bool:
-        self.on_feed(message, link)
         return True
 
     def _on_step(self, message: Step, link: Link) -> bool:
@@ -272,24 +272,20 @@ class Worker:
     def _find_host(self, message: Open) -> tuple[SpanHost, Loadable | None]:
         """The host of the layers: one that has the session already, or the right weights, or any (which will refuse).
 
-        With a Loadable it is a new one of these layers, to be added once it has taken the session.
+        With a Loadable it is a new one of these layers, to be added once it has taken the session, and loaded then.
         """
         is_own = message.origin == message.to
         holding = [h for h in self.hosts if h.info.span.covers(message.span) and (is_own or not h.is_private)]
         holding.sort(key=lambda host: host.is_private and host.info.span != message.span)  # the whole model goes last
         exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
         if not exact and (loadable := find_loadable(self._loadable, message, self._name)) is not None:
-            return self._host_on_demand(loadable, message.span), loadable
+            info = replace(loadable.info, span=message.span, is_loaded=True)  # of exactly these
+            return self._make_host(loadable.folder, loadable.manifest, info, loadable.device), loadable
         if not holding:
             held = ", ".join(str(info.span) for info in self.spans if info.is_loaded) or "none"
             raise ShardUnavailable(f"{self._name} does not hold layers {message.span} (it holds {held})")
         here = [h for h in holding if h.has_place(message)]
         return (here or exact or holding)[0], None
-
-    def _host_on_demand(self, loadable: Loadable, span: Span) -> SpanHost:
-        """A host for exactly `span`, loaded when its first session is opened."""
-        info = replace(loadable.info, span=span, is_loaded=True)
-        return self._make_host(loadable.folder, loadable.manifest, info, loadable.device)
 
     async def _open(self, host: SpanHost, opening: Opening) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
@@ -308,6 +304,8 @@ class Worker:
                     successor = await self._pool.await_link(origin.peer, "data")
             await open_within(LOAD_S, host, opening, successor)
         except Exception as error:  # also what a failing load raises: this session's trouble, not the node's
+            if isinstance(error, DeviceLost):
+                host.engine.lose(error)
             is_cut_off = isinstance(error, LinkClosed | TimeoutError)
             blame = message.hop + 1 if is_cut_off and message.successor is not None else None
             if not host.abandon(opening, keep=blame is not None):
@@ -321,7 +319,7 @@ class Worker:
         finally:
             opening.task = None
 
-    def on_feed(self, message: Feed, link: Link) -> None:
+    def on_feed(self, message: Feed, link: Link) -> bool:
         """Send a standby what it lacks, on behalf of the session's origin.
 
         One at a time for each place, and MAX_FEED_ROWS at most: what an origin asks beyond that is ignored.
@@ -331,6 +329,7 @@ class Worker:
             if place is not None and not place.is_feeding and message.until - message.start <= MAX_FEED_ROWS:
                 place.is_feeding = True
                 self._start(self._feed(place, message, link.peer))
+        return True
 
     async def _feed(self, place: HopSession, message: Feed, asker: NodeId) -> None:
         """Deadline: `pool.connect_s` to reach the standby and for what was sent to it before to leave.

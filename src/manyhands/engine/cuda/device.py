@@ -60,5 +60,6 @@ class CudaDevice(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until all that was asked for is done. Raises ModelError where the device failed."""
+        """Until all that was asked for is done. Raises ModelError where it failed, DeviceLost where the device will fail from
+        now on."""
         ...

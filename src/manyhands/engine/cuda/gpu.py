@@ -21,10 +21,33 @@ from manyhands.config import home_from_env
 from manyhands.engine.cuda import source
 from manyhands.engine.cuda.device import Bytes, CudaMemory
 from manyhands.engine.cuda.launch import Launch
-from manyhands.errors import ModelError
+from manyhands.errors import DeviceLost, ModelError
 from manyhands.files import private_folder, write_atomic
 
 logger = logging.getLogger(__name__)
+
+# After these every call fails until the process ends (what each means: CUresult in NVIDIA's driver API).
+LASTING = frozenset(
+    int(getattr(driver.CUresult, f"CUDA_ERROR_{name}"))
+    for name in (
+        "DEINITIALIZED",
+        "ECC_UNCORRECTABLE",
+        "NVLINK_UNCORRECTABLE",
+        "ILLEGAL_ADDRESS",
+        "LAUNCH_TIMEOUT",
+        "CONTAINED",
+        "CONTEXT_IS_DESTROYED",
+        "ASSERT",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_INSTRUCTION",
+        "MISALIGNED_ADDRESS",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "EXTERNAL_DEVICE",
+        "UNKNOWN",
+    )
+)
 
 
 class GpuMemory:
@@ -236,13 +259,15 @@ def _name(device: Any) -> str:
 
 
 def _check(status: Any, *found: Any) -> Any:
-    """What a call of the driver or the compiler gave. Raises ModelError with what it says where it failed."""
+    """What a call of the driver or the compiler gave. Raises ModelError with what it says where it failed; DeviceLost where
+    all calls after it would."""
     if int(status):
         if isinstance(status, nvrtc.nvrtcResult):
             said = nvrtc.nvrtcGetErrorString(status)[1]
         else:
             said = driver.cuGetErrorString(status)[1]
-        raise ModelError(f"CUDA failed: {said.decode(errors='replace') if said else status}")
+        kind = DeviceLost if isinstance(status, driver.CUresult) and int(status) in LASTING else ModelError
+        raise kind(f"CUDA failed: {said.decode(errors='replace') if said else status}")
     return found[0] if len(found) == 1 else found
 
 
