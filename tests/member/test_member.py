@@ -259,14 +259,14 @@ def test_no_member_left_to_tell_what_the_model_is(stage: Stage) -> None:
 # -- with whom --------------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_is_an_hour_off_is_complained_of_and_shared_with(stage: Stage) -> None:
+def test_a_clock_that_is_off_is_complained_of_and_shared_with(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         first = (await place.host(0)).member
-        place.clock_off_s[1] = 3600.0
+        place.clock_off_s[1] = 5400.0
         late = await place.stack.enter_async_context(place.member(1))
         await late.meet()
         await until(lambda: first.complaints() and late.complaints())
-        assert "s ahead of this machine's: set one of them by NTP" in first.complaints()[0]
+        assert "hours ahead of this machine's: set one of them by NTP" in first.complaints()[0]
         assert "n1" in {record.name for record in first.records()}
 
     stage.play(scene)

@@ -23,14 +23,12 @@ def complaints(skews: Mapping[NodeId, float], forks: Forks) -> list[str]:
     if len(skews) >= 2 and max(skews.values()) - min(skews.values()) < MAX_SKEW_S:
         off = statistics.median(skews.values())
         where = "behind" if off > 0 else "ahead of"
-        lines.append(
-            f"this machine's clock is {abs(off):.0f} s {where} that of {len(skews)} nodes: set it, best by NTP"
-        )
+        lines.append(f"this machine's clock is {_about(off)} {where} that of {len(skews)} nodes: set it, best by NTP")
     else:
         for node, off in skews.items():
             where = "ahead of" if off > 0 else "behind"
             lines.append(
-                f"the clock of node {node[:16]} is {abs(off):.0f} s {where} this machine's: set one of them by NTP"
+                f"the clock of node {node[:16]} is {_about(off)} {where} this machine's: set one of them by NTP"
             )
     for node, homes in forks.items():
         first, second = (", ".join(str(addr) for addr in home) or "an unknown address" for home in homes)
@@ -38,6 +36,12 @@ def complaints(skews: Mapping[NodeId, float], forks: Forks) -> list[str]:
             f"two nodes use the key {node[:16]}, at {first} and {second}: move node.key away on one and start it again"
         )
     return lines
+
+
+def _about(seconds: float) -> str:
+    """Without a number, which would differ from record to record: the line is told once."""
+    units = {365 * 86400: "years", 86400: "days", 3600: "hours"}
+    return next((name for size, name in units.items() if abs(seconds) >= size), "minutes")
 
 
 def other_kinds(nodes: Mapping[NodeId, str], ours: str) -> list[str]:
