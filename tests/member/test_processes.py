@@ -217,3 +217,15 @@ def test_bad_input_is_one_line_with_the_remedy(
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert wanted in said and len(said.strip().splitlines()) == 1
+
+
+def test_up_comes_to_the_swarm_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container, where the ticket is in the environment; a swarm of its own beside it would help no one."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    monkeypatch.setenv("MANYHANDS_TICKET", Ticket.new("home", "dht").encode())
+    monkeypatch.setattr(sys, "argv", ["manyhands", "up", "tales", "--api", "off", "--directory", "gossip"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "dht" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def start(
     while_stdin: bool,
     detach: bool = False,
 ) -> None:
-    """Run a member until it is told to leave. `ticket` None: this machine's swarm, or a new one.
+    """Run a member until it is told to leave. `ticket` None: the settings' swarm, or this machine's, or a new one.
 
     `detach`: in a process of its own; this one ends when that serves.
     """
@@ -95,6 +95,8 @@ async def _run(
     key = NodeKey.load_or_create(wish.key or home / "node.key")
     found = options.settings()
     wanted = (named.directory if named else "") or found.swarm.directory
+    if ticket is None and found.swarm.ticket:
+        ticket = Ticket.parse(found.swarm.ticket)
     ticket = ticket or load_ticket(home) or Ticket.new(name, wanted)
     ticket.agree(wanted)
     config = config_of(wish, name, key, ticket, found)
