@@ -4,6 +4,7 @@ What a GPU itself computes is proven where it is used: by the same digests, at s
 """
 
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -17,6 +18,7 @@ from manyhands.engine import golden_models, library
 from manyhands.engine.compile import Registers, compile_layers
 from manyhands.engine.cpu import CpuSpan
 from manyhands.engine.cuda import proof, source
+from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.plan import MOST_ROWS, RECORDED, CudaLayers, CudaPlan, Positions, hold
 from manyhands.engine.cuda.proof import OfGpu, OnGpu, failures
 from manyhands.engine.cuda.span import FIRST_BLOCKS, CudaSpan
@@ -279,7 +281,31 @@ def test_an_operation_that_overwrites_what_it_reads_is_not_launched(device: Host
         made = program(family)
         compiled = compile_layers(made, made.layers, golden_models.tensors(made, "bf16").__getitem__, "bf16", "scalar")
         assert not [op for op in compiled.ops if op[0] == library.PRODUCT and op[1][0] == op[1][1]], family
-    assert CudaLayers(device, compiled).plan().block_bytes == compiled.plan("scalar").block_bytes
+    layers = CudaLayers(device)
+    layers.take(compiled)
+    assert layers.plan(compiled).block_bytes == compiled.plan("scalar").block_bytes
+
+
+def test_the_host_holds_the_weights_of_one_layer_at_a_time(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have more memory than its host."""
+    made = program("llama")
+    alive: list[weakref.ref[Array]] = []
+    most: list[int] = []
+    upload = device.upload
+
+    def watched(target: CudaMemory, array: Array) -> None:
+        alive.append(weakref.ref(array))
+        most.append(sum(one() is not None for one in alive))
+        upload(target, array)
+
+    monkeypatch.setattr(device, "upload", watched)
+    tensors = golden_models.tensors(made, "bf16").__getitem__
+    CudaSpan(made, Span(0, 1), tensors, "bf16", device)
+    of_one = max(most)
+    alive.clear()
+    most.clear()
+    CudaSpan(made, Span(0, len(made.layers)), tensors, "bf16", device)
+    assert len(made.layers) > 1 and len(most) > 1.5 * of_one and max(most) <= of_one + 1
 
 
 def test_cases_of_operations_run_on_the_device_alone(device: HostDevice) -> None:

@@ -1,6 +1,6 @@
 """Program -> Plan: registers by number, weights packed, one native operation after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
 
@@ -54,17 +54,27 @@ Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 
 
 def compile_layers(
-    program: Program, layers: Sequence[Layer], read: Read, precision: Precision, back_end: str, packer: Packer = PLAIN
+    program: Program,
+    layers: Sequence[Layer],
+    read: Read,
+    precision: Precision,
+    back_end: str,
+    packer: Packer = PLAIN,
+    take: "Callable[[Compiled], None] | None" = None,
 ) -> "Compiled":
-    """Layers from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
+    """Layers from hidden states to hidden states. `take` is given each as soon as it is compiled; it alone has the weights
+    then, what is returned lacks them. Raises ModelError for what the engine cannot compute."""
     compiler = _Compiler(program, read, precision, back_end, packer)
     for layer in layers:
         packer.begin(repr(layer))
         compiler.begin_layer(layer)
         for op in layer.ops:
             compiler.add(op)
-    registers, starts = compiler.registers(), [*compiler.layers, len(compiler.ops)]
-    return Compiled(registers, compiler.ops, starts, 0, registers.row_type)
+        if take is not None:
+            first = compiler.layers[-1]
+            take(compiler.compiled([first, len(compiler.ops)]))
+            compiler.ops[first:] = [(*op[:3], ()) for op in compiler.ops[first:]]
+    return compiler.compiled([*compiler.layers, len(compiler.ops)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,12 @@ class _Compiler:
         self.bound, self._wide = {RESIDUAL: 0}, wide_weights(layer)
         self._last = next((op for op in reversed(layer.ops) if isinstance(op, Add)), None)
         self.layers.append(len(self.ops))
+
+    def compiled(self, starts: Sequence[int]) -> Compiled:
+        """Layers that begin with these operations, the last of which is the end of all; so far."""
+        registers = self.registers()
+        ops = self.ops[starts[0] : starts[-1]]
+        return Compiled(registers, ops, [start - starts[0] for start in starts], 0, registers.row_type)
 
     def registers(self) -> Registers:
         if len(self._widths) > MOST_REGISTERS:

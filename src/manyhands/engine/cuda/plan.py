@@ -1,7 +1,6 @@
 """Operations of layers on a GPU: what compile.py made, with its weights on the device, as kernels over registers there."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,21 +23,31 @@ ROW_BYTES: Final = 16  # of Row in common.cu
 RECORDED: Final = 32  # numbers of rows whose steps are recorded
 
 
-def hold(device: CudaDevice, ops: Sequence[Emitted]) -> list[Held]:
-    """Operations with their tensors on the device, each array once. Raises ModelError for what the kernels lack."""
-    held: dict[int, CudaMemory] = {}  # by array
+Shared = dict[int, tuple[Array, CudaMemory]]  # by the array's id, which stays its own as long as the array is here
+
+
+def hold(device: CudaDevice, ops: Sequence[Emitted], shared: Shared | None = None) -> list[Held]:
+    """Operations with their tensors on the device. `shared`: angles' frequencies, which layers have in common, of operations
+    before; those of these are added. Raises ModelError for what the kernels lack."""
+    common = {} if shared is None else shared
 
     def upload(array: Array) -> CudaMemory:
-        if id(array) not in held:
-            memory = held[id(array)] = device.allocate(array.nbytes)
-            device.upload(memory, array)
-        return held[id(array)]
+        memory = device.allocate(array.nbytes)
+        device.upload(memory, array)
+        return memory
+
+    def place(kind: int, array: Array) -> CudaMemory:
+        if kind != library.ROTARY:
+            return upload(array)
+        if id(array) not in common:
+            common[id(array)] = array, upload(array)
+        return common[id(array)][1]
 
     found = []
     for kind, numbers, reals, tensors in ops:
         whole = (*numbers, *[0] * (NUMBERS - len(numbers)))
         check(kind, whole)
-        there = [None if array is None else upload(array) for array in tensors]
+        there = [None if array is None else place(kind, array) for array in tensors]
         found.append(Held(kind, whole, tuple(reals), (*there, *[None] * (TENSORS - len(there)))))
     return found
 
@@ -62,20 +71,24 @@ class Workspace:
 
 
 class CudaLayers:
-    """Layers, or a head, whose weights are on the device; any stretch of the layers becomes a plan."""
+    """Layers, or a head, whose weights are on the device: those that it took, one after the other. Any stretch of them becomes
+    a plan."""
 
-    def __init__(self, device: CudaDevice, compiled: Compiled) -> None:
-        """Raises ModelError for what the native engine would refuse too, and for what these kernels lack."""
-        compiled.plan("scalar")  # checks every operation against its registers and tensors
+    def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._ops = hold(device, compiled.ops)
-        self._shape = replace(compiled, ops=[(*op[:3], ()) for op in compiled.ops])  # without the weights
+        self._ops: list[Held] = []
+        self._shared: Shared = {}
         self._workspace: Workspace | None = None  # that of all layers does for any part
 
-    def plan(self, first: int = 0, end: int | None = None) -> "CudaPlan":
-        """Layers [first, end) of these, counted from 0 (default: all)."""
-        some, places = self._shape.stretch(first, end)
-        shape = self._shape
+    def take(self, compiled: Compiled) -> None:
+        """Copy the weights of these layers to the device. Raises ModelError for what the native engine would refuse too, and
+        for what these kernels lack."""
+        compiled.plan("scalar")  # checks every operation against its registers and tensors
+        self._ops += hold(self._device, compiled.ops, self._shared)
+
+    def plan(self, shape: Compiled, first: int = 0, end: int | None = None) -> "CudaPlan":
+        """Layers [first, end) of these, counted from 0 (default: all). `shape`: of all that were taken, without weights."""
+        some, places = shape.stretch(first, end)
         plan = CudaPlan(
             self._device, shape.registers, self._ops[some], places, shape.out, shape.out_type, self._workspace
         )

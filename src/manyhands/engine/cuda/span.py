@@ -1,6 +1,7 @@
 """Spans and ends of a model on a GPU: what a node runs with `--device cuda[:N]`, in the class of the native engine."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -82,9 +83,10 @@ class CudaSpan:
         self.span, self.back_end, self._device = span, device.name, device
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         layers, packs = program.layers[span.start : span.end], golden.choose(precision)
-        self._layers = CudaLayers(device, compile_layers(program, layers, read, precision, packs, packer))
-        self._plan = self._layers.plan()
-        self._parts = PlansOfParts(span, self._plan, self._layers.plan)
+        held = CudaLayers(device)
+        shape = compile_layers(program, layers, read, precision, packs, packer, held.take)
+        self._plan = held.plan(shape)
+        self._parts = PlansOfParts(span, self._plan, partial(held.plan, shape))
 
     @property
     def bytes_per_token(self) -> int:
@@ -141,7 +143,9 @@ class CudaEnds(CpuEnds):
         self.back_end = device.name
 
     def _take_head(self, compiled: Compiled) -> None:
-        self._on_device = CudaLayers(self._device, compiled).plan()
+        held = CudaLayers(self._device)
+        held.take(compiled)
+        self._on_device = held.plan(compiled)
 
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""
