@@ -23,7 +23,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from bench.report import finish, measuring, note, spread
@@ -31,6 +30,7 @@ from manyhands.cli.gateway import api_for
 from manyhands.cli.options import run as run_loop
 from manyhands.core import NodeAddr, SamplingParams
 from manyhands.origin import Answer, Origin, Token
+from manyhands.origin.session import Session
 from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.timings import HopTiming
@@ -59,7 +59,8 @@ class Client:
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
         """Status and body of an answer, streamed or not."""
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(data)}\r\n\r\n"
         self._writer.write(head.encode() + data)
         headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         status = int(headers.split(b" ", 2)[1])
@@ -83,16 +84,13 @@ def body_of(model: str, tokens: int, **fields: Any) -> dict[str, Any]:
 # -- overhead ---------------------------------------------------------------------------------------------------------
 
 
-async def at_once(hops: list[Any], answer: Answer, **_: Any) -> AsyncGenerator[Token, None]:
-    """Takes the place of Origin.stream: a session over `hops` that has its tokens already."""
-    session: Any = SimpleNamespace(
-        id=bytes(16), route=SimpleNamespace(hops=hops), untrusted_nodes=set(), timings=(), turn_s=0.0
-    )
+async def at_once(session: Session, answer: Answer, **_: Any) -> AsyncGenerator[Token, None]:
+    """Takes the place of Origin.stream: as if `session`, which has ended, had its tokens already."""
     answer.session, answer.timings.open_s = session, 0.0
     for index in range(answer.params.max_tokens):
         await asyncio.sleep(0)
         answer.timings.last_at = time.monotonic()
-        session.timings = tuple([HopTiming(0, 1000) for _ in hops])
+        session.returns.timings = tuple([HopTiming(0, 1000) for _ in session.route.hops])
         answer.token_ids.append(97)
         if index == answer.params.max_tokens - 1:
             answer.finish_reason = "length"
@@ -105,17 +103,21 @@ async def direct(origin: Origin, tokens: int) -> None:
 
 
 async def over_http(client: Client, tokens: int, *, stream: bool) -> None:
-    status, _ = await client.ask("POST", "/v1/completions", body_of("toy", tokens, stream=stream))
-    assert status == 200
+    status, said = await client.ask("POST", "/v1/completions", body_of("toy", tokens, stream=stream))
+    assert status == 200, said
 
 
 async def overhead(reps: int) -> list[dict[str, tuple[float, float]]]:
     """CPU and wall seconds of every arm, rep by rep."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = make_tiny("qwen3", Path(scratch) / "toy", layers=1)
-        async with memory_swarm(folder, "0") as swarm, api_for({"toy": swarm.origin}, NodeAddr("127.0.0.1", 0)) as url:
-            hops = [SimpleNamespace(offer=offer) for offer in await swarm.origin.routes.find()] * 3
-            swarm.origin.stream = partial(at_once, hops)  # type: ignore[method-assign]
+        folder = make_tiny("qwen3", Path(scratch) / "toy", layers=3)
+        async with (
+            memory_swarm(folder, "0,1,2") as swarm,
+            api_for({"toy": swarm.origin}, NodeAddr("127.0.0.1", 0)) as url,
+        ):
+            real = await swarm.origin.complete(swarm.origin.request(PROMPT, SamplingParams(max_tokens=1)))
+            assert real.session is not None
+            swarm.origin.stream = partial(at_once, real.session)  # type: ignore[method-assign]
             async with Client(url) as client:
                 arms: dict[str, Callable[[], Awaitable[None]]] = {
                     "direct 1": lambda: direct(swarm.origin, 1),

@@ -2,7 +2,6 @@
 
 import base64
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -28,10 +27,10 @@ def test_ids_carry_a_position() -> None:
     ]
     for choices in ((Reached(),), POSITION.choices, tuple(many)):
         for is_usage_told in (False, True):
-            wanted = replace(POSITION, choices=choices, is_usage_told=is_usage_told)
+            wanted = POSITION._replace(choices=choices, is_usage_told=is_usage_told)
             sealed = Sealer(SECRET, STREAM, b"a" * 8).seal(wanted).decode()
             assert unseal(SECRET, sealed) == wanted and len(sealed) <= MAX_ID_CHARS
-    short = Sealer(SECRET, STREAM, b"a" * 8).seal(replace(POSITION, choices=(Reached(100, 99, 0, False, ROUTE),)))
+    short = Sealer(SECRET, STREAM, b"a" * 8).seal(POSITION._replace(choices=(Reached(100, 99, 0, False, ROUTE),)))
     assert len(short) <= 172
 
 

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -59,8 +59,7 @@ class Reached(NamedTuple):
     route: tuple[HopMark, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """What an id says. `request` and `caller` are digests; times are Unix seconds. `salt`: random, of the stream. `exactness`
     is the least of its choices."""
 
@@ -143,33 +142,33 @@ def _nonce(event: int) -> bytes:
 
 
 def _pack(position: Position) -> bytes:
-    routes = list(dict.fromkeys(choice.route for choice in position.choices))
-    numbers = {route: index for index, route in enumerate(routes)}
-    flags = _USAGE_TOLD * position.is_usage_told + _IS_E2 * (position.exactness != "E0")
-    out = bytearray(
-        _FIXED.pack(
-            position.created, position.told, position.seed, position.salt, position.request, position.caller, flags
-        )
-    )
-    _put(out, len(routes))
-    for route in routes:
-        _put(out, len(route))
-        for hop in route:
-            out += bytes.fromhex(hop.node)
-            _put(out, hop.start)
-            _put(out, hop.end - hop.start)
-    _put(out, len(position.choices))
-    for choice in position.choices:
-        for number in (choice.tokens, choice.events, choice.thoughts, 2 * numbers[choice.route] + choice.is_done):
-            _put(out, number)
-    return bytes(out)
+    _, created, told, seed, salt, request, caller, choices, is_usage_told, exactness = position
+    flags = _USAGE_TOLD * is_usage_told + _IS_E2 * (exactness != "E0")
+    parts = [_FIXED.pack(created, told, seed, salt, request, caller, flags)]
+    numbers = {route: index for index, route in enumerate(dict.fromkeys([choice.route for choice in choices]))}
+    parts.append(_number(len(numbers)))
+    parts += map(_route, numbers)
+    parts.append(_number(len(choices)))
+    for tokens, events, thoughts, is_done, route in choices:
+        parts += (_number(tokens), _number(events), _number(thoughts), _number(2 * numbers[route] + is_done))
+    return b"".join(parts)
 
 
-def _put(out: bytearray, number: int) -> None:
+@lru_cache(256)
+def _route(route: tuple[HopMark, ...]) -> bytes:
+    """A route is that of many events."""
+    hops = [bytes.fromhex(hop.node) + _number(hop.start) + _number(hop.end - hop.start) for hop in route]
+    return _number(len(route)) + b"".join(hops)
+
+
+@lru_cache(4096)
+def _number(number: int) -> bytes:
+    out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)
+    return bytes(out)
 
 
 class _Plain:

@@ -278,8 +278,8 @@ class Stream:
 
     def _with_id(self, event: "Event", *, is_usage_told: bool = False) -> "Event":
         choices, told = tuple(self._choices), int(self._wall_clock())
-        position = replace(
-            self.position, told=told, choices=choices, is_usage_told=is_usage_told, exactness=self._exactness
+        position = self.position._replace(
+            told=told, choices=choices, is_usage_told=is_usage_told, exactness=self._exactness
         )
         line = b"id: %b\n" % self._sealer.seal(position)
         return line + event if isinstance(event, bytes) else chain((line,), event)
