@@ -20,7 +20,7 @@ from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, di
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 10  # of the interface: mh_version in native/plan.c
+VERSION: Final = 11  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -74,6 +74,7 @@ def load() -> ctypes.CDLL:
             [count, count, pointer, *([count] * 3), pointer, count, count, pointer, count, count, real],
         ),
         "mh_rope": (ctypes.c_int, [pointer, count, real, count, count, pointer, pointer]),
+        "mh_norms": (ctypes.c_int, [count, pointer, count, count, pointer]),
         "mh_double": (ctypes.c_int, [count, pointer, real, pointer, count]),
         "mh_plan_new": (pointer, [count, count, pointer, pointer, count, count, count, count]),
         "mh_plan_add": (ctypes.c_int, [pointer, count, pointer, pointer, pointer]),

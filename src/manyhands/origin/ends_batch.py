@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from manyhands.engine.span import EndsRunner, Rows
 from manyhands.wire.message import DType, Payload
-from manyhands.wire.rows import numbers, rows_payload
+from manyhands.wire.rows import rows_payload
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Device
 
@@ -108,7 +108,7 @@ class EndsBatcher:
             count = 0 if turn.rows is None else len(turn.rows)
             try:
                 if turn.rows is not None:
-                    turn.bounds.admit(numbers(turn.rows, self.dtype), "hidden states of the last hop")
+                    turn.bounds.admit(turn.rows.tobytes(), count, self.dtype, "hidden states of the last hop")
                 out.append(turn.decide(logits_NV[row : row + count]))
             except Exception as error:  # one request's error is that request's answer; the others go on
                 out.append(error)

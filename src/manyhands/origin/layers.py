@@ -22,7 +22,7 @@ from manyhands.origin.route import Lease
 from manyhands.origin.session import Session
 from manyhands.route.offer import Offer
 from manyhands.wire.message import ITEMSIZE, DType
-from manyhands.wire.rows import Rows, numbers, read_rows, rows_payload
+from manyhands.wire.rows import Rows, read_rows, rows_payload
 from manyhands.worker.bounds import norms
 from manyhands.worker.execute import WIRE_DTYPES
 
@@ -92,7 +92,7 @@ def _check_rows(rows: Rows, width: int, dtype: DType) -> None:
     if rows.shape[1] != width * ITEMSIZE[dtype]:
         raise BadRequest(f"hidden states of this model are rows of {width} numbers in {dtype}")
     try:
-        norms(numbers(rows, dtype), "hidden states")
+        norms(rows.tobytes(), len(rows), dtype, "hidden states")
     except Corruption as error:
         raise BadRequest(str(error)) from error
 
@@ -174,5 +174,5 @@ async def _next(session: Session, position: int, dtype: DType, row_bytes: int, s
     rows = read_rows(payload, step.count)
     if rows.shape[1] != row_bytes:
         raise ProtocolError(f"rows of {rows.shape[1]} bytes came back, not of {row_bytes}")
-    norms(numbers(rows, dtype), "hidden states of the last hop")
+    norms(rows.tobytes(), len(rows), dtype, "hidden states of the last hop")
     return rows

@@ -19,10 +19,10 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import PRECISIONS, Precision, Span
 from manyhands.engine.span import Cache, Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
-from manyhands.wire.codec import as_sent
+from manyhands.wire.codec import as_sent, plain
 from manyhands.wire.message import ITEMSIZE, Content, DType, Payload
 from manyhands.wire.rounding import Rounding
-from manyhands.wire.rows import ids_payload, logits_payload, numbers, read_rows, rows_payload
+from manyhands.wire.rows import ids_payload, logits_payload, numbers
 from manyhands.worker.batch import WINDOW_ROWS, StepKind
 from manyhands.worker.bounds import RowBounds, norms
 from manyhands.worker.loading import UNSEEN, Loading
@@ -178,8 +178,8 @@ class SpanModel:
             end = max(end, work.position + work.count)
         if self.num_threads > 1 or num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows, end):
             return None
-        spans = {work.span for work in works} if len(works) > 1 else (works[0].span,)
-        return StepKind(sum(map(len, spans)), num_rows, end.bit_length())
+        num_layers = len(works[0].span) if len(works) == 1 else sum(map(len, {work.span for work in works}))
+        return StepKind(num_layers, num_rows, end.bit_length())
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.
@@ -197,13 +197,13 @@ class SpanModel:
         return [out[i] for i in range(len(works))]
 
     def _run_on(self, works: Sequence[Work]) -> list[Result | Exception]:
-        given: list[memoryview] = []
+        given: list[bytes] = []
         pieces: list[Piece] = []
         put: list[int | Exception] = []  # the first row of each work
         row = 0
         for work in works:
             try:
-                given.append(self._rows_of(work).data)
+                given.append(self._rows_of(work))
             except (Corruption, ProtocolError) as error:
                 put.append(error.with_traceback(None))  # which would keep this step's tensors, and itself
             else:
@@ -222,20 +222,23 @@ class SpanModel:
             results.append(taken)
         return results
 
-    def _rows_of(self, work: Work) -> Rows:
+    def _rows_of(self, work: Work) -> bytes:
         """The rows that a segment begins with. Raises ProtocolError, Corruption."""
         if not 0 <= work.position <= work.cache.length:
             raise ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
         if work.payload is None:
             if self.ends is None or work.ids is None:
                 raise ProtocolError("ids came to a hop that does not hold the embedding")
-            return self.ends.embed(work.ids)
-        rows_TB = read_rows(work.payload, work.count)
-        if (rows_TB.shape[1], work.payload.dtype) != (self._row_bytes, self.wire_dtype):
-            raise ProtocolError(f"rows of {work.payload.width} in {work.payload.dtype} are not this span's")
+            return self.ends.embed(work.ids).tobytes()
+        dtype, width, data, _ = plain(work.payload, work.count)
+        if (width, dtype, len(data)) != (self.hidden_size, self.wire_dtype, work.count * self._row_bytes):
+            raise ProtocolError(
+                f"{len(data)} bytes in rows of {width} {dtype} are not {work.count} rows of this span's"
+            )
+        rows = bytes(data)
         judge = norms if work.bounds is None else work.bounds.admit
-        judge(numbers(rows_TB, self.wire_dtype), f"hidden states at position {work.position}")
-        return rows_TB
+        judge(rows, work.count, dtype, f"hidden states at position {work.position}")
+        return rows
 
     def _take(self, rows: Rows, work: Work) -> Result:
         """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
@@ -245,7 +248,7 @@ class SpanModel:
                 "begin the prompt with another one"
             )
         if not work.is_last:
-            payload = rows_payload(rows, self.wire_dtype)
+            payload = Payload(self.wire_dtype, self.hidden_size, rows.tobytes())
             if work.rounding is not None or work.uplink_Bps is not None:  # never of a decode step alone
                 payload = as_sent(payload, work.position, work.rounding, work.uplink_Bps)
             return Result(work.position, work.count, "hidden", payload)
@@ -255,7 +258,7 @@ class SpanModel:
         if count == 0:
             return Result(first, 0, "hidden", None)
         if work.sampler is None and not work.logits:
-            return Result(first, count, "hidden", rows_payload(wanted, self.wire_dtype))
+            return Result(first, count, "hidden", Payload(self.wire_dtype, self.hidden_size, wanted.tobytes()))
         if self.ends is None:
             raise ProtocolError("logits are asked of a hop that does not hold the head")
         logits_TV = self.ends.logits(wanted, count, self.num_threads)
