@@ -272,7 +272,7 @@ def test_rows_that_cannot_be_cost_the_last_hop_its_place(
         said = plain(session, until)
         if session.is_last and session.opened.resume is not None and session.opened.replay_until:
             box = session.outbox
-            box.send_again(forge([box.pop() for _ in iter(lambda: bool(box), False)]))
+            box.send_again(forge([box.send_next() for _ in iter(lambda: bool(box), False)]))
             return True
         return said
 

@@ -70,12 +70,12 @@ class FramedLink(asyncio.BufferedProtocol):
         self._opened = asyncio.Event()  # greeted, or closed before
         self._can_write = asyncio.Event()
         self._can_write.set()
+        self._is_behind = False  # the peer, with reading
         self._lost = asyncio.Event()
         self._is_reading = True
         self._uplink_Bps: float | None = None  # the last that the system told
-        self._much_since: tuple[float, int] | None = (
-            None  # more than MUCH_UNSENT waits: since when, and bytes read by then
-        )
+        # More than MUCH_UNSENT waits: since when, and bytes read by then.
+        self._much_since: tuple[float, int] | None = None
         self._is_waiting = False  # for its turn, to hand on what came
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._budget = PingBudget(handshake.clock())
@@ -222,9 +222,11 @@ class FramedLink(asyncio.BufferedProtocol):
         self._lost.set()
 
     def pause_writing(self) -> None:
+        self._is_behind = True
         self._can_write.clear()
 
     def resume_writing(self) -> None:
+        self._is_behind = False
         self._can_write.set()
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -234,10 +236,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self.health.frames_received += len(messages)
         own: list[Message] = []
         for message in messages:
-            if isinstance(message, OWN):
-                own.append(message)
-            else:
-                self._inbox.put(message)
+            (own.append if isinstance(message, OWN) else self._inbox.put)(message)
         if own and not self._budget.take(len(own), self._handshake.clock()):
             logger.warning("peer=%s lane=%s floods with pings", self._peer, self._reader.lane)
             self.abort(f"the peer sent more than {PER_S:g} pings a second")
@@ -289,7 +288,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._opened.set()
 
     def _send_pong(self, message: Message) -> None:
-        if self._can_write.is_set() and not self.is_closed:  # a peer that does not read gets no answers
+        if not self._is_behind and not self.is_closed:  # a peer that does not read gets no answers
             self._write(message)
 
     def _write(self, message: Message) -> None:
@@ -302,7 +301,7 @@ class FramedLink(asyncio.BufferedProtocol):
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
-        if not self._can_write.is_set() and self._reader.lane is not None:
+        if self._is_behind and self._reader.lane is not None:
             self._check_is_read(self._transport.get_write_buffer_size(), MAX_UNSENT[self._reader.lane])
 
     def _check_is_read(self, num_unsent: int, limit: int) -> None:

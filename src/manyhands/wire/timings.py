@@ -24,9 +24,11 @@ class HopTiming(NamedTuple):
 
 def written(queue_us: int, compute_us: int, rows: int = 1, windows: int = 1, streams: int = 1) -> bytes:
     """One HopTiming; what exceeds 71 minutes, 65,535 rows, 255 windows or streams counts as that."""
-    return TIMING.pack(
-        min(queue_us, _U32), min(compute_us, _U32), min(rows, _U16), min(windows, _U8), min(streams, _U8)
-    )
+    try:
+        return TIMING.pack(queue_us, compute_us, rows, windows, streams)
+    except struct.error:
+        most = _U32, _U32, _U16, _U8, _U8
+        return TIMING.pack(*map(min, (queue_us, compute_us, rows, windows, streams), most))
 
 
 def read_timings(timings: bytes) -> tuple[HopTiming, ...]:

@@ -273,13 +273,15 @@ class Engine:
     def _company(self, batch: list[Taken], now: float) -> tuple[int, int, int]:
         """Of a device step, for its origins: the rows, the windows (0: parts of prompts are among them), and how many sessions
         decode of late. Standbys keep no one waiting."""
-        rows = longest = 0
+        rows = longest = streams = 0
         for taken in batch:
             rows, longest = rows + taken.work.count, max(longest, taken.work.count)
             if taken.work.count <= WINDOW_ROWS and not taken.session.is_standby:
                 taken.session.decoded_at = now
         since = now - LATELY_S
-        streams = sum(session.decoded_at > since for session in self._sessions.values())
+        for session in self._sessions.values():
+            if session.decoded_at > since:
+                streams += 1
         return rows, len(batch) if longest <= WINDOW_ROWS else 0, streams
 
     def _keep_books(

@@ -32,30 +32,29 @@ class OutputLog:
     def __init__(self, *, begins_late: bool = False) -> None:
         self._begins_late = begins_late
         self._steps: deque[Step] = deque()
-        self._num_loose = 0  # of the last steps, those that may be joined and were not
+        self._num_loose = 0  # of the last steps, those that were not looked at to be joined
         self._is_dropped = False
+        self.end = 0  # positions held: [0, end)
         self.num_bytes = 0
-
-    @property
-    def end(self) -> int:
-        """Positions held: [0, end)."""
-        return self._steps[-1].position + self._steps[-1].count if self._steps else 0
 
     def append(self, step: Step) -> None:
         """Take note of a step with at least one row. A gap before it drops the log: it could not be replayed."""
         if self._is_dropped or step.count == 0:
             return
-        if (end := self.end) > step.position:
-            self._cut(step.position)
-            end = self.end
-        if step.position != end and (self._steps or not self._begins_late):
+        if step.position != self.end and not self._makes_room(step.position):
             self.drop()
             return
         self._steps.append(step)
+        self.end = step.position + step.count
         self.num_bytes += _size(step)
-        self._num_loose = self._num_loose + 1 if _may_join(step) else 0
+        self._num_loose += 1
         if self._num_loose == 2 * LOOSE_STEPS:
             self._gather()
+
+    def _makes_room(self, position: int) -> bool:
+        """Forget what is at `position` and beyond; whether a step there follows then."""
+        self._cut(position)
+        return position == self.end or (self._begins_late and not self._steps)
 
     def _gather(self) -> None:
         """Join the older half of the loose steps."""
@@ -67,7 +66,7 @@ class OutputLog:
     def drop(self) -> None:
         """Forget everything, for good."""
         self._steps.clear()
-        self.num_bytes = 0
+        self.end = self.num_bytes = self._num_loose = 0
         self._is_dropped = True
 
     def begin_with(self, other: "OutputLog", until: int) -> None:
@@ -113,6 +112,7 @@ class OutputLog:
                 kept = _beginning(step, position - step.position)
                 self._steps.append(kept)
                 self.num_bytes += _size(kept)
+        self.end = self._steps[-1].position + self._steps[-1].count if self._steps else 0
 
 
 class LogBudget:

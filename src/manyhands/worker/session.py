@@ -303,7 +303,7 @@ class HopSession:
         if not self.is_last or (
             self.opened.adoption is not None and step.content != "logits"
         ):  # large as the vocabulary
-            self.log.append(step._replace(timings=b""))
+            self.log.append(step)
         if self.is_standby and not self.waiting:
             self.report()
         return False
@@ -337,4 +337,4 @@ class HopSession:
 
     def flush(self) -> None:
         while self.outbox and self._outgoing.take():
-            try_send(self.successor, self.outbox.pop())
+            try_send(self.successor, self.outbox.send_next())
