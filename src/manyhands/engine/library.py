@@ -278,6 +278,7 @@ class Plan:
         )
         if not self._handle:
             raise ModelError(f"no plan of {len(widths)} registers and {positions} positions on {back_end}")
+        self._out_bytes = widths[out] * (2 if out_type == "bf16" else 4)  # of a row
 
     def add(
         self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
@@ -309,8 +310,9 @@ class Plan:
     def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:
         """`count` rows -> `count` rows [count, bytes of a row]. Raises ModelError, ContextOverflow; then caches may hold
         some of the step's positions, which the next step writes again."""
-        out = np.empty((count, self.widths[self.out] * (2 if self.out_type == "bf16" else 4)), np.uint8)
-        array = (Segment * len(segments))(*segments)
+        out = np.empty((count, self._out_bytes), np.uint8)
+        # One is given as it is: to make an array of it takes a hop, whose caches are cold, some 10 us.
+        array = ctypes.byref(segments[0]) if len(segments) == 1 else (Segment * len(segments))(*segments)
         given: tuple[bytes | int | None, int]
         if isinstance(rows, bytes):  # C takes them as they are; to ask an array for its address takes longer
             given = rows, len(rows)
