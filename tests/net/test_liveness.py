@@ -8,6 +8,7 @@ import pytest
 from manyhands.net.liveness import (
     ANSWERS,
     FOUND_S,
+    HEARD_BEATS,
     HEARTBEAT_S,
     PATIENCE_S,
     PROBE_S,
@@ -56,7 +57,7 @@ def found_after_s(
         verdict = pulse.judge(awake_s, patience_s(max(late_s, stalls.worst_s(now), pulse.late_s)))
         if verdict != "alive":
             return verdict, now - 10
-        if asked_at is None and now - beat_at >= HEARTBEAT_S:
+        if asked_at is None and now - beat_at >= pulse.beat_s(HEARTBEAT_S):
             pulse.asked(awake_s)
             asked_at = beat_at = now
     return "alive", until_s
@@ -131,6 +132,22 @@ def test_patience_grows_with_lateness_up_to_ten_seconds() -> None:
         and patience_s(0.2) == pytest.approx(5.0)
         and patience_s(60.0) == PATIENCE_S == 10.0
     )
+
+
+@pytest.mark.parametrize(
+    ("received", "has_unacked", "beats"), [(1, False, HEARD_BEATS), (1, None, HEARD_BEATS), (1, True, 1), (0, False, 1)]
+)
+def test_a_peer_that_is_heard_is_pinged_less_often_unless_what_is_sent_waits(
+    received: int, has_unacked: bool | None, beats: int
+) -> None:
+    """`received` bytes at every look; silent at one look, it is pinged as ever."""
+    pulse = Pulse(0.0)
+    assert pulse.beat_s(HEARTBEAT_S) == HEARTBEAT_S
+    for look in range(1, 9):
+        pulse.observe(LinkEvidence(received * look, True, 0, has_unacked), look * TICK_S)
+        assert pulse.beat_s(HEARTBEAT_S) == beats * HEARTBEAT_S
+    pulse.observe(LinkEvidence(received * 8, True, 0, has_unacked), 9 * TICK_S)
+    assert pulse.beat_s(HEARTBEAT_S) == HEARTBEAT_S
 
 
 def test_a_long_round_trip_is_not_lateness() -> None:

@@ -148,7 +148,7 @@ class Watch:
         """Ping the links that are due. While an answer is owed, a ping without one still shows that this node runs."""
         now = asyncio.get_running_loop().time()
         for each in self._watched:
-            if each.beat_at is not None and now - each.beat_at < each.every_s:
+            if each.beat_at is not None and now - each.beat_at < each.pulse.beat_s(each.every_s):
                 continue
             each.beat_at = now
             if each.pulse.is_asked:

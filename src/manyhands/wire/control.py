@@ -58,7 +58,7 @@ EXACT = {"stop"}
 def encode(message: Message) -> bytes:
     """The JSON body of a control message. Raises ProtocolError for what JSON cannot hold (NaN, lone surrogates)."""
     try:
-        return json.dumps(_plain(message), separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        return _write_json(_plain(message)).encode()
     except (TypeError, ValueError) as exc:
         raise ProtocolError(f"{type(message).__name__} cannot be sent: {exc}") from exc
 
@@ -66,7 +66,7 @@ def encode(message: Message) -> bytes:
 def decode(kind: type[M], body: bytes | bytearray) -> M:
     """Read one message of type `kind`. Raises ProtocolError, and nothing else, for any other bytes."""
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = _read_json(body.decode())
         message = _DECODERS[kind](value)
     except (ValueError, RecursionError, ManyhandsError) as exc:
         raise ProtocolError(f"{kind.__name__} is malformed: {exc!s:.{MAX_ERROR_CHARS}}") from exc
@@ -91,6 +91,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
+
+
+# Made once: a ping has to be encoded and decoded some twenty times a second.
+_write_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_read_json = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
 
 
 def _integer(limit: int) -> Decoder:
