@@ -134,19 +134,28 @@ def test_patience_grows_with_lateness_up_to_ten_seconds() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("received", "has_unacked", "beats"), [(1, False, HEARD_BEATS), (1, None, HEARD_BEATS), (1, True, 1), (0, False, 1)]
-)
-def test_a_peer_that_is_heard_is_pinged_less_often_unless_what_is_sent_waits(
-    received: int, has_unacked: bool | None, beats: int
-) -> None:
-    """`received` bytes at every look; silent at one look, it is pinged as ever."""
+@pytest.mark.parametrize("stops", ["speaks", "moves"])
+def test_a_peer_that_is_well_is_pinged_less_often_until_it_was_silent_for_a_look(stops: str) -> None:
+    """Either it says nothing more, or what is sent to it is acknowledged no more."""
+    pulse, now, received, acked = Pulse(0.0), 0.0, 0, 0
+    assert pulse.beat_s(HEARTBEAT_S) == HEARTBEAT_S, "nothing has come yet"
+    beats = []
+    for look in range(1, 13):
+        now = look * TICK_S
+        received += look <= 8 or stops != "speaks"
+        acked += look <= 8 or stops != "moves"
+        pulse.observe(LinkEvidence(received, True, acked, True), now)
+        beats.append(pulse.beat_s(HEARTBEAT_S) / HEARTBEAT_S)
+    assert beats == [HEARD_BEATS] * 8 + [1] * 4
+
+
+@pytest.mark.parametrize("has_unacked", [False, None])
+def test_where_nothing_waits_to_be_acknowledged_what_comes_decides(has_unacked: bool | None) -> None:
     pulse = Pulse(0.0)
-    assert pulse.beat_s(HEARTBEAT_S) == HEARTBEAT_S
     for look in range(1, 9):
-        pulse.observe(LinkEvidence(received * look, True, 0, has_unacked), look * TICK_S)
-        assert pulse.beat_s(HEARTBEAT_S) == beats * HEARTBEAT_S
-    pulse.observe(LinkEvidence(received * 8, True, 0, has_unacked), 9 * TICK_S)
+        pulse.observe(LinkEvidence(look, True, None, has_unacked), look * TICK_S)
+    assert pulse.beat_s(HEARTBEAT_S) == HEARD_BEATS * HEARTBEAT_S
+    pulse.observe(LinkEvidence(8, True, None, has_unacked), 9 * TICK_S)
     assert pulse.beat_s(HEARTBEAT_S) == HEARTBEAT_S
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 HEARTBEAT_S = 0.5  # between two pings of a link
-# Where bytes come at every look, and get there, a ping tells only how late the peer is: every fourth beat is enough.
+# Where bytes come at every look, and ours get there, a ping tells only how late the peer is: every fourth beat is enough.
 HEARD_BEATS = 4
 SUSPECT_S = 3.0
 # However busy machines are, a peer that answers within so long is not gone.
@@ -72,7 +72,7 @@ class Pulse:
         self._heard_at = self._moved_at = now
         self._asked_at: float | None = None
         self._line = LinkEvidence(0)
-        self._is_heard = False  # between the last two looks
+        self._is_well = False  # by the last look: bytes had come, and what was sent got there
         self._took_s: deque[float] = deque(maxlen=ANSWERS)
 
     def asked(self, now: float) -> None:
@@ -96,19 +96,21 @@ class Pulse:
 
     def observe(self, line: LinkEvidence, now: float) -> None:
         """Note what the link measures now."""
-        self._is_heard = line.num_received != self._line.num_received
-        if self._is_heard or not line.is_reading:
+        has_spoken = line.num_received != self._line.num_received
+        has_moved = line.num_acked != self._line.num_acked or not line.has_unacked
+        if has_spoken or not line.is_reading:
             self._heard_at = now
-        if line.num_acked != self._line.num_acked or not line.has_unacked:
+        if has_moved:
             self._moved_at = now
+        self._is_well = has_spoken and has_moved
         self._line = line
 
     def beat_s(self, every_s: float) -> float:
         """How long after a beat the next is due: `every_s`, or more while the peer is heard and what is sent gets there.
 
-        As soon as it is silent for a look, the beat is due as ever: what is gone is found as soon.
+        After one look without that the beat is due as ever, so what is gone is found as soon.
         """
-        return HEARD_BEATS * every_s if self._is_heard and not self._line.has_unacked else every_s
+        return HEARD_BEATS * every_s if self._is_well else every_s
 
     def judge(self, now: float, borne_s: float) -> Verdict:
         """What the peer's silence means. `borne_s`: how long its loop may be silent (patience_s)."""

@@ -146,7 +146,7 @@ class Watch:
 
     def _beat(self, pings: asyncio.TaskGroup) -> None:
         """Ping the links that are due. While an answer is owed, a ping without one still shows that this node runs."""
-        now = asyncio.get_running_loop().time()
+        now, awake_s = asyncio.get_running_loop().time(), self._awake_s()
         for each in self._watched:
             if each.beat_at is not None and now - each.beat_at < each.pulse.beat_s(each.every_s):
                 continue
@@ -154,7 +154,7 @@ class Watch:
             if each.pulse.is_asked:
                 try_send(each.link, Ping(NO_ANSWER))
             else:
-                each.pulse.asked(self._awake_s())
+                each.pulse.asked(awake_s)
                 each.ping = pings.create_task(self._ping(each))
 
     async def _ping(self, each: _Watched) -> None:
