@@ -26,8 +26,8 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_node, memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Opened, Step
+from manyhands.worker import engine
 from manyhands.worker.bounds import RowBounds
-from manyhands.worker.engine import COPIED_ROWS
 from manyhands.worker.log import LogBudget
 from manyhands.worker.parking import MAX_PARKED, MAX_PARKED_PER_OWNER, OWNER_SHARE, PARKED_S, Parked, Parking
 from tests.worker.hop import AFTER, NODE, ORIGIN, Hop, hidden, hop, session_id
@@ -196,14 +196,17 @@ def test_logs_of_parked_sessions_go_before_those_of_live_ones(folder: Path) -> N
     play(folder, scenario)
 
 
-def test_a_copy_of_a_large_cache_keeps_the_device_for_a_moment_only(folder: Path) -> None:
+def test_a_copy_of_a_large_cache_keeps_the_device_for_a_moment_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is copied in pieces, those of all openings in turn; a session that is dropped meanwhile is copied no further."""
 
     async def scenario(one: Hop) -> None:
-        rows = COPIED_ROWS + 5
+        most, rows = 512, 517
         await park(one, 1, capacity=rows, rows=rows)
         model = one.host.engine.model
         assert model is not None
+        monkeypatch.setattr(engine, "COPIED_BYTES", (most + 63) * model.runner.bytes_per_token)
         copied: list[int] = []
         plain = model.runner.copy
 
@@ -213,7 +216,7 @@ def test_a_copy_of_a_large_cache_keeps_the_device_for_a_moment_only(folder: Path
 
         cast(Any, model.runner).copy = watched
         assert await resume(one, 2, 1, rows, capacity=rows) == rows
-        assert sum(copied) == rows and max(copied) <= COPIED_ROWS
+        assert copied == [most, rows - most]
         opened = asyncio.ensure_future(resume(one, 3, 1, rows, capacity=rows))
         await asyncio.sleep(0)
         one.host.parking.clear()

@@ -9,7 +9,8 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, Final, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from manyhands.core import MAX_BIASES, MAX_STOP_IDS, MAX_STOPS, ModelId, NodeId, SessionId
 from manyhands.errors import ManyhandsError, ProtocolError
@@ -48,6 +49,7 @@ LIMITS |= {"offset": U64, "length": MAX_CHUNK_BYTES}
 # Items of a list by field name; other lists, of the spans in a Hello, have MAX_SPANS.
 MAX_ITEMS = {"logit_bias": MAX_BIASES, "stop_ids": MAX_STOP_IDS, "stop": MAX_STOPS, "ranges": MAX_RANGES}
 MAX_SPANS = 256
+_ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 MAX_ERROR_CHARS = 200  # an error quotes the peer's bytes; logs must not be flooded by them
 # Characters of a text by field name; other texts have plain.LIMIT. What is longer is cut, what is not printable replaced:
 # texts are for people, and are compared at most. Stop strings are exact: they belong to the text, and are never shown.
@@ -74,12 +76,21 @@ def decode(kind: type[M], body: bytes | bytearray) -> M:
     return message
 
 
-def _plain(value: object) -> object:
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+def _plain(value: Any) -> object:
+    kind: Any = type(value)
+    if kind in _ATOMS:
+        return value
+    if names := _names(kind):
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value.hex() if isinstance(value, bytes) else value
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
