@@ -11,8 +11,10 @@ from typing import Any
 import openai
 import pytest
 
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.limits import Quota
+from manyhands.api.preparation.pool import INLINE_BYTES
 from manyhands.api.run import Ask, Caller
 from manyhands.config import LimitsConfig, WorkerConfig
 from manyhands.core import SamplingParams
@@ -232,6 +234,19 @@ def test_full_nodes_are_503(folder: Path) -> None:
         assert it.watcher.outcomes == ["failed"] and it.watcher.ended_jobs[0].error == "shard_unavailable"
 
     play(folder, scene, worker=WorkerConfig(cache_tokens=64))
+
+
+def test_a_process_is_there_before_a_conversation_needs_it(folder: Path) -> None:
+    """It takes half a second to start, which was the first token's of the first turn of more than 8 KiB."""
+
+    async def scene(it: Served) -> None:
+        (formats,) = [part for part in it.gateway.parts if isinstance(part, ModelFormats)]
+        for size, num_started in ((100, 0), (INLINE_BYTES // 2, 1), (INLINE_BYTES, 1)):
+            status, _ = await raw(it.addr, post("/v1/completions", body(3) + b" " * size))
+            assert status == 200 and formats.preparing.num_started == num_started
+            await until(lambda: len(formats.preparing._idle) == formats.preparing.num_started)
+
+    play(folder, scene)
 
 
 def test_an_empty_gateway_serves_nothing() -> None:

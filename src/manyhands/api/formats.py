@@ -146,6 +146,8 @@ class ModelFormats:
                 made = prepare(path, body, desk)
             except NeedsProcess:
                 pass
+            if 2 * len(body) > INLINE_BYTES:  # of a conversation, which grows
+                self.preparing.expect()
         if made is None:
             job = PreparationJob(path, body, *who, *numbers, names, unnamed)
             made = await self.preparing.run(caller.name or client, job)

@@ -200,6 +200,18 @@ def test_a_process_that_is_not_let_run_has_its_time_left(folder: Path, unhurried
     play(folder, scene, deadline_s=0.2)
 
 
+def test_a_process_that_is_expected_to_be_needed_is_started_once_and_used(folder: Path) -> None:
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
+        preparing.expect()
+        preparing.expect()
+        await until(lambda: preparing.num_started == 1)
+        assert (await preparing.run("k", job(body(prompt="hi")))).prompts
+        preparing.expect()
+        assert (await preparing.run("k", job(body(prompt="hi")))).prompts and preparing.num_started == 1
+
+    play(folder, scene)
+
+
 def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:
     async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
         await preparing.run("k", job(body(prompt="hi")))

@@ -13,7 +13,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from manyhands.api.preparation.child import STARVED, Child
@@ -39,8 +39,9 @@ NUM_PROCESSES = 2
 MAX_WAITING = 64
 # For a new process to load the models' tokenizers: 2 s for 120,000 tokens on two busy cores.
 START_S = 60.0
-# Processes that have had nothing to do for so long end.
-IDLE_S = 300.0
+# Processes that have had nothing to do for so long end. Till then what a conversation has cached stays on its hops too
+# (worker/parking.py), and its next turn waits for neither.
+IDLE_S = 600.0
 # Of an answer: ids of a context, and fields within MAX_SCHEMA_BYTES and a prompt's text.
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -165,6 +166,7 @@ class Preparing:
         self._idle: list[tuple[Child, Sequence[SpeakerSpec]]] = []
         self._live: list[Child] = []  # all that have not been seen to end
         self._retire: asyncio.TimerHandle | None = None
+        self._beginning: asyncio.Task[None] | None = None  # ends with close
         self.num_started = self.num_killed = 0
 
     async def run(self, key: str, job: PreparationJob) -> Prepared:
@@ -175,8 +177,20 @@ class Preparing:
         async with self._queue.of(key):
             return await self._do(job)
 
+    def expect(self) -> None:
+        """A request that is for a process is likely to follow: start one, which takes half a second, unless there are some."""
+        if all(child.has_ended for child in self._live) and (self._beginning is None or self._beginning.done()):
+            self._beginning = asyncio.create_task(self._begin())
+
+    async def _begin(self) -> None:
+        specs = self._specs()
+        with suppress(ShardUnavailable, OSError):  # the request that needs one will say what is wrong
+            await self._leave(await self._process(specs), specs, is_whole=True)
+
     async def _do(self, job: PreparationJob) -> Prepared:
         specs = self._specs()
+        if self._beginning is not None:
+            await asyncio.wait([self._beginning])
         process = await self._process(specs)
         is_done = False
         try:
@@ -273,5 +287,8 @@ class Preparing:
         if self._retire is not None:
             self._retire.cancel()
         self._idle.clear()
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.wait([self._beginning])
         for process in list(self._live):
             await self._end(process)
