@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter, Returned
@@ -79,8 +80,9 @@ class Simulation:
     def play(self) -> float:
         """Seconds until every stream has drawn its last token, but for those that are endless."""
         for stream in self._streams:
-            stream.drafter.begin(lambda stream=stream: self._refill(stream, self._now))  # type: ignore[misc]
             self._send(stream, *stream.chain.extend(()), 0.0)
+            wake = partial(self._refill_now, stream)
+            stream.drafter.begin(stream.chain.ledger, wake)
         ending = [stream for stream in self._streams if not stream.is_endless]
         while not all(stream.done_at for stream in ending):
             self._now, _, act = heapq.heappop(self._events)
@@ -90,6 +92,9 @@ class Simulation:
     def after(self, delay_s: float, act: Callable[[], None]) -> None:
         """Call `act` then."""
         self._at(self._now + delay_s, lambda now: act())
+
+    def _refill_now(self, stream: Stream) -> None:
+        self._refill(stream, self._now)
 
     def _at(self, when: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._number), act))

@@ -160,6 +160,13 @@ def test_tokens_per_traversal() -> None:
     assert Drafting(windows=4, tokens=10, drafted=9, accepted=6).tokens_per_traversal == 2.5
 
 
+def test_a_prompt_is_indexed_while_the_hops_compute_it() -> None:
+    """And not when its first token is there, which would wait for that."""
+    drafter = AutoDrafter(Acceptance())
+    drafter.begin([*range(1000)], lambda: None)
+    assert len(drafter._index._older) == 1001
+
+
 def test_a_long_prompt_is_indexed_in_parts() -> None:
     """131,072 ids at once are 0.1 s of the event loop."""
     index, ids = SuffixIndex(), [*range(3), *([7, 8, 9, 10] * SuffixIndex.AT_ONCE)]

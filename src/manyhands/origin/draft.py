@@ -46,8 +46,9 @@ class Drafter(Protocol):
 
     tallies: Mapping[str, DraftTally]  # by drafter
 
-    def begin(self, wake: Callable[[], None]) -> None:
-        """The request begins. On its event loop, where `wake` is to be called when drafts have become ready."""
+    def begin(self, ids: Sequence[int], wake: Callable[[], None]) -> None:
+        """The request begins with `ids`, which are on their way over the route. On its event loop, where `wake` is to be called
+        when drafts have become ready."""
 
     def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
         """At most `most` guesses of what follows `ids` (prompt and committed tokens) and then `guessed`, guesses that are on
@@ -96,7 +97,7 @@ class NoDrafter:
         self.tallies: Mapping[str, DraftTally] = {}
         self.verdict = "off"
 
-    def begin(self, wake: Callable[[], None]) -> None:
+    def begin(self, ids: Sequence[int], wake: Callable[[], None]) -> None:
         return
 
     def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
@@ -130,7 +131,7 @@ class SuffixIndex:
     def find(self, ids: Sequence[int]) -> tuple[int, int]:
         """(position after the earlier occurrence, length of the match), or (-1, 0). `ids` begin with those given before."""
         end = len(ids)
-        self._extend(ids)
+        self.extend(ids)
         if len(self._older) <= end:
             return -1, 0
         best, match, at = -1, 0, self._older[end]
@@ -142,7 +143,8 @@ class SuffixIndex:
             at = self._older[at]
         return best, match
 
-    def _extend(self, ids: Sequence[int]) -> None:
+    def extend(self, ids: Sequence[int]) -> None:
+        """Index what is new of `ids`, AT_ONCE at most."""
         begins = len(self._older)
         newest, older = self._newest, self._older
         for end in range(begins, min(begins + self.AT_ONCE, len(ids)) + 1):
@@ -173,7 +175,7 @@ class ModelSource(Protocol):
         """What a draft of it takes, its wait for others' drafts included; 0 while that is not known."""
 
     def begin(self, wake: Callable[[], None]) -> None:
-        """As Drafter.begin."""
+        """The request begins; `wake` as in Drafter.begin."""
 
     def restart(self, ids: Sequence[int]) -> None:
         """A round begins: from now on guess what follows `ids`. What was guessed before stays if it still fits."""
@@ -230,9 +232,11 @@ class AutoDrafter:
         """Before it begins: learn and use what is known of the route, with the other requests on it."""
         self._depth.costs = costs
 
-    def begin(self, wake: Callable[[], None]) -> None:
+    def begin(self, ids: Sequence[int], wake: Callable[[], None]) -> None:
         if self._model is not None:
             self._model.begin(wake)
+        if self._copies:
+            self._index.extend(ids)
 
     def close(self) -> None:
         if self._model is not None:

@@ -132,9 +132,9 @@ class Generation:
         self._intake.reached = start = session.begins_at
         if self.finish_reason is None:
             start = await self._healer.restore(start)
-            self._drafter.begin(session.wake)
             self._chain.guessed.extend(self._guess_received(self._intake.most_guesses) or ())
             await self._send_known(start)
+            self._drafter.begin(self.ledger, session.wake)  # while the hops compute
         self.num_cached = min(start, len(self._request.prompt))
         return again
 
