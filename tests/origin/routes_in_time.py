@@ -272,7 +272,12 @@ class Fixed(NoDrafter):
         return self._model.take(len(ids), min(most, self._depth), self._depth)
 
 
-def rate(
+def rate(line: Line, drafter: Callable[[Sequence[int]], Drafter], *, tokens: int) -> float:
+    """Tokens per second of one answer that has the line to itself."""
+    return rates(line, drafter, tokens=tokens)[0]
+
+
+def rates(
     line: Line,
     drafter: Callable[[Sequence[int]], Drafter],
     *,
@@ -281,13 +286,13 @@ def rate(
     others: int = 0,
     seed: int = 1,
     says: Callable[[DeviceStep], DeviceStep] = lambda company: company,
-) -> float:
-    """Tokens per second of `streams` answers at once, in sum, on a line that `others` of another origin share, undrafted."""
+) -> tuple[float, float]:
+    """Tokens per second of `streams` answers at once, in sum, and of `others` of another origin on the same line, undrafted."""
     truth = range(tokens + 2 * WINDOW_ROWS)
     answers = [Stream(truth, drafter(truth)) for _ in range(streams)]
     company = [Stream(range(1 << 30), NoDrafter(), is_endless=True) for _ in range(others)]
-    Simulation(line, answers + company, seed, says).play()
-    return sum(tokens / answer.done_at for answer in answers)
+    took_s = Simulation(line, answers + company, seed, says).play()
+    return sum(tokens / answer.done_at for answer in answers), sum(len(o.chain.ledger) for o in company) / took_s
 
 
-__all__ = ["AutoDrafter", "Fixed", "LateModel", "Line", "ReadyModel", "Simulation", "Stream", "rate"]
+__all__ = ["AutoDrafter", "Fixed", "LateModel", "Line", "ReadyModel", "Simulation", "Stream", "rate", "rates"]

@@ -10,11 +10,12 @@ from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, copied, modelle
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter, SuffixIndex
 from manyhands.origin.route_costs import MAX_ROUTES, CostsOfRoutes, RouteCosts, SharedRounds
 from manyhands.origin.step_costs import DeviceStep, Timing
-from tests.origin.routes_in_time import Fixed, LateModel, Line, ReadyModel, Simulation, Stream, rate
+from tests.origin.routes_in_time import Fixed, LateModel, Line, ReadyModel, Simulation, Stream, rate, rates
 from tests.route.test_policies import offer
 
 CHANCES, TRIPS_S, ROWS_S, STREAMS = (0.0, 0.3, 0.6, 0.8, 0.98), (0.0, 0.02, 0.3), (0.001, 0.01, 0.02), (1, 2, 4, 8)
 NEAR = 0.85  # of the best fixed depth
+FAR = (4, 4, 0.98, 0.0, 0.01)  # where the most for all leaves the others 0.4 of what they had
 CORNERS = list(product((0.0, 0.98), (0.0, 0.3), (0.001, 0.02), (1, 4)))
 
 
@@ -41,8 +42,20 @@ class Route:
         self._known, self._seeds = [(Acceptance(), RouteCosts()) for _ in range(origins)], count(2)
 
     def ours(self) -> float:
-        """Tokens per second of all streams."""
+        """Tokens per second of all streams of ours."""
+        return self.drafted()[0]
 
+    def fixed(self, depth: int) -> float:
+        """The same with always as many drafts, none with 0."""
+        return self.drafted(depth)[0]
+
+    def drafted(self, depth: int | None = None) -> tuple[float, float]:
+        """Tokens per second of all streams of ours, and of all others; `depth`: always as many drafts."""
+        make = self._decided() if depth is None else self._fixed(depth)
+        about = {"streams": self._streams, "others": self._others, "seed": self._seed}
+        return rates(self._line, make, tokens=300, says=self._says, **about)
+
+    def _decided(self) -> Callable[[Sequence[int]], Drafter]:
         own, known = self._streams // len(self._known), cycle(self._known)
 
         def drafter(truth: Sequence[int]) -> Drafter:
@@ -52,20 +65,15 @@ class Route:
             ours.share(costs)
             return ours
 
-        return self._rate(drafter)
+        return drafter
 
-    def _rate(self, drafter: Callable[[Sequence[int]], Drafter]) -> float:
-        about = {"streams": self._streams, "others": self._others, "seed": self._seed}
-        return rate(self._line, drafter, tokens=300, says=self._says, **about)
-
-    def fixed(self, depth: int) -> float:
-        """The same with always as many drafts, none with 0."""
+    def _fixed(self, depth: int) -> Callable[[Sequence[int]], Drafter]:
         seeds = count(2)
 
         def drafter(truth: Sequence[int]) -> Drafter:
             return Fixed(ReadyModel(truth, self._chance, next(seeds)), depth)
 
-        return self._rate(drafter)
+        return drafter
 
 
 @pytest.mark.parametrize(("chance", "trip_s", "row_s", "streams"), CORNERS)
@@ -98,6 +106,23 @@ def test_never_slower_than_plain_beside_streams_of_other_origins(chance: float, 
     assert min(ours) >= 0.98 * plain
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("shared", "chance", "trip_s", "row_s"), list(product(((1, 3), (1, 7), (4, 4)), CHANCES[1:], TRIPS_S, ROWS_S))
+)
+def test_all_streams_of_a_route_together_are_near_the_best_fixed_depth(
+    shared: tuple[int, int], chance: float, trip_s: float, row_s: float
+) -> None:
+    """Ours and those of another origin, which are not drafted. Their sum is what is raised; ours alone lose nothing."""
+    streams, others = shared
+    route = Route(chance, trip_s, row_s, streams, others=others)
+    plain, first, second = route.drafted(0), route.drafted(), route.drafted()
+    assert min(first[0], second[0]) >= 0.98 * plain[0]
+    assert min(sum(first), sum(second)) >= 0.95 * sum(plain)
+    best = max(sum(route.drafted(depth)) for depth in (0, 1, 2, 4, 8, 15))
+    assert sum(second) >= (0.79 if (*shared, chance, trip_s, row_s) == FAR else NEAR) * best
+
+
 def test_origins_with_a_stream_each_are_no_slower_than_plain_together() -> None:
     """Rows cost half a step, and hops that eight streams fill have no room for them: 0.74 of plain if none knew of others."""
     route = Route(0.8, 0.0, 0.01, 8, origins=8)
@@ -115,7 +140,7 @@ def test_eight_origins_are_no_slower_than_plain_and_near_the_best_fixed_depth_to
     routes = [Route(chance, trip_s, row_s, 8, seed, origins=8) for seed in range(1, 4)]
     plain, *fixed = [sum(route.fixed(depth) for route in routes) for depth in (0, 1, 2, 4, 8, 15)]
     first, second = sum(map(Route.ours, routes)), sum(map(Route.ours, routes))
-    assert first >= 0.96 * plain and second >= 0.98 * plain
+    assert first >= 0.98 * plain and second >= 0.99 * plain
     assert second >= NEAR * max(plain, *fixed)
 
 
@@ -229,6 +254,15 @@ def test_rounds_beside_streams_of_other_origins() -> None:
     assert full.seconds(1) < beside.others_seconds(9) < full.seconds(9)
     like = full._replace(own=4, others=4.0, others_rows=5.0)
     assert like.seconds(5) == like.others_seconds(5) == pytest.approx(full.seconds(5))
+
+
+def test_a_row_costs_its_origin_what_it_takes_though_others_have_more() -> None:
+    """Where hops mostly rest, others' longer windows are seldom in the way. To them a row more seemed to cost nothing: a draft
+    that was never right was sent in each round."""
+    beside = SharedRounds(0.3, 0.0, 0.02, 8 / 3, own=1, others=7.0, others_rows=2.0)
+    assert 0.32 < beside.seconds(1) < 0.327 and beside.seconds(2) == pytest.approx(0.34)
+    full = SharedRounds(0.0, 0.01, 0.01, 8 / 3, own=1, others=7.0, others_rows=2.0)
+    assert full.seconds(1) == pytest.approx(0.01 + 0.01 * 8 / 3 * 15 / 8), "steps are served in turn"
 
 
 def test_what_drafts_cost_streams_of_other_origins_counts() -> None:

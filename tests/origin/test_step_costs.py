@@ -63,6 +63,12 @@ def test_windows_of_other_origins_are_told_from_ours() -> None:
     assert costs.rows_of_others(4, 4.0) == pytest.approx(5.5, rel=0.01), "less what our own three have of seven"
 
 
+def test_long_windows_of_others_that_share_no_step_of_late_are_forgotten() -> None:
+    shared, alone = ((1, DeviceStep(6, 2, 2), 0.02),) * 20, ((1, DeviceStep(1, 1, 2), 0.02),) * 200
+    assert learnt(*shared).rows_of_others(1, 1.0) == pytest.approx(5.0, rel=0.02)
+    assert learnt(*shared, *alone).rows_of_others(1, 1.0) == pytest.approx(1.0, abs=0.1)
+
+
 @given(st.lists(st.tuples(st.integers(1, WINDOW_ROWS), st.lists(_SAID, min_size=2, max_size=2)), max_size=40))
 def test_nothing_that_hops_can_say_breaks_it(windows: list[tuple[int, list[tuple[float, float, DeviceStep]]]]) -> None:
     depth = Depth()

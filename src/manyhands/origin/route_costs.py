@@ -36,7 +36,9 @@ class SharedRounds(NamedTuple):
     equation for U.
 
     `others` streams, of windows of `others_rows` rows, are other origins' beside `own` of ours. n is the mean of all then, and
-    no round is shorter than one alone.
+    no round is shorter than one alone. Steps are served in turn, so where hops never rest one of ours with
+    fewer rows takes as long as the others; where they do, it waits behind those as often as it finds a hop busy, and a row
+    more costs it something.
     """
 
     flight_s: float
@@ -49,24 +51,30 @@ class SharedRounds(NamedTuple):
 
     def seconds(self, rows: int) -> float:
         """Of a round in which each stream of ours has so many rows."""
-        return max(self._alone(rows), self._all(rows))
+        mean = self._mean(rows)
+        together = self._together(mean)
+        all_s = self._alone(mean * together)
+        busy = min(1.0, self.load / together * (1 - self.flight_s / all_s)) if all_s else 1.0
+        return max(self._alone(rows), all_s - (1 - busy) * self.row_s * max(0.0, mean - rows))
 
     def others_seconds(self, rows: int) -> float:
         """Of a round of others meanwhile."""
-        return max(self._alone(self.others_rows), self._all(rows))
+        mean = self._mean(rows)
+        return self._alone(max(self.others_rows, mean * self._together(mean)))
 
     def _alone(self, rows: float) -> float:
         return self.flight_s + self.fixed_s + self.row_s * rows
 
-    def _all(self, rows: int) -> float:
-        mean = (self.own * rows + self.others * self.others_rows) / (self.own + self.others)
+    def _mean(self, rows: int) -> float:
+        return (self.own * rows + self.others * self.others_rows) / (self.own + self.others)
+
+    def _together(self, mean: float) -> float:
+        """U, for windows of so many rows."""
         rows_s = self.row_s * mean
         if self.load <= 1 or not rows_s:
-            return self._alone(mean)
-        alone_s = self.flight_s + self.fixed_s
-        b = alone_s - self.load * rows_s
-        together = (sqrt(b * b + 4 * rows_s * self.load * self.fixed_s) - b) / (2 * rows_s)
-        return alone_s + rows_s * max(1.0, together)
+            return 1.0
+        b = self.flight_s + self.fixed_s - self.load * rows_s
+        return max(1.0, (sqrt(b * b + 4 * rows_s * self.load * self.fixed_s) - b) / (2 * rows_s))
 
 
 class RouteCosts:

@@ -13,6 +13,7 @@ from manyhands.worker.batch import WINDOW_ROWS
 
 _LEARN, _SLOWLY = 0.1, 0.05  # of a new value: who shares the steps; what a step takes
 _FORGET = 0.95  # of the weight of older windows of others, at each new window
+_FEW = 0.05  # windows of one row are assumed beside those of others that were seen: old ones come to count less
 _FULL = 8.0  # steps after which a size is known as well as others
 _LEAST_S = 1e-6  # hops count in microseconds
 _FINE = 8  # sizes up to so many rows are told apart; beyond, four an octave
@@ -106,7 +107,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._hops: list[_Hop] = []
         self._own_rows: float | None = None  # of a window
-        self._others = (1e-3, 1e-3)  # rows and windows of others in the steps of ours
+        self._others = (0.0, 0.0)  # rows and windows of others in the steps of ours
 
     def note(self, timing: Timing) -> None:
         """Where hops do not say what they computed, all of a round counts as that. What cannot be is taken for the nearest that
@@ -154,6 +155,6 @@ class StepCosts:
     def rows_of_others(self, streams: int, others: float) -> float:
         """What a window of other origins' `others` streams has, beside `streams` of ours, which share steps with each other."""
         rows, windows = self._others
-        company = (streams - 1 + others) * rows / windows if windows else streams - 1 + others
+        company = (streams - 1 + others) * (rows + _FEW) / (windows + _FEW)
         ours = (streams - 1) * (self._own_rows or 1.0)
         return min(float(WINDOW_ROWS), max(1.0, (company - ours) / others))
