@@ -271,13 +271,13 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
 #ifdef TILES
     int is_tiled = source->form == TILED || source->form == TILED_GROUPS;
     if (is_tiled)
-        tiles_begin(source->form == TILED ? SIDE : DEPTH / 4);
+        tiles_begin(source->form == TILED ? SIDE : DEPTH / 4, tile_lines(source));
 #else
     int is_tiled = 0;
 #endif
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
-        panels = source->form == TILED ? at_most(end - panel, TILED_PANELS) : is_tiled || is_many ? at_most(end - panel, PANELS) : 1;
+        panels = source->form == TILED ? at_most(end - panel, TILED_PANELS) : is_many || (is_tiled && source->count > SIDE) ? at_most(end - panel, PANELS) : 1;
         for (int64_t p = 0; p < panels && source->form != TILED; p++)
             memset(sums + p * CHUNK * SIDE, 0, (size_t)(ceil_div(source->count, SIDE) * SIDE * SIDE) * 4);
 #ifdef TILES
@@ -655,7 +655,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
     int64_t most = in_tiles(kind, rows * kind->groups) ? TILE_ROWS : CHAIN_ROWS;
 #ifdef TILES
     if (most == TILE_ROWS)
-        tiles_begin(SIDE);
+        tiles_begin(SIDE, SIDE);
 #endif
     for (int64_t first = 0; first < rows * kind->groups; first += most) {
         int64_t count = at_most(rows * kind->groups - first, most), is_tiled = in_tiles(kind, count);

@@ -19,7 +19,11 @@ typedef struct {
     float scales[SIDE], minima[SIDE];
 } Signed;
 
-enum { TURN = 4 }; /* steps of K that all rows and PANELS panels go through before the next: tiles of sums; their weights stay in L1 */
+enum { TURN = 4 }; /* steps of K that all rows and the panels in turn go through before the next: tiles of sums; their weights stay in L1 */
+enum { BYTES_STEP = DEPTH * SIDE + 2 * SIDE, FEWER_STEP = 6 * LINE }; /* bytes of a step of W8, and at most of others in tiles */
+
+/* Lines of its tiles: of few rows half are left out. */
+static inline int tile_lines(const Source *source) { return source->form == TILED_GROUPS && source->count <= SIDE / 2 ? SIDE / 2 : SIDE; }
 
 static inline RowTile *row_tile(const Source *source, int64_t step, int64_t row) { return (RowTile *)source->rows + row / SIDE * source->depth + step; }
 
@@ -59,20 +63,20 @@ INLINE void sign_group(int64_t type, const uint8_t *panel, int64_t depth, int64_
     for (int i = 0; i < 64; i++)
         less[i] = (uint8_t)(type == W4Z ? zero_at(factors, i / 4) : code_offset(type));
 #pragma GCC unroll 4
-    for (int j = 0; type != W8 && j < 4; j++) {
+    for (int j = 0; j < 4; j++) {
         sign_codes(type, codes, 0, j, less, out->codes + j * 64);
         sign_codes(type, codes, 1, j, less, out->codes + (4 + j) * 64);
     }
 }
 
-/* Steps [first, end) of a panel. */
+/* Steps [first, end) of a panel, of all types but W8, whose codes are signed. */
 static void sign_groups(int64_t type, const uint8_t *panel, int64_t depth, int64_t first, int64_t end, Signed *out)
 {
     for (int64_t step = first; step < end; step++, out++)
         switch (type) {
 #define CASE(name) \
     case name: sign_group(name, panel, depth, step, out); break;
-            CASE(W8) CASE(W4) CASE(W4M) CASE(W5) CASE(W5M) CASE(W4K) CASE(W5K) CASE(W4F) CASE(W4Z)
+            CASE(W4) CASE(W4M) CASE(W5) CASE(W5M) CASE(W4K) CASE(W5K) CASE(W4F) CASE(W4Z)
 #undef CASE
         }
 }
@@ -82,18 +86,17 @@ typedef struct {
     const RowTile *rows;
     const Signed *weights;
     const int8_t *codes; /* weights' own, or a panel's of W8 */
-    int64_t codes_step;
+    int64_t codes_step, steps;
     int32_t *parts; /* the integers: [step][16][16] */
-    const char *ahead; /* the panel's codes of the next turn, fetched a part with each square: so many lines */
-    int64_t lines;
+    const char *ahead; /* what is fetched meanwhile, or null: of as many steps */
     float *sums;
 } Square;
 
 /* Tiles 0 to 3 = the integers of a turn. */
-INLINE void multiply_square(const Square *square, int64_t steps)
+INLINE void multiply_square(const Square *square)
 {
 #define MULTIPLY(step, rows_tile, codes_tile)                                            \
-    if (step < steps) {                                                                  \
+    if (step < square->steps) {                                                          \
         tile_zero(step);                                                                 \
         tile_load_group(rows_tile, square->rows[step].codes);                            \
         tile_load_quads(codes_tile, square->codes + step * square->codes_step);          \
@@ -119,84 +122,94 @@ INLINE void put_parts(const Square *square, int step)
 #undef PUT
 }
 
+/* What is read of weights in one step, to L2: to L1 it would take the place of what is read now. */
+INLINE void fetch(int like, const char *ahead, int step)
+{
+    for (int64_t at = 0; at < (like == W8 ? BYTES_STEP : FEWER_STEP); at += LINE)
+        __builtin_prefetch(ahead + step * (like == W8 ? BYTES_STEP : FEWER_STEP) + at, 0, 2);
+}
+
 /* sums += a square's integers times its scales, step by step; the next square is multiplied meanwhile, and its tiles, which take some
- * 50 cycles, are stored when they are ready. */
-INLINE void fold(int with_minima, const Square *now, const Square *next, int64_t steps)
+ * 50 cycles, are stored when they are ready. like: W8, or a type with minima, or one without; lines: rows of a tile. */
+INLINE void fold(int like, int lines, const Square *now, const Square *next)
 {
     V sums[SIDE];
-    if (next)
-        multiply_square(next, steps);
+    multiply_square(next);
 #pragma GCC unroll 16
-    for (int r = 0; r < SIDE; r++)
+    for (int r = 0; r < lines; r++)
         sums[r] = load(now->sums + r * SIDE);
 #pragma GCC unroll 4
     for (int s = 0; s < TURN; s++) {
-        if (s >= steps)
-            break;
         const Signed *weights = now->weights + s;
         const RowTile *rows = now->rows + s;
         const int32_t *parts = now->parts + s * SIDE * SIDE;
-        V scale = load(weights->scales), least = with_minima ? load(weights->minima) : scale;
+        if (now->ahead)
+            fetch(like, now->ahead, s);
+        if (s < now->steps) {
+            V scale = load(weights->scales), least = has_minima(like) ? load(weights->minima) : scale;
 #pragma GCC unroll 16
-        for (int r = 0; r < SIDE; r++) {
-            sums[r] = fma_(from_words(parts + r * SIDE), mul(scale, set(rows->scales[r])), sums[r]);
-            if (with_minima)
-                sums[r] = fma_(least, set(rows->sums[r]), sums[r]);
+            for (int r = 0; r < lines; r++) {
+                sums[r] = fma_(from_words(parts + r * SIDE), mul(scale, set(rows->scales[r])), sums[r]);
+                if (has_minima(like))
+                    sums[r] = fma_(least, set(rows->sums[r]), sums[r]);
+            }
         }
-        if (next)
+        if (s < next->steps)
             put_parts(next, s);
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < SIDE; r++)
+    for (int r = 0; r < lines; r++)
         store(now->sums + r * SIDE, sums[r]);
 }
 
-/* A turn of all rows and `panels` panels, a square after the other. */
-INLINE void multiply_turn(int with_minima, const Source *source, int64_t step, int64_t steps, int64_t panels, Square squares[PANELS], float *sums)
+/* sums += `panels` panels times all rows: turn after turn of K, and of a turn square after square. Meanwhile the same steps of the panels
+ * that follow are fetched. */
+INLINE void multiply_squares(int like, int lines, int64_t type, const Source *source, const uint8_t *packed, int64_t panels, float *sums)
 {
+    Signed weights[2][PANELS][TURN] __attribute__((aligned(64)));
     int32_t parts[2][TURN * SIDE * SIDE] __attribute__((aligned(64)));
-    int64_t count = ceil_div(source->count, SIDE) * panels;
-    Square now, next = {0};
-    for (int64_t i = 0; i <= count; i++, now = next) {
-        if (i < count) {
-            next = squares[i % panels];
-            next.rows = row_tile(source, step, i / panels * SIDE);
-            next.parts = parts[i % 2];
-            for (int64_t line = 0; line < next.lines; line++)
-                __builtin_prefetch(next.ahead + (i / panels * next.lines + line) * LINE);
-            next.sums = sums + (i % panels * CHUNK + i / panels * SIDE) * SIDE;
-        }
-        if (i == 0) {
-            multiply_square(&next, steps);
-            for (int s = 0; s < steps; s++)
-                put_parts(&next, s);
-        } else
-            fold(with_minima, &now, i < count ? &next : 0, steps);
+    int64_t depth = source->depth, bytes = panel_bytes(type, depth), blocks = ceil_div(source->count, SIDE), count = 0;
+    Square now = {.rows = row_tile(source, 0, 0), .weights = weights[0][0], .parts = parts[1], .sums = sums}, next;
+    for (int64_t step = 0; step < depth; step += TURN) {
+        Signed(*turn)[TURN] = weights[step / TURN % 2];
+        next.steps = at_most(depth - step, TURN);
+        for (int64_t p = 0; p < panels; p++)
+            if (like == W8)
+                for (int64_t s = 0; s < next.steps; s++)
+                    store(turn[p][s].scales, scales_of(W8, factors_at(W8, packed + p * bytes, depth, step + s), 0));
+            else
+                sign_groups(type, packed + p * bytes, depth, step, step + next.steps, turn[p]);
+        __asm__ volatile("" ::: "memory"); /* tiles read what was written */
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t p = 0; p < panels; p++, now = next) {
+                const uint8_t *panel = packed + p * bytes;
+                next.rows = row_tile(source, step, block * SIDE);
+                next.weights = turn[p];
+                next.codes = like == W8 ? (const int8_t *)panel + step * code_bytes(W8) : turn[p]->codes;
+                next.codes_step = like == W8 ? code_bytes(W8) : (int64_t)sizeof(Signed);
+                next.parts = parts[count++ % 2];
+                next.ahead = block ? 0 : (const char *)panel + panels * bytes + step * (code_bytes(type) + factor_bytes(type));
+                next.sums = sums + (p * CHUNK + block * SIDE) * SIDE;
+                fold(like, lines, &now, &next);
+            }
     }
+    next.steps = 0;
+    fold(like, lines, &now, &next);
 }
 
 /* sums [panel][row][16] += `panels` panels of small weights, of any type but W6K, times all rows. */
 static void group_tiles(int64_t type, const Source *source, const uint8_t *packed, int64_t panels, float *sums)
 {
-    Signed weights[PANELS][TURN] __attribute__((aligned(64)));
-    int64_t depth = source->depth, steps;
-    for (int64_t step = 0; step < depth; step += steps) {
-        Square squares[PANELS];
-        steps = at_most(depth - step, TURN);
-        for (int64_t p = 0; p < panels; p++) {
-            const uint8_t *panel = packed + p * panel_bytes(type, depth);
-            sign_groups(type, panel, depth, step, step + steps, weights[p]);
-            squares[p] = (Square){.weights = weights[p], .codes = weights[p]->codes, .codes_step = sizeof(Signed)};
-            squares[p].ahead = (const char *)panel + (step + TURN) * code_bytes(type);
-            squares[p].lines = ceil_div(TURN * code_bytes(type), ceil_div(source->count, SIDE) * LINE);
-            if (type == W8)
-                squares[p].codes = (const int8_t *)panel + step * code_bytes(W8), squares[p].codes_step = code_bytes(W8);
-        }
-        __asm__ volatile("" ::: "memory"); /* tiles read what was written */
-        if (has_minima(type))
-            multiply_turn(1, source, step, steps, panels, squares, sums);
-        else
-            multiply_turn(0, source, step, steps, panels, squares, sums);
-    }
+    int is_half = tile_lines(source) < SIDE;
+#define LIKE(name)                                                              \
+    is_half ? multiply_squares(name, SIDE / 2, type, source, packed, panels, sums) \
+            : multiply_squares(name, SIDE, type, source, packed, panels, sums)
+    if (type == W8)
+        LIKE(W8);
+    else if (has_minima(type))
+        LIKE(W4M);
+    else
+        LIKE(W4);
+#undef LIKE
 }
 #endif

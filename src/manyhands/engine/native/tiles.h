@@ -22,7 +22,7 @@ static __thread char tiles[8][TILE_BYTES];
     memcpy(tiles[n] + row_ * TILE_LINE, (const char *)(at) + row_ * DEPTH, DEPTH)
 #define tile_load_quads(n, at) memcpy(tiles[n], at, TILE_LINE * DEPTH / 4)
 #define tile_bytes_sum(c, a, b) emulate_bytes(tiles[c], (int8_t *)tiles[a], (int8_t *)tiles[b])
-static void tiles_begin(int quads) { (void)quads; }
+static void tiles_begin(int quads, int rows) { (void)quads, (void)rows; }
 static void tiles_end(void) {}
 static void emulate(char *sums, const char *rows, const char *panel)
 {
@@ -70,7 +70,7 @@ static V from_words(const int32_t *at)
 #define tile_bytes_sum(c, a, b) _tile_dpbssd(c, a, b)
 static inline V from_words(const int32_t *at) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(at)); }
 /* Tiles 0 to 3 are sums; 4 and 5 rows, and 6 and 7 weights, of `quads` times 4 bytes of K. */
-static void tiles_begin(int quads)
+static void tiles_begin(int quads, int rows)
 {
     struct {
         uint8_t palette, start, reserved[14];
@@ -78,7 +78,8 @@ static void tiles_begin(int quads)
         uint8_t lines[16];
     } all = {.palette = 1};
     for (int i = 0; i < 8; i++)
-        all.line_bytes[i] = (uint16_t)(i == 4 || i == 5 ? 4 * quads : TILE_LINE), all.lines[i] = (uint8_t)(i < 6 ? SIDE : quads);
+        all.line_bytes[i] = (uint16_t)(i == 4 || i == 5 ? 4 * quads : TILE_LINE), all.lines[i] = (uint8_t)(i < 6 ? rows : quads);
+    __asm__ volatile("" : : "r"(&all) : "memory"); /* gcc 12 takes all but its first bytes for unread */
     _tile_loadconfig(&all);
 }
 static void tiles_end(void) { _tile_release(); }
