@@ -31,10 +31,13 @@ class Base:
 
 
 @asynccontextmanager
-async def base(folder: Path, threads: int, request: RequestConfig | None = None) -> AsyncIterator[Base]:
-    """An origin without a swarm yet. `request` None: no drafts, which random weights invite by repeating themselves."""
+async def base(
+    folder: Path, threads: int, request: RequestConfig | None = None, ticket: Ticket | None = None
+) -> AsyncIterator[Base]:
+    """An origin without a swarm yet, or of that of `ticket`. `request` None: no drafts, which random weights invite by
+    repeating themselves."""
     build_manifest(folder)
-    ticket = Ticket.new("bench")
+    ticket = ticket or Ticket.new("bench")
     device = Device.start(threads)
     try:
         request = request or RequestConfig(draft="off")

@@ -2,17 +2,18 @@
 
     python -m bench.upkeep [--shape tales|0.5b] [--reps N] [--most M] [--quick]
 
-Arms, interleaved: everything on; no output logs (serve --log-bytes 0); no heartbeats (nodes and origin never ping); neither;
-everything on and a fourth node that stands by for all hops (`[request] standby`).
-Tokens/s wander by more than 1 % on any shared machine, so the CPU seconds of a token are taken as well, of the arm's nodes and
-of the origin: logs and heartbeats wait for nothing, what they cost is CPU. (The origin's process also answers the heartbeats of
-the other arms' nodes: some 0.05 % of its CPU, in every arm.) After `--reps` rounds of all arms the two that are compared go on
-alone, until the median of their ratios is known within WITHIN, 95 % sure, or there are `--most` pairs. Holds if with both a
-token takes at most 1 % more CPU than with neither, to the upper end of that interval. What the standby costs is shown, of its
+Arms, interleaved, on the same processes (two sets of processes of one code differ by more than 1 %): everything on; no output
+logs; no heartbeats, that is, no ping and no look at a link; neither; everything on and a fourth node that stands by for all
+hops (`[request] standby`). Logs and heartbeats are switched while the processes run (switched_node.py).
+Tokens/s wander by more than 1 % on any shared machine, so the CPU seconds of a token are taken as well, of the nodes and of the
+origin: logs and heartbeats wait for nothing, what they cost is CPU. After `--reps` rounds of all arms the two that are compared
+go on alone, until the median of their ratios is known within WITHIN, 95 % sure, or there are `--most` pairs. Holds if with both
+a token takes at most 1 % more CPU than with neither, to the upper end of that interval. What the standby costs is shown, of its
 own node apart, and does not count.
 """
 
 import argparse
+import asyncio
 import itertools
 import os
 import sys
@@ -20,11 +21,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import manyhands.net.liveness
-from bench.report import finish, measuring, median_interval, note, paired, spread
+from bench import switched_node
+from bench.report import finish, measuring, median_interval, paired, spread
 from bench.shapes import checkpoint
 from bench.swarm import base, generate, prompt_ids
 from manyhands.checkpoint.config_fields import read_facts
@@ -36,10 +37,15 @@ from manyhands.origin import Origin
 
 TARGET = {"both_x": 0.99, "both_cpu_x": 1.01}  # of tokens/s, shown; of CPU, which decides
 NODES, PROMPT = 3, 16
-ARMS = ("both", "no logs", "no heartbeats", "neither", "standby")
+OFF: dict[str, tuple[str, ...]] = {
+    "both": (),
+    "no logs": ("logs",),
+    "no heartbeats": ("heartbeats",),
+    "neither": ("logs", "heartbeats"),
+    "standby": (),
+}
 COMPARED = ("both", "neither")
 WITHIN = 0.005
-NEVER_S = 1e9
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 Samples = dict[str, dict[str, list[float]]]
 
@@ -52,47 +58,41 @@ def cpu_s(pids: list[int]) -> float:
 
 async def measure(options: argparse.Namespace, folder: Path) -> Samples:
     """By arm: tokens/s, CPU seconds of a token in the origin and its hops, and in the standby's node."""
-    samples: Samples = {arm: defaultdict(list) for arm in ARMS}
+    samples: Samples = {arm: defaultdict(list) for arm in OFF}
     spans = even_cut(read_facts(folder).num_layers, NODES)
-    usual_s = manyhands.net.liveness.HEARTBEAT_S
     async with AsyncExitStack() as stack:
-        origins: dict[str, Origin] = {}
-        pids: dict[str, list[int]] = {}
-        for arm in ARMS:
-            beats = arm in ("both", "no logs", "standby")
-            home = await stack.enter_async_context(
-                base(folder, 1, RequestConfig(standby=arm == "standby", draft="off"))
-            )
-            what = NodeOptions(str(folder), "bf16", threads=1)
-            if arm in ("no logs", "neither"):
-                what = replace(what, extra=("--log-bytes", "0"))
-            if not beats:
-                what = replace(what, module="bench.silent_node")
-            held = [*spans, Span(0, spans[-1].end)] if arm == "standby" else spans
-            what = replace(what, num_spares=len(held) - len(spans))
-            nodes = await stack.enter_async_context(node_processes(held, what, home.ticket))
-            pids[arm] = [node.process.pid for node in nodes]
-            # The origin's own heartbeats begin with its links: as long as they take, this arm's constant is in force.
-            manyhands.net.liveness.HEARTBEAT_S = usual_s if beats else NEVER_S
-            origins[arm] = Origin(home.node, home.model, home.device, [n.address for n in nodes])
-            await generate(origins[arm], prompt_ids(PROMPT), 4)
-            note(f"{arm} is ready")
-        manyhands.net.liveness.HEARTBEAT_S = usual_s
+        off = Path(stack.enter_context(TemporaryDirectory())) / "off"
+        off.write_text("")
+        os.environ[switched_node.NAMED_BY] = str(off)
+        switched_node.install()
+        plain = await stack.enter_async_context(base(folder, 1))
+        guarded = await stack.enter_async_context(
+            base(folder, 1, RequestConfig(standby=True, draft="off"), plain.ticket)
+        )
+        what = NodeOptions(str(folder), "bf16", threads=1, module="bench.switched_node", num_spares=1)
+        nodes = await stack.enter_async_context(node_processes([*spans, Span(0, spans[-1].end)], what, plain.ticket))
+        addresses = [node.address for node in nodes]
+        origins = [Origin(home.node, home.model, home.device, addresses) for home in (plain, guarded)]
+        for origin in origins:
+            await generate(origin, prompt_ids(PROMPT), 4)
+        hops, spare = [node.process.pid for node in nodes[:NODES]], [nodes[NODES].process.pid]
         for arm in turns(options, samples):
-            hops, spare, own_s = cpu_s(pids[arm][:NODES]), cpu_s(pids[arm][NODES:]), time.process_time()
+            off.write_text(" ".join(OFF[arm]))
+            await asyncio.sleep(switched_node.SWITCHED_S)
+            hops_s, spare_s, own_s = cpu_s(hops), cpu_s(spare), time.process_time()
             with measuring(f"{arm} rep {len(samples[arm]['tps'])}"):
-                run = await generate(origins[arm], prompt_ids(PROMPT), options.new)
-            used_s = cpu_s(pids[arm][:NODES]) - hops + time.process_time() - own_s
+                run = await generate(origins[arm == "standby"], prompt_ids(PROMPT), options.new)
+            used_s = cpu_s(hops) - hops_s + time.process_time() - own_s
             samples[arm]["tps"].append(run.decode_tps)
             samples[arm]["cpu_ms"].append(1e3 * used_s / options.new)
-            samples[arm]["spare_cpu_ms"].append(1e3 * (cpu_s(pids[arm][NODES:]) - spare) / options.new)
+            samples[arm]["spare_cpu_ms"].append(1e3 * (cpu_s(spare) - spare_s) / options.new)
     return samples
 
 
 def turns(options: argparse.Namespace, samples: Samples) -> Iterator[str]:
     """Which arm runs next. Every other round in the reverse order."""
     for rep in itertools.count():
-        arms = ARMS if rep < options.reps else COMPARED
+        arms = tuple(OFF) if rep < options.reps else COMPARED
         low, high = median_interval(ratios(samples)) if rep >= options.reps else (0.0, 1.0)
         if rep >= options.most or high - low <= 2 * WITHIN:
             return
@@ -117,7 +117,7 @@ def main() -> int:
     options.most = max(options.reps, options.most)
     samples = run_loop(measure(options, checkpoint(options.shape)))
     plain = samples["neither"]
-    others = [arm for arm in ARMS if arm != "neither"]
+    others = [arm for arm in OFF if arm != "neither"]
     low, high = median_interval(ratios(samples))
     figures = {
         "shape": options.shape,
