@@ -88,6 +88,7 @@ def test_a_node_without_room_for_the_lease_is_not_asked(play: Play, monkeypatch:
         origin = place.origin(first)
         await until(lambda: len([r for r in place_records(origin) if r.info.max_sessions]) == 2)
         await until(lambda: {r.info.free_tokens > len(PROMPT) for r in place_records(origin)} == {False, True})
+        level(origin)  # or the busy machine that this is may have made n2 the faster one
         assert await attempts_of(origin, monkeypatch) == [["n2"]] * 8
 
     play(scene)
@@ -109,6 +110,7 @@ def test_a_node_that_says_it_is_busy_is_not_asked(play: Play, monkeypatch: pytes
         for hosting in hosts:
             hosting.member.directory.announce()
         await until(lambda: sum(r.load.sessions for r in place_records(origin)) == 1)
+        level(origin)
         assert await attempts_of(origin, monkeypatch) == [[other]] * 8
         await tokens.aclose()
 
