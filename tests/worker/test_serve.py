@@ -17,6 +17,7 @@ from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import STANDBY, Close, Credit, Opened, Probe, Progress, Retract, Step
+from manyhands.wire.timings import TIMING
 from manyhands.worker.execute import Result, SpanModel, Work
 from manyhands.worker.session import HopSession
 from manyhands.worker.thread import computing
@@ -327,6 +328,23 @@ def test_a_place_is_found_in_its_epoch_alone(folder: Path) -> None:
         await one.open(1, epoch=2)
         assert one.host.find(session_id(1), 1, 2) is not None
         assert one.host.find(session_id(1), 1, 3) is None and one.host.find(session_id(1), 1, 1) is None
+
+    play(folder, scenario)
+
+
+def test_what_hops_say_of_a_step_stays_in_no_log(folder: Path) -> None:
+    """A log is bounded by its rows' bytes: what the hops before may add to each step must not lie there too."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        for position in range(3):
+            one.step(1, position, hidden(1, seed=position), timings=bytes(TIMING.size * 62))
+        await one.quiet()
+        place = one.host.find(session_id(1), 1, 1)
+        assert place is not None and place.log.end == 3
+        assert [len(step.timings) for step in one.after.of(Step)] == [TIMING.size * 63] * 3
+        assert [step.timings for step in place.log.replay(3)] == [b""]
+        assert all(not step.timings for step in place.log._steps)
 
     play(folder, scenario)
 
