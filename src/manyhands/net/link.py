@@ -70,7 +70,6 @@ class FramedLink(asyncio.BufferedProtocol):
         self._opened = asyncio.Event()  # greeted, or closed before
         self._can_write = asyncio.Event()
         self._can_write.set()
-        self._is_behind = False  # the peer, with reading
         self._lost = asyncio.Event()
         self._is_reading = True
         self._uplink_Bps: float | None = None  # the last that the system told
@@ -222,11 +221,9 @@ class FramedLink(asyncio.BufferedProtocol):
         self._lost.set()
 
     def pause_writing(self) -> None:
-        self._is_behind = True
         self._can_write.clear()
 
     def resume_writing(self) -> None:
-        self._is_behind = False
         self._can_write.set()
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -288,7 +285,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._opened.set()
 
     def _send_pong(self, message: Message) -> None:
-        if not self._is_behind and not self.is_closed:  # a peer that does not read gets no answers
+        if self._can_write.is_set() and not self.is_closed:  # a peer that does not read gets no answers
             self._write(message)
 
     def _write(self, message: Message) -> None:
@@ -301,7 +298,7 @@ class FramedLink(asyncio.BufferedProtocol):
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
-        if self._is_behind and self._reader.lane is not None:
+        if not self._can_write.is_set() and self._reader.lane is not None:
             self._check_is_read(self._transport.get_write_buffer_size(), MAX_UNSENT[self._reader.lane])
 
     def _check_is_read(self, num_unsent: int, limit: int) -> None:
