@@ -89,9 +89,9 @@ class Arms:
 
 def stepper(span: CpuSpan, rows: Array, counts: list[int], at: int, threads: int) -> Callable[[], object]:
     """A step of sessions at position `at`, with so many rows each."""
-    caches = [span.new_cache() for _ in counts]
+    caches = [span.new_cache(at + max(counts)) for _ in counts]
     for cache in caches:
-        cache.reserve(at + max(counts))
+        cache.segment(0, 0, at)
     pieces = [Piece(cache, at, count) for cache, count in zip(caches, counts, strict=True)]
     return lambda: span.step(rows, pieces, threads)
 

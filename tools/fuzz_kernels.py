@@ -9,6 +9,7 @@ report and the seed at the first that reads or writes out of bounds or differs.
 """
 
 import argparse
+import ctypes
 import os
 import subprocess
 import sys
@@ -157,7 +158,7 @@ def operation(integer: Integer, whole: Shape) -> Op:
 
 
 def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) -> list[bytes]:
-    """A few steps of a few sessions; what they gave. Between them caches are copied, and steps beyond a cache are refused."""
+    """A few steps of a few sessions; what they gave. Between them caches are forked, and steps beyond a cache are refused."""
     caches, at, out = [SessionCache(plan) for _ in range(3)], [0, 0, 0], []
     for _ in range(3):
         counts = [integer(1, 40) if integer(0, 9) else integer(200, 300) for _ in caches]
@@ -171,20 +172,25 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
             out.append(plan.run(team, integer(1, 4), segments, rows, row).tobytes())
         except ManyhandsError as error:
             out.append(str(error).encode())
-        number, end = integer(0, 2), integer(0, 300)
+        number, other, end = integer(0, 2), integer(0, 2), integer(0, 300)
         if at[number] and integer(0, 1):
-            copied = SessionCache(plan, at[number])
-            copied.take(caches[number], 0, at[number])
-            caches[number] = copied
+            caches[other], at[other] = caches[number].fork(at[number], 0), at[number]
         if plan.block_bytes and integer(0, 3) == 0:
             out.append(beyond(plan, team, integer, caches[number], end, len(rows) // row))
     return out
 
 
 def beyond(plan: Plan, team: Team, integer: Integer, cache: SessionCache, start: int, row_bytes: int) -> bytes:
-    """A step of a row in a cache that is told to be larger, smaller, or at a later position than it is: refused."""
+    """A step of a row in a cache that is told to be smaller or to lack blocks, or at a later position than it is: refused."""
     segment = cache.segment(start, 0, 1)
-    field, by = (("cache_bytes", -1), ("blocks", 1), ("start", 64 * segment.blocks), ("count", 2))[integer(0, 3)]
+    missing = (ctypes.c_void_p * segment.num_blocks)()
+    fewer, later = start // 64 - segment.num_blocks, 64 * segment.num_blocks
+    field, by = (
+        ("num_blocks", fewer),
+        ("blocks", ctypes.addressof(missing) - segment.blocks),
+        ("start", later),
+        ("count", 2),
+    )[integer(0, 3)]
     setattr(segment, field, getattr(segment, field) + by)
     try:
         plan.run(team, 1, [segment], np.zeros(row_bytes, np.uint8), 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from manyhands.engine.cache import SessionCache
 from manyhands.engine.layout import Tensor
 from manyhands.engine.library import Array
 
@@ -61,8 +62,12 @@ class Remote:
 
     @property
     def cache_address(self) -> property:
-        """In place of SessionCache._address: asked at every step, for a cache goes there and comes back at each."""
-        return property(lambda cache: self.address(cache._bytes), lambda cache, kept: None)
+        """In place of SessionCache._address: asked at every step, for blocks go there and come back at each."""
+
+        def listed(cache: SessionCache) -> int:
+            return self.upload(np.array([self.address(block) for block in cache._blocks], np.uintp).tobytes())
+
+        return property(listed, lambda cache, kept: None)
 
     def tensor(self, array: Array | None) -> Tensor:
         """In place of library.tensor."""

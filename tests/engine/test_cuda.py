@@ -161,8 +161,7 @@ def test_a_row_does_not_depend_on_its_company_nor_on_what_was_taken_back(device:
     on_gpu.step(wrong, [Piece(one, 60, 5)], 1)  # taken back below
     both = on_gpu.step(np.concatenate([rows[:80], rows[60:63]]), [Piece(two, 0, 80), Piece(one, 60, 3)], 1)
     assert np.array_equal(both, np.concatenate([wanted[:80], wanted[60:63]])) and (one.length, two.length) == (63, 80)
-    copied = on_gpu.new_cache(128)
-    on_gpu.copy(two, copied, 0, 70)
+    copied = on_gpu.fork(two, 70, 128)
     assert copied.length == 70 and np.array_equal(on_gpu.step(rows[70:], [Piece(copied, 70, 20)], 1), wanted[70:])
 
 

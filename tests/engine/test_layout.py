@@ -44,7 +44,7 @@ def test_every_figure_is_compared() -> None:
 
 def test_fields_that_changed_places_are_named() -> None:
     changed = fake(lambda f: [*f[:5], f[6], f[5], *f[7:]])
-    assert layout.difference(changed, KINDS) == "Segment.cache_bytes is 16, not 8, Segment.blocks is 8, not 16"
+    assert layout.difference(changed, KINDS) == "Segment.num_blocks is 16, not 8, Segment.start is 8, not 16"
 
 
 @pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: [*f, 1]], ids=["fewer", "more"])

@@ -64,9 +64,12 @@ def test_what_a_dropped_cache_held_is_the_systems_at_once() -> None:
     large = np.ones(24 << 20, np.uint8)
     del large  # from here on glibc takes pieces of a MiB from its heap
     caches = [SessionCache(plan, 2048) for _ in range(40)]
+    for cache in caches:
+        cache.segment(0, 0, 2048)
     before, written = resident(), sum(cache.num_bytes for cache in caches)
     for cache in caches:
-        cache._bytes[:] = 1
+        for block in cache._blocks:
+            block[:] = 1
     held = resident()
     assert held - before > 0.9 * written, "only what is written is resident"
     del caches[::2]
@@ -119,7 +122,7 @@ def wide(inner: int) -> Plan:
 
 
 def run(plan: Plan, rows: Array) -> Array:
-    segments = [Segment(None, 0, 0, 0, i, 1) for i in range(len(rows))]
+    segments = [Segment(None, 0, 0, i, 1) for i in range(len(rows))]
     return plan.run(Team(2), 2, segments, np.ascontiguousarray(rows).view(np.uint8).reshape(-1), len(rows))
 
 

@@ -156,17 +156,16 @@ def test_a_step_beyond_the_positions_is_refused(team: Team) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"blocks": 99},
-        {"blocks": -1},
+        {"num_blocks": 0},
+        {"num_blocks": -1},
         {"start": -1},
         {"start": 1 << 40},
-        {"start": 257},
+        {"start": 599},
         {"count": 0},
         {"count": 3},
         {"count": -1},
         {"row": 1},
-        {"cache": None},
-        {"cache_bytes": 8},
+        {"blocks": None},
     ],
 )
 def test_segments_that_reach_beyond_are_refused(team: Team, change: dict[str, Any]) -> None:
@@ -183,6 +182,18 @@ def test_segments_that_reach_beyond_are_refused(team: Team, change: dict[str, An
     for given in (rows[1:], rows.tobytes()[1:], b""):
         with pytest.raises(ModelError):
             plan.run(team, 1, [cache.segment(0, 0, 2)], given, 2)
+
+
+def test_a_block_that_is_missing_is_refused(team: Team) -> None:
+    plan, rows = layer("scalar"), flat(stored(reals(3, 130, HIDDEN), "bf16"))
+    cache = SessionCache(plan)
+    segment = cache.segment(0, 0, 130)
+    for number in range(3):
+        cache._table[number], kept = 0, cache._table[number]
+        with pytest.raises(ModelError, match="cache"):
+            plan.run(team, 1, [segment], rows, 130)
+        cache._table[number] = kept
+    plan.run(team, 1, [segment], rows, 130)
 
 
 def test_rows_may_be_bytes(team: Team) -> None:

@@ -25,7 +25,7 @@ def product() -> Plan:
 def cpu_seconds(plan: Plan, team: Team, threads: int) -> float:
     """CPU of the whole process for so many steps of one row."""
     rows = np.ascontiguousarray(stored(reals(2, 1, K), "bf16")).view(np.uint8).reshape(-1)
-    segments, start = [Segment(None, 0, 0, 0, 0, 1)], time.process_time()
+    segments, start = [Segment(None, 0, 0, 0, 1)], time.process_time()
     for _ in range(STEPS):
         plan.run(team, threads, segments, rows, 1)
     return time.process_time() - start

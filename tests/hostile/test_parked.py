@@ -26,7 +26,6 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_node, memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Opened, Step
-from manyhands.worker import engine
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.log import LogBudget
 from manyhands.worker.parking import MAX_PARKED, MAX_PARKED_PER_OWNER, OWNER_SHARE, PARKED_S, Parked, Parking
@@ -96,7 +95,8 @@ def test_an_owner_parks_no_more_than_its_share(folder: Path) -> None:
 
     async def scenario(one: Hop) -> None:
         for number in range(1, 60):
-            await park(one, number, capacity=64 if number < 45 else 256)
+            rows = 8 if number < 45 else 200
+            await park(one, number, capacity=256, rows=rows)
             assert len(one.host.parking) <= MAX_PARKED_PER_OWNER
             assert one.host.parking.held_by(ORIGIN) <= OWNER_SHARE * TOTAL
             assert len(one.logs._parked) == len(one.host.parking)
@@ -111,7 +111,7 @@ def test_parked_sessions_refuse_no_live_one(folder: Path) -> None:
 
     async def scenario(one: Hop) -> None:
         for number in range(1, 9):
-            await park(one, number, capacity=256, origin=ORIGIN if number % 2 else AFTER)
+            await park(one, number, capacity=256, rows=200, origin=ORIGIN if number % 2 else AFTER)
         assert one.host.parking.num_positions == TOTAL and one.host.info.free_tokens == TOTAL
         await one.open(100, capacity=TOTAL // 2)
         assert one.host.parking.num_positions == TOTAL // 2
@@ -122,15 +122,20 @@ def test_parked_sessions_refuse_no_live_one(folder: Path) -> None:
     play(folder, scenario)
 
 
-def test_what_is_resumed_goes_too_where_there_is_no_room_for_both(folder: Path) -> None:
-    """The request is served and computes anew: memory never holds more than the span's positions."""
+@pytest.mark.parametrize("shares", [True, False])
+def test_what_is_resumed_goes_too_where_there_is_no_room_for_both(folder: Path, shares: bool) -> None:
+    """It goes on in the lease, where caches share blocks; else the request computes anew. Memory never holds more than the
+    span's positions."""
 
     async def scenario(one: Hop) -> None:
-        await park(one, 1, capacity=500)
-        assert await resume(one, 2, 1, 8, capacity=500) == 8
+        await park(one, 1, capacity=500, rows=400)
+        model = one.host.engine.model
+        assert model is not None
+        cast(Any, model.runner).shares_blocks = shares
+        assert await resume(one, 2, 1, 400, capacity=500) == 400 and len(one.host.parking) == 1
         one.host.close(Close(session_id(2)), ORIGIN)
-        assert await resume(one, 3, 1, 8, capacity=501) == 0
-        assert len(one.host.parking) == 0
+        assert await resume(one, 3, 1, 400, capacity=600) == (400 if shares else 0)
+        assert len(one.host.parking) == 0 and not one.logs._parked
 
     play(folder, scenario, cache_tokens=1000)
 
@@ -196,31 +201,19 @@ def test_logs_of_parked_sessions_go_before_those_of_live_ones(folder: Path) -> N
     play(folder, scenario)
 
 
-def test_a_copy_of_a_large_cache_keeps_the_device_for_a_moment_only(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is copied in pieces, those of all openings in turn; a session that is dropped meanwhile is copied no further."""
+@pytest.mark.parametrize("shares", [True, False])
+def test_what_is_dropped_while_it_is_resumed(folder: Path, shares: bool) -> None:
+    """Its cache is used only where that takes no memory beside the new session's."""
 
     async def scenario(one: Hop) -> None:
-        most, rows = 512, 517
-        await park(one, 1, capacity=rows, rows=rows)
+        await park(one, 1, rows=40)
         model = one.host.engine.model
         assert model is not None
-        monkeypatch.setattr(engine, "COPIED_BYTES", (most + 63) * model.runner.bytes_per_token)
-        copied: list[int] = []
-        plain = model.runner.copy
-
-        def watched(source: Any, target: Any, start: int, end: int) -> None:
-            copied.append(end - start)
-            plain(source, target, start, end)
-
-        cast(Any, model.runner).copy = watched
-        assert await resume(one, 2, 1, rows, capacity=rows) == rows
-        assert copied == [most, rows - most]
-        opened = asyncio.ensure_future(resume(one, 3, 1, rows, capacity=rows))
+        cast(Any, model.runner).shares_blocks = shares
+        opened = asyncio.ensure_future(resume(one, 2, 1, 40))
         await asyncio.sleep(0)
         one.host.parking.clear()
-        assert await opened == 0
+        assert await opened == (40 if shares else 0)
 
     play(folder, scenario)
 
@@ -240,6 +233,17 @@ def test_the_origin_remembers_a_bounded_number() -> None:
         alone.add(ParkedConversation("me", name(number), np.array([number], np.int32), ()), 0.0)
         assert len(alone) <= MAX_PER_TENANT
     assert len(alone.add(ParkedConversation("you", name(7), np.array([1], np.int32), ()), MAX_AGE_S)) == MAX_PER_TENANT
+
+
+def test_of_a_parked_session_only_what_it_holds_counts(folder: Path) -> None:
+    """Blocks of 64 positions, not all of its lease: the rest is another's."""
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, capacity=1000, rows=65)
+        await park(one, 2, capacity=10, rows=8)
+        assert one.host.parking.num_positions == 128 + 10
+
+    play(folder, scenario)
 
 
 # -- whose it is ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ def resident() -> int:
 def fill(cache: Any) -> None:
     """Write all of its memory."""
     if isinstance(cache, SessionCache):
-        cache._bytes.fill(1)
+        cache.segment(0, 0, CAPACITY)
+        for block in cache._blocks:
+            block.fill(1)
     else:
         for tensor in (*cache.keys.values(), *cache.values.values()):
             tensor.fill_(1)

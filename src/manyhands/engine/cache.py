@@ -14,10 +14,10 @@ from manyhands.engine.library import BLOCK, Array, Plan
 from manyhands.program.ops import LatentAttention, Layer
 
 WIDE, NARROW = 32, 16  # keys, and values, are padded to a multiple of so many numbers
-FIRST_BLOCKS = 4  # of a cache that begins without memory: 256 positions
+FIRST_BLOCKS: Final = 4  # for which a table has room at least: 256 positions
 
 _CODES: Final = 32  # of a key or a value that share a scale of two bytes
-_PAGES: Final = 1 << 16  # bytes from which memory is taken in pages
+_PAGES: Final = 1 << 16  # bytes: as many blocks as these hold are made at once
 
 
 def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> int:
@@ -31,61 +31,93 @@ def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> i
 
 
 class SessionCache:
-    """Memory of one session for one plan; zeros at first, of which only what was written is resident.
+    """Blocks of one session for one plan, each made when its first position is written. `capacity` positions are expected.
 
-    Memory for `capacity` positions is there from the start; it grows by half, at least to what is asked for. `length` is the
-    number of positions that are valid, kept by who steps.
+    `length` is the number of positions that are valid, kept by who steps. Blocks that a fork has in common with its source are
+    written by neither: who steps into them gets copies first.
     """
 
     def __init__(self, plan: Plan, capacity: int = 0) -> None:
         self.plan = plan
         self.length = 0
-        self.blocks = -(-capacity // BLOCK)
-        self._hold(_zeros(self.blocks * plan.block_bytes))
+        self._block_bytes = plan.block_bytes or 1  # of a plan that caches nothing
+        self._blocks: list[Array] = []
+        self._num_shared = 0  # of them, from the first on, another cache may have too
+        self._make_table(max(FIRST_BLOCKS, -(-capacity // BLOCK)))
 
-    def _hold(self, memory: Array) -> None:
-        """Keep `memory` and its address, which every step gives to the engine."""
-        self._bytes, self._address = memory, library.address(memory)
+    def _make_table(self, room: int) -> None:
+        """Where the blocks lie, for the engine; its own address is given to every step."""
+        self._table: Array = np.zeros(room, np.uintp)
+        self._address = library.address(self._table)
+        self._list(0)
+
+    def _list(self, first: int) -> None:
+        for number in range(first, len(self._blocks)):
+            self._table[number] = library.address(self._blocks[number])
 
     @property
     def capacity(self) -> int:
         """Positions for which there is memory."""
-        return self.blocks * BLOCK
+        return len(self._blocks) * BLOCK
 
     @property
     def num_bytes(self) -> int:
-        return self._bytes.nbytes
+        """Of memory, shared or not."""
+        return len(self._blocks) * self._block_bytes
 
-    def reserve(self, positions: int) -> None:
-        """Memory for the first `positions` positions; what was cached stays."""
-        needed = -(-positions // BLOCK)
-        if needed <= self.blocks:
-            return
-        blocks = max(needed, FIRST_BLOCKS, self.blocks * 3 // 2)
-        grown = _zeros(blocks * self.plan.block_bytes)
-        if self.blocks:
-            self.plan.copy_cache(self._bytes, self.blocks, grown, blocks, self.blocks)
-        self._hold(grown)
-        self.blocks = blocks
+    def fork(self, positions: int, capacity: int) -> "SessionCache":
+        """A cache that begins with the first `positions` positions of this one, which has them.
 
-    def take(self, source: "SessionCache", start: int, end: int) -> None:
-        """Copy positions [start, end) of another cache of the plan; `start` is a multiple of 64. Both have memory for them."""
-        first, keep = start // BLOCK, -(-end // BLOCK)
-        self.plan.copy_cache(source._bytes, source.blocks, self._bytes, self.blocks, keep, first)
-        self.length = end
+        They have whole blocks in common; of the block that is begun there is a copy.
+        """
+        fork, whole = SessionCache(self.plan, capacity), positions // BLOCK
+        fork._blocks, fork._num_shared, fork.length = self._blocks[:whole], whole, positions
+        self._num_shared = max(self._num_shared, whole)
+        if positions % BLOCK:
+            fork._blocks.append(self._copied(whole))
+        if len(fork._blocks) > len(fork._table):
+            fork._make_table(len(fork._blocks))
+        fork._list(0)
+        return fork
+
+    def trim(self, positions: int) -> int:
+        """Drop the blocks behind the first `positions`. For how many positions there still is memory."""
+        del self._blocks[-(-positions // BLOCK) :]
+        self._num_shared = min(self._num_shared, len(self._blocks))
+        self.length = min(self.length, positions)
+        return self.capacity
 
     def segment(self, start: int, row: int, count: int) -> Segment:
-        """Rows [row, row + count) of a step as the positions from `start` on. Reserves their memory."""
-        if start + count > self.blocks * BLOCK:
-            self.reserve(start + count)
-        return Segment(self._address, self._bytes.nbytes, self.blocks, start, row, count)
+        """Rows [row, row + count) of a step as the positions from `start` on. Makes the blocks that they need."""
+        end = start + count
+        if end > len(self._blocks) * BLOCK or start < self._num_shared * BLOCK:
+            self._prepare(start, end)
+        return Segment(self._address, len(self._blocks), start, row, count)
+
+    def _prepare(self, start: int, end: int) -> None:
+        """Blocks of its own for positions [start, end). What lies behind `start` is valid no more."""
+        first = start // BLOCK
+        if first < self._num_shared:
+            begun = [self._copied(first)] if start % BLOCK else []
+            self._blocks[first:] = begun
+            self._num_shared = first
+        first = min(first, len(self._blocks))
+        while len(self._blocks) * BLOCK < end:
+            self._blocks += _new_blocks(self._block_bytes, max(1, _PAGES // self._block_bytes))
+        if len(self._blocks) > len(self._table):
+            self._make_table(max(len(self._blocks), len(self._table) * 3 // 2))
+        self._list(first)
+
+    def _copied(self, number: int) -> Array:
+        (copy,) = _new_blocks(self._block_bytes, 1)
+        copy[:] = self._blocks[number]
+        return copy
 
 
-def _zeros(num_bytes: int) -> Array:
-    """Bytes in pages of their own: resident once they are written, and the system's again as soon as they are dropped.
+def _new_blocks(block_bytes: int, count: int) -> list[Array]:
+    """Zeros in pages of their own: resident once they are written, and the system's again when all of them are dropped.
 
     The C library's heap keeps what was freed, and clears it for the next cache, all of which is resident then.
     """
-    if num_bytes < _PAGES:
-        return np.zeros(num_bytes, np.uint8)
-    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    pages = mmap.mmap(-1, count * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return list(np.frombuffer(pages, np.uint8).reshape(count, block_bytes))

@@ -33,6 +33,8 @@ class CpuSpan:
     for operations that the engine lacks.
     """
 
+    shares_blocks = True
+
     def __init__(
         self,
         program: Program,
@@ -71,8 +73,8 @@ class CpuSpan:
         """An empty cache for one session on `span`, within this one's (default: all); it grows beyond `capacity`."""
         return SessionCache(self._parts[span or self.span], capacity)
 
-    def copy(self, source: SessionCache, target: SessionCache, start: int, end: int) -> None:
-        target.take(source, start, end)
+    def fork(self, source: SessionCache, positions: int, capacity: int) -> SessionCache:
+        return source.fork(positions, capacity)
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
         """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""
@@ -145,5 +147,5 @@ class CpuEnds:
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""
         assert self._head is not None, "these ends have no head"
-        segments = [Segment(None, 0, 0, 0, 0, count)]
+        segments = [Segment(None, 0, 0, 0, count)]
         return self._head.run(self._team, threads, segments, rows, count).view(np.float32)

@@ -18,8 +18,8 @@ class Segment(ctypes.Structure):
     """Rows of a step that are positions of one session (Segment in native/plan.h)."""
 
     _fields_ = (
-        ("cache", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("cache_bytes", "blocks", "start", "row", "count")),
+        ("blocks", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_blocks", "start", "row", "count")),
     )
 
 

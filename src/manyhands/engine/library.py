@@ -20,7 +20,7 @@ from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, di
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 11  # of the interface: mh_version in native/plan.c
+VERSION: Final = 12  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -79,7 +79,6 @@ def load() -> ctypes.CDLL:
         "mh_plan_new": (pointer, [count, count, pointer, pointer, count, count, count, count]),
         "mh_plan_add": (ctypes.c_int, [pointer, count, pointer, pointer, pointer]),
         "mh_plan_block_bytes": (count, [pointer]),
-        "mh_cache_copy": (ctypes.c_int, [pointer, pointer, count, count, pointer, count, count, count, count]),
         "mh_plan_run": (ctypes.c_int, [pointer, pointer, count, pointer, count, pointer, count, pointer, count, count]),
         "mh_plan_free": (None, [pointer]),
         "mh_team_start": (pointer, [count]),
@@ -299,13 +298,6 @@ class Plan:
     def block_bytes(self) -> int:
         """Bytes that 64 positions take in a session's cache."""
         return int(load().mh_plan_block_bytes(self._handle))
-
-    def copy_cache(
-        self, source: Array, source_blocks: int, target: Array, target_blocks: int, keep: int, first: int = 0
-    ) -> None:
-        """Blocks [first, keep) of a cache -> another."""
-        given = address(source), source.nbytes, source_blocks, address(target), target.nbytes, target_blocks
-        check(load().mh_cache_copy(self._handle, *given, keep, first))
 
     def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:
         """`count` rows -> `count` rows [count, bytes of a row]. Raises ModelError, ContextOverflow; then caches may hold

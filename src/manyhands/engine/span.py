@@ -21,6 +21,10 @@ class Cache(Protocol):
 
     length: int
 
+    def trim(self, positions: int) -> int:
+        """Nothing behind the first `positions` is needed any more. For how many positions there still is memory."""
+        ...
+
 
 class Piece(NamedTuple):
     """`count` rows of a step: positions [start, start + count) of one session. A step's pieces lie one after another.
@@ -40,6 +44,7 @@ class SpanRunner(Protocol):
     num_layers: int
     hidden_size: int
     vocab_size: int
+    shares_blocks: bool  # a fork has the memory of what it begins with in common with its source
 
     @property
     def bytes_per_token(self) -> int:
@@ -55,10 +60,10 @@ class SpanRunner(Protocol):
         """An empty cache of `capacity` positions for a session on `span`, which lies within this one's (default: all)."""
         ...
 
-    def copy(self, source: Any, target: Any, start: int, end: int) -> None:
-        """Copy positions [start, end) of a cache of this runner to another one of the same span; `start` is a multiple of 64.
+    def fork(self, source: Any, positions: int, capacity: int) -> Cache:
+        """A cache as `new_cache` makes it, on the span of `source`, that begins with the first `positions` positions of it.
 
-        Both have room for them. Sets the length of `target` to `end`.
+        `source` has them, and `capacity` covers them. What either writes later, the other does not see.
         """
         ...
 

@@ -104,13 +104,18 @@ class TorchCache:
         for index, layer in enumerate(self.layers):
             self.layers[index] = tuple(_grown(tensor, most) for tensor in layer)
 
-    def take(self, source: "TorchCache", start: int, end: int) -> None:
-        """Copy positions [start, end) of another cache of the same span."""
-        self.reserve(end)
+    def trim(self, positions: int) -> int:
+        """Keeps all of its memory."""
+        self.length = min(self.length, positions)
+        return self.positions
+
+    def take(self, source: "TorchCache", positions: int) -> None:
+        """Copy the first `positions` positions of another cache of the same span."""
+        self.reserve(positions)
         for mine, theirs in zip(self.layers, source.layers, strict=True):
             for target, tensor in zip(mine, theirs, strict=True):
-                target[start:end] = tensor[start:end]
-        self.length = end
+                target[:positions] = tensor[:positions]
+        self.length = positions
 
 
 def _grown(tensor: Tensor, positions: int) -> Tensor:

@@ -195,7 +195,7 @@ def _seconds(threads: int, name: str, width: int, count: int, clock: Callable[[]
     row, times = np.full((1, 2 * width), 63, np.uint8), []
     for _ in range(RUNS):
         began = clock()
-        plan.run(team, threads, [Segment(None, 0, 0, 0, 0, 1)], row, 1)
+        plan.run(team, threads, [Segment(None, 0, 0, 0, 1)], row, 1)
         times.append(clock() - began)
     team.close()
     return min(times)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from manyhands.core import NodeId
 from manyhands.wire.handle import adopted_name
 from manyhands.wire.message import Close, Open
+from manyhands.worker.opening import Opening
 from manyhands.worker.parking import Parked, Parking
 from manyhands.worker.session import HopSession
 
@@ -28,13 +29,19 @@ def lend(sessions: Iterable[HopSession], message: Open) -> Parked | None:
     return longest.lend(longest.firm) if longest is not None else None
 
 
-def resumable(parking: Parking, places: Collection[HopSession], message: Open, origin: NodeId) -> Parked | None:
-    """What an Open of `origin` would go on with, if it is still here, parked or served."""
+def found_parked(parking: Parking, message: Open, origin: NodeId) -> Parked | None:
+    """What an Open of `origin` would go on with, if it is parked here."""
     if message.resume is None:
         return None
     now = asyncio.get_running_loop().time()
-    parked = parking.find(message.resume, message.span, origin, message.ends, now)
-    found = [one for one in (parked, lend(places, message)) if one is not None]
+    return parking.find(message.resume, message.span, origin, message.ends, now)
+
+
+def resumable(opening: Opening, parking: Parking, places: Collection[HopSession]) -> Parked | None:
+    """What an Open goes on with: what was parked as it came or is now, or is served."""
+    message = opening.message
+    parked = found_parked(parking, message, opening.origin.peer)
+    found = [one for one in (parked, opening.parked, lend(places, message)) if one is not None]
     return max(found, key=lambda one: one.positions, default=None)
 
 

@@ -12,7 +12,6 @@ from functools import partial
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, SessionId, Span, SpanLoad
-from manyhands.engine.library import BLOCK
 from manyhands.engine.span import Cache
 from manyhands.errors import Corruption, DeviceLost, ManyhandsError
 from manyhands.net.transport import Link
@@ -29,9 +28,6 @@ from manyhands.worker.thread import attempt
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a parked cache that are copied at once: 5 ms at 1.6 GB/s, into pages that the system has to give first. Each job
-# that is given to the device thread adds up to 0.5 ms.
-COPIED_BYTES = 8 << 20
 LATENCIES = 256  # decode steps that the p95 is taken of
 LATELY_S = 2.0  # a session that had a decode step since then is decoding
 
@@ -65,7 +61,6 @@ class Engine:
         self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
         self._on_change = on_change
         self.lost: DeviceLost | None = None  # the device computes no more, and why
-        self._copying = asyncio.Lock()
         self._loading: asyncio.Future[SpanModel] | None = None
         self._sessions: dict[int, HopSession] = {}
         self._clock = 0  # counts sessions and what is taken from them
@@ -120,28 +115,21 @@ class Engine:
         self._runs = False
 
     async def fork(self, parked: Parked, positions: int, capacity: int) -> Cache | None:
-        """A cache of `capacity` positions that begins with `positions` of what is parked; None if that has fewer, or goes.
-
-        Copied on the device thread, piece by piece between the steps of live sessions, for one opening at a time.
+        """A cache of `capacity` positions that begins with `positions` of what is parked. None if that has fewer, or if it was
+        dropped and forks share no memory. Made on the device thread, between the steps of live sessions.
         """
         assert self.model is not None
         runner, source = self.model.runner, parked.cache
-        if source is None or not 0 < positions <= min(parked.positions, source.length, capacity):
-            return None
-        num_rows = max(1, COPIED_BYTES // BLOCK // runner.bytes_per_token) * BLOCK
-        cache: Cache | None = None
 
-        def copied(start: int) -> Cache:
-            target = runner.new_cache(capacity, parked.span) if cache is None else cache
-            runner.copy(source, target, start, min(start + num_rows, positions))
-            return target
+        def forked() -> Cache | None:
+            has_them = source is not None and 0 < positions <= min(parked.positions, source.length, capacity)
+            return (
+                runner.fork(source, positions, capacity)
+                if has_them and (parked.is_kept or runner.shares_blocks)
+                else None
+            )
 
-        async with self._copying:
-            for start in range(0, positions, num_rows):
-                if not parked.is_kept:
-                    return None
-                cache = await self.device.run(partial(copied, start))
-        return cache
+        return await self.device.run(forked)
 
     def add(
         self, message: Open, sampler: Draws | None, origin: Link, successor: Link, cache: Cache | None = None

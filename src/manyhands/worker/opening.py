@@ -13,6 +13,7 @@ from manyhands.wire.rounding import Rounding
 from manyhands.wire.signed import Serials, is_signed
 
 if TYPE_CHECKING:
+    from manyhands.worker.parking import Parked
     from manyhands.worker.serve import SpanHost
 
 
@@ -22,6 +23,7 @@ class Opening:
 
     message: Open
     origin: Link
+    parked: "Parked | None" = None  # what it goes on with, also if that has lost its room to it
     task: "asyncio.Task[None] | None" = None
 
     def cancel(self) -> None:

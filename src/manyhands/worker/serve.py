@@ -16,7 +16,7 @@ from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, 
 from manyhands.errors import BadRequest, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Retract, Step
-from manyhands.worker.adopting import orphaned, resumable
+from manyhands.worker.adopting import found_parked, orphaned, resumable
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
@@ -117,7 +117,7 @@ class SpanHost:
         self._owners.hold(message.session, origin.peer, message.epoch, is_new=not known)
         if before is not None:
             before.cancel()
-        opening = self._opening[place] = Opening(message, origin)
+        opening = self._opening[place] = Opening(message, origin, found_parked(self.parking, message, origin.peer))
         self.parking.shrink(self._free(), message.resume)
         self._changed.set()  # no longer idle
         return opening
@@ -130,7 +130,7 @@ class SpanHost:
         await self.engine.ensure_loaded()
         message, origin = opening.message, opening.origin
         place = (message.session, message.span)
-        parked, cache, cached = resumable(self.parking, self._places.values(), message, origin.peer), None, 0
+        parked, cache, cached = resumable(opening, self.parking, self._places.values()), None, 0
         if parked is not None and place not in self._places:
             cached = min(message.resume_until, parked.positions)
             cache = await self.engine.fork(parked, cached, message.capacity)

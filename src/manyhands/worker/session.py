@@ -136,18 +136,18 @@ class HopSession:
         """End as `close` does, but hand on what the first `positions`, all computed, have left here."""
         self._end()
         self.log.cut(positions)
-        return self.lend(positions)
+        return self.lend(positions, min(self.capacity, self.cache.trim(positions)))
 
     @property
     def firm(self) -> int:
         """Positions computed here whose tokens its origin had committed: no guess is among them."""
         return min(self._firm, self.cache.length)
 
-    def lend(self, positions: int) -> Parked:
-        """What the first `positions`, all computed and none a guess, have left here; of a session that goes on it is to be
-        copied at once."""
+    def lend(self, positions: int, capacity: int = 0) -> Parked:
+        """What the first `positions`, all computed and none a guess, have left here, in memory for `capacity` (0: of a session
+        that goes on, of which a fork is to be made at once)."""
         opened, ids = self.opened, tuple(self._ids[:positions])
-        kept = positions, self.capacity, self.cache, self.log, positions, self.bounds, ids, opened.adoption
+        kept = positions, capacity, self.cache, self.log, positions, self.bounds, ids, opened.adoption
         return Parked(self.origin.peer, opened.span, opened.ends, *kept)
 
     def _end(self) -> None:

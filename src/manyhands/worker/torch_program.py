@@ -106,6 +106,8 @@ def arithmetic_class(program: Program, precision: Precision, name: str) -> str:
 class DeviceSpan:
     """A SpanRunner over a TorchSpan. Raises ModelError for a device that is missing, and as TorchSpan."""
 
+    shares_blocks = False
+
     def __init__(self, program: Program, span: Span, read: Read, precision: Precision, device: str) -> None:
         self.back_end = device
         self._span = TorchSpan(program, span, _Tensors(read, precision), DTYPES[precision], open_device(device))
@@ -126,8 +128,10 @@ class DeviceSpan:
         return self._span.new_cache(capacity, span)
 
     @torch.inference_mode()
-    def copy(self, source: TorchCache, target: TorchCache, start: int, end: int) -> None:
-        target.take(source, start, end)
+    def fork(self, source: TorchCache, positions: int, capacity: int) -> TorchCache:
+        fork = self._span.new_cache(capacity, source.span)
+        fork.take(source, positions)
+        return fork
 
     def step(self, rows: bytes, pieces: Sequence[Piece], threads: int) -> Rows:
         """Raises ContextOverflow, ModelError, and what torch raises (too little memory, say): then caches may hold some of the

@@ -58,13 +58,19 @@ class CudaCache:
             self._device.copy(grown.address, self.address, self.num_bytes)
         self._memory, self.blocks = grown, blocks
 
-    def take(self, source: "CudaCache", start: int, end: int) -> None:
-        """Copy positions [start, end) of another cache of the plan; `start` is a multiple of 64."""
-        self.reserve(end)
-        first, blocks = start // BLOCK * self.plan.block_bytes, -(-end // BLOCK) - start // BLOCK
-        if blocks:
-            self._device.copy(self.address + first, source.address + first, blocks * self.plan.block_bytes)
-        self.length = end
+    def trim(self, positions: int) -> int:
+        """Keeps all of its memory."""
+        self.length = min(self.length, positions)
+        return self.blocks * BLOCK
+
+    def fork(self, positions: int, capacity: int) -> "CudaCache":
+        """A cache with a copy of the first `positions` positions of this one. Raises ModelError where there is no room."""
+        fork = CudaCache(self._device, self.plan, capacity)
+        fork.reserve(positions)
+        if positions:
+            self._device.copy(fork.address, self.address, -(-positions // BLOCK) * self.plan.block_bytes)
+        fork.length = positions
+        return fork
 
 
 class CudaSpan:
@@ -73,6 +79,8 @@ class CudaSpan:
     Raises CutError for layers that the program does not have; ModelError where a weight is missing or has another shape, for
     operations and weights that the kernels lack, and where the device has no room.
     """
+
+    shares_blocks = False
 
     def __init__(
         self, program: Program, span: Span, read: Read, precision: Precision, device: CudaDevice, packer: Packer = PLAIN
@@ -100,8 +108,8 @@ class CudaSpan:
         """An empty cache for one session on `span`, within this one's (default: all)."""
         return CudaCache(self._device, self._parts[span or self.span], capacity)
 
-    def copy(self, source: CudaCache, target: CudaCache, start: int, end: int) -> None:
-        target.take(source, start, end)
+    def fork(self, source: CudaCache, positions: int, capacity: int) -> CudaCache:
+        return source.fork(positions, capacity)
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
         """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""

@@ -488,11 +488,11 @@ static void put_query(const float *query, int64_t n, const Source *to, int64_t r
     }
 }
 
-/* A position's key and value of one head, into the head's blocks. */
-static void remember(const Kind *kind, const float *key, const float *value, void *cache, int64_t position)
+/* A position's key and value of one head, into the head's part of its block, of which it is position `within`. */
+static void remember(const Kind *kind, const float *key, const float *value, char *keys, int64_t within)
 {
-    int64_t type = plain_type(kind), depth = ceil_div(kind->width, DEPTH), within = position % BLOCK, column = within % SIDE;
-    char *keys = (char *)cache + position / BLOCK * block_bytes(kind), *values = keys + key_bytes(kind);
+    int64_t type = plain_type(kind), depth = ceil_div(kind->width, DEPTH), column = within % SIDE;
+    char *values = keys + key_bytes(kind);
     int64_t panel = within / SIDE * panel_size(depth), wide = panel_size(BLOCK / DEPTH);
     if (kind->has_codes) {
         char *step = keys + within / SIDE * depth * step_bytes(SCALED);
@@ -584,7 +584,7 @@ static int in_tiles(const Kind *kind, int64_t rows)
 }
 
 /* Rows [first, first + rows) of (position, query head) pairs over the blocks they see. sums: [value panels][rows][16], in tiles of TILE_ROWS. */
-static void attend_rows(const Kind *kind, const float *queries, int64_t first, int64_t rows, const void *cache, int64_t position,
+static void attend_rows(const Kind *kind, const float *queries, int64_t first, int64_t rows, const Keys *cached, int64_t position,
                         const float *sinks, char *turned, float *sums, float *max, float *total)
 {
     int64_t depth = ceil_div(kind->width, DEPTH), panel = BLOCK / DEPTH * step_bytes(value_type(kind));
@@ -601,7 +601,7 @@ static void attend_rows(const Kind *kind, const float *queries, int64_t first, i
     }
     memset(sums, 0, (size_t)(panels * room * SIDE) * 4);
     for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
-        const char *keys = (const char *)cache + block * block_bytes(kind), *values = keys + key_bytes(kind);
+        const char *keys = cached->blocks[block] + cached->offset, *values = keys + key_bytes(kind);
         const half_t *scales = (const half_t *)(values + value_codes(kind));
         if (kind->is_latent) {
             turn_latents(kind, keys, turned);
@@ -644,9 +644,9 @@ static void attend_rows(const Kind *kind, const float *queries, int64_t first, i
     }
 }
 
-/* `rows` positions from `position` on, `groups` heads each, over one key head's cache. A row of queries holds its heads one
+/* `rows` positions from `position` on, `groups` heads each, over one key head. A row of queries holds its heads one
  * after the other, so does out. sinks: [groups] or null. scratch: attend_scratch bytes. */
-static void attend(const Kind *kind, const float *queries, int64_t query_stride, const void *cache, int64_t position, int64_t rows,
+static void attend(const Kind *kind, const float *queries, int64_t query_stride, const Keys *cached, int64_t position, int64_t rows,
                    const float *sinks, float *out, int64_t out_stride, float *scratch)
 {
     int64_t depth = ceil_div(kind->width, DEPTH), panels = ceil_div(kind->value_width, SIDE);
@@ -669,7 +669,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
             else
                 prepare(query, 0, kind->width, kind->rounds, &source, r, 1);
         }
-        attend_rows(kind, scratch, first, count, cache, position, sinks, turned, sums, max, total);
+        attend_rows(kind, scratch, first, count, cached, position, sinks, turned, sums, max, total);
         for (int64_t r = 0; r < count; r++) {
             float *to = out + (first + r) / kind->groups * out_stride + (first + r) % kind->groups * kind->value_width;
             for (int64_t p = 0; p < panels; p++)

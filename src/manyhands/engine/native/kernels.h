@@ -48,6 +48,12 @@ typedef struct {
     float scale, soft_cap;
 } Kind;
 
+/* A key head of a session: in its blocks, `offset` bytes behind the beginning of each. */
+typedef struct {
+    char *const *blocks;
+    int64_t offset;
+} Keys;
+
 /* How a row chooses experts (Route in program/ops.py); at most MOST_EXPERTS. */
 enum { MOST_EXPERTS = 1024 };
 typedef struct {
@@ -68,8 +74,8 @@ typedef struct {
                  float offset);
     void (*add)(const float *x, const float *y, float scale, float *out, int64_t n, int64_t rounds);
     void (*multiply)(const float *x, float by, float *out, int64_t n);
-    void (*remember)(const Kind *kind, const float *key, const float *value, void *cache, int64_t position);
-    void (*attend)(const Kind *kind, const float *queries, int64_t query_stride, const void *cache, int64_t position,
+    void (*remember)(const Kind *kind, const float *key, const float *value, char *keys, int64_t within);
+    void (*attend)(const Kind *kind, const float *queries, int64_t query_stride, const Keys *cached, int64_t position,
                    int64_t rows, const float *sinks, float *out, int64_t out_stride, float *scratch);
     void (*widen)(const void *stored, int64_t type, float scale, float *out, int64_t n, int64_t rounds);
     void (*narrow)(const float *x, void *stored, int64_t type, int64_t n);

@@ -28,7 +28,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 11; }
+EXPORT int mh_version(void) { return 12; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -309,27 +309,6 @@ EXPORT int mh_plan_add(Plan *plan, int64_t kind, const int64_t numbers[MAX_NUMBE
 /* Bytes that a block of 64 positions takes in a session's cache, all layers together. */
 EXPORT int64_t mh_plan_block_bytes(const Plan *plan) { return plan->block_bytes; }
 
-/* The first `keep` blocks of a session's cache of `from_blocks` -> one of `to_blocks`, which was zeros. */
-EXPORT int mh_cache_copy(const Plan *plan, const char *from, int64_t from_bytes, int64_t from_blocks, char *to, int64_t to_bytes,
-                         int64_t to_blocks, int64_t keep, int64_t first)
-{
-    int64_t most = INT64_MAX / (plan->block_bytes + 1);
-    if (from_blocks < 0 || from_blocks > most || to_blocks < 0 || to_blocks > most || from_bytes != from_blocks * plan->block_bytes ||
-        to_bytes != to_blocks * plan->block_bytes || first < 0 || first > keep || keep > from_blocks || keep > to_blocks)
-        return BAD_SEGMENT;
-    for (int64_t i = 0; i < plan->num_ops; i++) {
-        const Op *op = plan->ops + i;
-        if (op->kind != ATTENTION)
-            continue;
-        Kind kind = plan_kind(plan, op);
-        int64_t bytes = block_bytes(&kind);
-        for (int64_t head = 0; head < op->numbers[5]; head++)
-            memcpy(to + op->cache * to_blocks + (head * to_blocks + first) * bytes,
-                   from + op->cache * from_blocks + (head * from_blocks + first) * bytes, (size_t)((keep - first) * bytes));
-    }
-    return DONE;
-}
-
 static int check_segments(const Plan *plan, const Segment *segments, int64_t num_segments, int64_t num_rows)
 {
     int64_t row = 0;
@@ -337,14 +316,17 @@ static int check_segments(const Plan *plan, const Segment *segments, int64_t num
         return BAD_SEGMENT;
     for (int64_t i = 0; i < num_segments; i++) {
         const Segment *s = segments + i;
-        if (s->row != row || !is_count(s->count, num_rows - row) || s->blocks < 0 || s->blocks > 1 << 24)
+        if (s->row != row || !is_count(s->count, num_rows - row) || s->num_blocks < 0 || s->num_blocks > 1 << 24)
             return BAD_SEGMENT;
         if (s->start < 0 || s->start > plan->positions - s->count)
             return BAD_POSITION;
-        if (plan->block_bytes && (!s->cache || s->cache_bytes / plan->block_bytes < s->blocks || s->start + s->count > s->blocks * BLOCK))
+        if (plan->block_bytes && (!s->blocks || s->start + s->count > s->num_blocks * BLOCK))
             return BAD_SEGMENT;
+        for (int64_t j = 0; plan->block_bytes && j * BLOCK < s->start + s->count; j++)
+            if (!s->blocks[j])
+                return BAD_SEGMENT;
         for (int64_t j = 0; plan->block_bytes && j < i; j++)
-            if (segments[j].cache == s->cache)
+            if (segments[j].blocks == s->blocks)
                 return BAD_SEGMENT;
         row += s->count;
     }

@@ -25,7 +25,7 @@ typedef struct {
     int64_t kind, numbers[MAX_NUMBERS];
     double reals[MAX_REALS];
     Tensor tensors[MAX_TENSORS];
-    int64_t cache; /* attention: where a block of the layer begins among those of all layers, in bytes of one block each;
+    int64_t cache; /* attention: where the layer begins in a block of a cache, in bytes;
                       rotary: where its angles begin in those of a row */
     int64_t owns;  /* rotary: it is the first with these angles, and computes them */
 } Op;
@@ -43,10 +43,11 @@ typedef struct {
     int64_t expert_floats, expert_room;
 } Plan;
 
-/* Rows [row, row + count) of a step are the positions from `start` on of a session whose cache has `blocks` blocks of 64. */
+/* Rows [row, row + count) of a step are the positions from `start` on of a session. Its cache has `num_blocks` blocks of 64 positions,
+ * each of Plan.block_bytes: all layers, of a layer all key heads. Sessions may share blocks that none of them writes. */
 typedef struct {
-    void *cache;
-    int64_t cache_bytes, blocks, start, row, count;
+    char *const *blocks;
+    int64_t num_blocks, start, row, count;
 } Segment;
 
 static inline int is_count(int64_t n, int64_t most) { return n > 0 && n <= most; }

@@ -180,9 +180,9 @@ static void remember_task(const void *argument, int64_t task, void *scratch)
     while (task >= s->row + s->count)
         s++;
     for (int64_t head = 0; head < n[5]; head++) {
-        char *blocks = (char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_bytes(&kind);
+        int64_t position = s->start + task - s->row;
         plan->kernels->remember(&kind, row_of(plan, n[1], task) + head * kind.width, row_of(plan, n[2], task) + head * kind.value_width,
-                                blocks, s->start + task - s->row);
+                                s->blocks[position / BLOCK] + job->op->cache + head * block_bytes(&kind), position % BLOCK);
     }
 }
 
@@ -198,10 +198,10 @@ static void attend_task(const void *argument, int64_t task, void *scratch)
     for (; piece >= ceil_div(s->count, ATTEND_ROWS); s++)
         piece -= ceil_div(s->count, ATTEND_ROWS);
     int64_t first = piece * ATTEND_ROWS, row = s->row + first, query = head * kind.groups + part * job->per_task;
-    const char *blocks = (const char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_bytes(&kind);
+    Keys keys = {s->blocks, job->op->cache + head * block_bytes(&kind)};
     const float *sinks = job->op->tensors[0].data;
     kind.groups = at_most(kind.groups - part * job->per_task, job->per_task);
-    plan->kernels->attend(&kind, row_of(plan, n[0], row) + query * kind.width, stride_of(plan, n[0]), blocks, s->start + first,
+    plan->kernels->attend(&kind, row_of(plan, n[0], row) + query * kind.width, stride_of(plan, n[0]), &keys, s->start + first,
                           at_most(s->count - first, ATTEND_ROWS), sinks ? sinks + query : 0,
                           row_of(plan, n[3], row) + query * kind.value_width, stride_of(plan, n[3]), scratch);
 }
