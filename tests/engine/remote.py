@@ -17,6 +17,7 @@ SOURCE = Path(__file__).with_name("remote.c")
 NAMES = re.findall(r"X\((\w+)\)", SOURCE.read_text())
 
 
+REFERENCE = type(ctypes.byref(ctypes.c_char()))
 WIDE = {"mh_calls", "mh_packed_size", "mh_plan_new", "mh_plan_block_bytes", "mh_team_start"}  # not of type int
 
 
@@ -81,6 +82,8 @@ class Remote:
             for argument in arguments:
                 if isinstance(argument, bytes | ctypes.Array):
                     integers.append(self.upload(bytes(argument)))
+                elif isinstance(argument, REFERENCE):
+                    integers.append(self.upload(bytes(argument._obj)))
                 elif isinstance(argument, float):
                     real = argument
                 else:
