@@ -5,11 +5,12 @@ import random
 
 import pytest
 
-from manyhands.api.event_id import MAX_ID_CHARS, BadEventId, Position, Reached, Sealer, unseal
+from manyhands.api.event_id import MAX_ID_CHARS, BadEventId, Position, Reached, Sealer, marks_of, route_bytes, unseal
 from manyhands.origin.adoption import HopMark
 
 SECRET, STREAM = b"s" * 32, b"t" * 16
-ROUTE = (HopMark("a1" * 6, 0, 300), HopMark("b2" * 6, 300, 301))
+HOPS = (HopMark("a1" * 6, 0, 300), HopMark("b2" * 6, 300, 301))
+ROUTE = route_bytes(HOPS)
 POSITION = Position(
     *(STREAM, 1, 2**32 - 1, 2**64 - 1, b"s" * 16, b"r" * 8, b"c" * 8),
     (Reached(1 << 20, 200, 0, True, ROUTE), Reached()),
@@ -20,7 +21,8 @@ POSITION = Position(
 def test_ids_carry_a_position() -> None:
     """Of one choice and of 128, with and without routes; 128 over routes of their own stay within the limit."""
     draw = random.Random(1)
-    routes = [tuple(HopMark(draw.randbytes(6).hex(), at, at + 9) for at in range(0, 999, 9)) for _ in range(3)]
+    hops = [[HopMark(draw.randbytes(6).hex(), at, at + 9) for at in range(0, 999, 9)] for _ in range(3)]
+    routes = [route_bytes(each) for each in hops]
     many = [
         Reached(draw.randrange(1 << 20), draw.randrange(1 << 20), 5, draw.random() < 0.5, draw.choice(routes))
         for _ in range(128)
@@ -32,6 +34,7 @@ def test_ids_carry_a_position() -> None:
             assert unseal(SECRET, sealed) == wanted and len(sealed) <= MAX_ID_CHARS
     short = Sealer(SECRET, STREAM, b"a" * 8).seal(POSITION._replace(choices=(Reached(100, 99, 0, False, ROUTE),)))
     assert len(short) <= 172
+    assert marks_of(ROUTE) == HOPS and marks_of(Reached().route) == ()
 
 
 def test_ids_are_opaque_and_never_the_same() -> None:

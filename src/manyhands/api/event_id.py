@@ -37,6 +37,7 @@ MAX_ID_CHARS: Final = 32 << 10
 _HEAD = struct.Struct(f">B{STREAM_BYTES}s{ATTEMPT_BYTES}sI")
 _FIXED = struct.Struct(f">IIQ{SALT_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}sB")
 _USAGE_TOLD, _IS_E2 = 1, 2
+NO_ROUTE: Final = b"\0"
 
 
 class BadEventId(BadRequest):
@@ -49,14 +50,14 @@ class BadEventId(BadRequest):
 class Reached(NamedTuple):
     """How far the client has one choice: `events` of it, and with them all text of its first `tokens` tokens.
 
-    `thoughts`: how many of those were thoughts. `route`: which hops had them cached.
+    `thoughts`: how many of those were thoughts. `route`: which hops had them cached, as ids hold it (route_bytes).
     """
 
     tokens: int = 0
     events: int = 0
     thoughts: int = 0
     is_done: bool = False
-    route: tuple[HopMark, ...] = ()
+    route: bytes = NO_ROUTE
 
 
 class Position(NamedTuple):
@@ -144,21 +145,24 @@ def _nonce(event: int) -> bytes:
 def _pack(position: Position) -> bytes:
     _, created, told, seed, salt, request, caller, choices, is_usage_told, exactness = position
     flags = _USAGE_TOLD * is_usage_told + _IS_E2 * (exactness != "E0")
-    parts = [_FIXED.pack(created, told, seed, salt, request, caller, flags)]
-    numbers = {route: index for index, route in enumerate(dict.fromkeys([choice.route for choice in choices]))}
-    parts.append(_number(len(numbers)))
-    parts += map(_route, numbers)
-    parts.append(_number(len(choices)))
+    fixed = _FIXED.pack(created, told, seed, salt, request, caller, flags)
+    parts: list[bytes] = []
+    routes: dict[bytes, int] = {}
     for tokens, events, thoughts, is_done, route in choices:
-        parts += (_number(tokens), _number(events), _number(thoughts), _number(2 * numbers[route] + is_done))
-    return b"".join(parts)
+        number = routes.setdefault(route, len(routes))
+        parts += (_number(tokens), _number(events), _number(thoughts), _number(2 * number + is_done))
+    return b"".join((fixed, _number(len(routes)), *routes, _number(len(choices)), *parts))
 
 
-@lru_cache(256)
-def _route(route: tuple[HopMark, ...]) -> bytes:
-    """A route is that of many events."""
-    hops = [bytes.fromhex(hop.node) + _number(hop.start) + _number(hop.end - hop.start) for hop in route]
-    return _number(len(route)) + b"".join(hops)
+def route_bytes(marks: Sequence[HopMark]) -> bytes:
+    """A route as ids hold it."""
+    hops = [bytes.fromhex(hop.node) + _number(hop.start) + _number(hop.end - hop.start) for hop in marks]
+    return _number(len(marks)) + b"".join(hops)
+
+
+def marks_of(route: bytes) -> tuple[HopMark, ...]:
+    """The hops of a route that an id holds."""
+    return _Plain(route).marks()
 
 
 @lru_cache(4096)
@@ -195,16 +199,19 @@ class _Plain:
         node, start = self.take(NODE_BYTES).hex(), self.number()
         return HopMark(node, start, start + self.number())
 
+    def marks(self) -> tuple[HopMark, ...]:
+        return tuple([self.hop() for _ in range(self.number())])
+
 
 def _unpack(stream: bytes, data: bytes) -> Position:
     plain = _Plain(data)
     created, told, seed, salt, request, caller, flags = _FIXED.unpack(plain.take(_FIXED.size))
-    routes = [tuple([plain.hop() for _ in range(plain.number())]) for _ in range(plain.number())]
+    routes = [route_bytes(plain.marks()) for _ in range(plain.number())]
     choices = tuple([_reached(plain, routes) for _ in range(plain.number())])
     exactness: Exactness = "E2" if flags & _IS_E2 else "E0"
     return Position(stream, created, told, seed, salt, request, caller, choices, bool(flags & _USAGE_TOLD), exactness)
 
 
-def _reached(plain: _Plain, routes: Sequence[tuple[HopMark, ...]]) -> Reached:
+def _reached(plain: _Plain, routes: Sequence[bytes]) -> Reached:
     tokens, events, thoughts, last = (plain.number() for _ in range(4))
     return Reached(tokens, events, thoughts, bool(last & 1), routes[last >> 1])

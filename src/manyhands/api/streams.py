@@ -1,6 +1,6 @@
 """Streams that any gateway of the swarm can go on with: which ids their events get, and what an id that comes back allows.
 
-    start ─► Stream ─ tell(choice, event) ─► id + event         Last-Event-ID ─ claim ─► resume ─► Stream: the rest
+    start ─► Stream ─ event(choice, made) ─► id + event         Last-Event-ID ─ claim ─► resume ─► Stream: the rest
 
 An attempt at a stream repeats the events of the first one and sends those that the client lacks: text follows
 from request and seed (docs/exactness.md). Docs: docs/resume.md.
@@ -19,6 +19,7 @@ import numpy as np
 
 from manyhands.api.event_id import (
     ATTEMPT_BYTES,
+    NO_ROUTE,
     NODE_BYTES,
     SALT_BYTES,
     STREAM_BYTES,
@@ -28,6 +29,8 @@ from manyhands.api.event_id import (
     Sealer,
     derive,
     digest,
+    marks_of,
+    route_bytes,
     unseal,
 )
 from manyhands.api.run import Ask, Caller
@@ -37,7 +40,7 @@ from manyhands.origin.adoption import Adoption, HopMark
 from manyhands.route.search import Offer
 
 if TYPE_CHECKING:
-    from manyhands.api.http.sse import Emit, Event
+    from manyhands.api.http.sse import Event
     from manyhands.api.preparation.desk import Prepared
 
 # How long an id is good after its event was told.
@@ -168,7 +171,7 @@ class ChoiceProgress(NamedTuple):
 
 
 class Stream:
-    """One attempt at a stream: sends its events but for those that the client has. `run` is its time."""
+    """One attempt at a stream: gives ids to its events but for those that the client has. `run` is its time."""
 
     def __init__(
         self,
@@ -185,8 +188,7 @@ class Stream:
         self._made = [0] * len(position.choices)  # events, told or skipped
         self._choices = list(position.choices)
         self._exactness = position.exactness
-        self._routes: dict[int, tuple[Sequence[Offer], tuple[HopMark, ...]]] = {}
-        self._turn = asyncio.Lock()  # held while an event is told: an id counts what was told before it
+        self._routes: dict[int, tuple[Sequence[Offer], bytes]] = {}
         self._work: asyncio.Task[None] | None = None
         self._is_taken_over = False
 
@@ -214,7 +216,7 @@ class Stream:
         paid = len(ask.prompt) + self.had(index).tokens if self._is_free else 0
         handle = derive(self._handle, "choice", index.to_bytes(4, "big"))[:16]
         had = self.had(index)
-        adoption = Adoption(handle, had.route, had.tokens, self.position.exactness, ask.received)
+        adoption = Adoption(handle, marks_of(had.route), had.tokens, self.position.exactness, ask.received)
         return replace(ask, paid_tokens=paid, adoption=adoption, is_resumed=self.is_resumed)
 
     def names(self, index: int) -> bytes:
@@ -251,48 +253,44 @@ class Stream:
         await asyncio.wait((self._work,))
         await asyncio.sleep(0)  # `run` leaves
 
-    async def tell(
-        self,
-        index: int,
-        emit: "Emit",
-        make: "Callable[[], Event]",
-        progress: "ChoiceProgress",
-    ) -> None:
-        """Emit the next event of a choice, unless the client has it. `progress`: with this event."""
-        async with self._turn:
-            self._exactness = max(self._exactness, progress.exactness)
-            self._made[index] += 1
-            reached, route = self._choices[index], self._route(index, progress.hops)
-            if self._made[index] <= reached.events:
-                self._choices[index] = reached._replace(route=route)
-                return
-            self._choices[index] = Reached(
-                progress.tokens, self._made[index], progress.thoughts, progress.is_done, route
-            )
-            await emit(self._with_id(make()))
+    def event(self, index: int, make: "Callable[[], Event]", progress: "ChoiceProgress") -> "Event | None":
+        """The next event of a choice with its id, None if the client has it. `progress`: with this event.
 
-    async def tell_usage(self, emit: "Emit", make: "Callable[[], Event]") -> None:
-        """Emit the event after those of all choices, unless the client has it."""
-        if not self.position.is_usage_told:
-            await emit(self._with_id(make(), is_usage_told=True))
+        To be called when it is written next (sse.py): an id counts what was told before it.
+        """
+        self._exactness = max(self._exactness, progress.exactness)
+        self._made[index] = made = self._made[index] + 1
+        reached, route = self._choices[index], self._route(index, progress.hops)
+        if made <= reached.events:
+            self._choices[index] = reached._replace(route=route)
+            return None
+        self._choices[index] = Reached(progress.tokens, made, progress.thoughts, progress.is_done, route)
+        return self._with_id(make())
+
+    def usage_event(self, make: "Callable[[], Event]") -> "Event | None":
+        """The event after those of all choices with its id, None if the client has it."""
+        return None if self.position.is_usage_told else self._with_id(make(), is_usage_told=True)
 
     def _with_id(self, event: "Event", *, is_usage_told: bool = False) -> "Event":
-        choices, told = tuple(self._choices), int(self._wall_clock())
-        position = self.position._replace(
-            told=told, choices=choices, is_usage_told=is_usage_told, exactness=self._exactness
-        )
-        line = b"id: %b\n" % self._sealer.seal(position)
-        return line + event if isinstance(event, bytes) else chain((line,), event)
+        stream, created, _, seed, salt, request, caller, *_ = self.position
+        told, choices = int(self._wall_clock()), tuple(self._choices)
+        now = Position(stream, created, told, seed, salt, request, caller, choices, is_usage_told, self._exactness)
+        line = b"id: %b\n" % self._sealer.seal(now)
+        if isinstance(event, bytes):
+            return line + event
+        pieces = iter(event)
+        return chain((line + next(pieces),), pieces)
 
-    def _route(self, index: int, hops: Sequence[Offer]) -> tuple[HopMark, ...]:
-        """`hops` as marks, made once for each list of them; those known before where there are none yet."""
+    def _route(self, index: int, hops: Sequence[Offer]) -> bytes:
+        """`hops` as ids hold them, made once for each list of them; those known before where there are none yet."""
         if not hops:
             return self._choices[index].route
-        seen, marks = self._routes.get(index, ((), ()))
+        seen, route = self._routes.get(index, ((), NO_ROUTE))
         if seen is not hops:
-            marks = tuple([HopMark(hop.node[: 2 * NODE_BYTES], hop.info.span.start, hop.info.span.end) for hop in hops])
-            self._routes[index] = hops, marks
-        return marks
+            spans = [(hop.node[: 2 * NODE_BYTES], hop.info.span) for hop in hops]
+            route = route_bytes([HopMark(node, span.start, span.end) for node, span in spans])
+            self._routes[index] = hops, route
+        return route
 
 
 def caller_digest(caller: Caller) -> bytes:

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from fastapi.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from manyhands.api.http.encode import HOLE, encode, pieces
 from manyhands.api.http.error import error_object, error_response
@@ -23,7 +23,8 @@ from manyhands.errors import ManyhandsError
 logger = logging.getLogger(__name__)
 
 Event = bytes | Iterable[bytes]  # whole, or in pieces
-Emit = Callable[[Event], Awaitable[None]]
+# Takes an event, or what makes it when its turn to be written has come; None is nothing to write.
+Emit = Callable[[Event | Callable[[], Event | None]], Awaitable[None]]
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -85,12 +86,15 @@ class _Out:
         self._send = send
         self.has_begun = False
 
-    async def write(self, data: bytes, headers: list[tuple[bytes, bytes]], *, more: bool = True) -> None:
+    def write(self, data: bytes, headers: list[tuple[bytes, bytes]], *, more: bool = True) -> Awaitable[None]:
         """Write one piece; `headers` go before the first."""
-        if not self.has_begun:
-            self.has_begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        piece = {"type": "http.response.body", "body": data, "more_body": more}
+        return self._send(piece) if self.has_begun else self._begin(headers, piece)
+
+    async def _begin(self, headers: list[tuple[bytes, bytes]], piece: Message) -> None:
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(piece)
 
 
 class EventStream:
@@ -140,12 +144,15 @@ class EventStream:
             if is_silent and self._framing.keep_alive and self._is_running():
                 await self._emit(out, self._framing.keep_alive)
 
-    async def _emit(self, out: _Out, event: Event) -> None:
+    async def _emit(self, out: _Out, event: Event | Callable[[], Event | None]) -> None:
         async with self._turn:
-            if isinstance(event, bytes):
-                await out.write(event, self._headers)
+            made = event() if callable(event) else event
+            if made is None:
+                return
+            if isinstance(made, bytes):
+                await out.write(made, self._headers)
             else:
-                await _write_all(out, event, self._headers)
+                await _write_all(out, made, self._headers)
         self._sent_at = self._clock()
 
 

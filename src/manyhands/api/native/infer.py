@@ -132,7 +132,7 @@ def _events(gateway: Gateway, ask: Ask, prompt: JsonBytes | None, stream: Stream
                     if frame.event in REPEATED:
                         job, is_done = run.job, frame.event == "done"
                         progress = ChoiceProgress(job.completion_tokens, 0, job.hops, is_done, job.exactness)
-                        await stream.tell(0, emit, make, progress)
+                        await emit(partial(stream.event, 0, make, progress))
                     elif not stream.is_behind(0):
                         await emit(make())
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
@@ -147,7 +147,7 @@ class OpenAI:
             made = replace(made, params=replace(made.params, seed=told.position.seed))
         prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
         plans = await plans_of(self.formats, model_format, made, sender.caller.name or sender.address)
-        name, created = (told.id, told.position.created) if told is not None else (uuid4().hex, int(time.time()))
+        name, created = (told.id, told.position.created) if told is not None else (token_hex(16), int(time.time()))
         whose = (sender.caller, api, entry, made.given.get("return_progress", False))
         call = _Call(self.gateway, model_format, prefix + name, kind, made.model, created, plans, *whose)
         shape = form(Spelling(model_format.grammars) if made.params.logprobs is not None else None)
@@ -208,7 +208,7 @@ async def _stream(
 
         async def tell(chunk: Object | str, *, is_done: bool = False) -> None:
             make = partial(plain.event, chunk) if isinstance(chunk, str) else partial(to_event, enveloped(chunk))
-            await told.tell(index, emit, make, choice.progress(is_done=is_done))
+            await emit(partial(told.event, index, make, choice.progress(is_done=is_done)))
 
         begin: list[Object | str] = [*form.begin(index)]
         async for delta in choice.read(call.gateway, ask, with_progress=call.with_progress):
@@ -225,7 +225,8 @@ async def _stream(
     await together([run(*each) for each in left])
     if with_usage:
         used = usage(call, [choice for _, choice in asked])
-        await told.tell_usage(emit, lambda: to_event(call.envelope(choices=[], usage=used, object=form.chunk_kind)))
+        made = partial(to_event, call.envelope(choices=[], usage=used, object=form.chunk_kind))
+        await emit(partial(told.usage_event, made))
     await emit(DONE)
 
 
