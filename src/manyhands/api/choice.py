@@ -60,7 +60,8 @@ class GenerationPlan:
 def _rules_of(origin: Origin, given: Mapping[str, Any]) -> Rules:
     """How the route is chosen: as the request says, else as the node's configuration does."""
     told = {rule: given[name] for name, rule in ROUTE_WISHES.items() if name in given}
-    return replace(Rules.of(origin.node.request), **told)
+    rules = Rules.of(origin.node.request)
+    return replace(rules, **told) if told else rules
 
 
 async def plans_of(formats: ModelFormats, model_format: ModelFormat, made: Prepared, who: str) -> list[GenerationPlan]:

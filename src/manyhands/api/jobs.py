@@ -32,6 +32,8 @@ MAX_JOBS = 500
 MAX_AGE_S = 7 * 86400.0
 # Ended jobs that may wait for the disk; beyond it the newest are not written (and that is logged).
 MAX_UNWRITTEN = 1000
+# 4 KiB: a job of a few hops is shorter, and a larger window costs more to make than such a job to compress.
+WINDOW_BITS = 12
 
 JobObject = dict[str, Any]  # a job as JSON (docs/api.md)
 
@@ -97,8 +99,17 @@ def prefill_object(job: Job, now_s: float) -> JobObject:
 
 def drafting_object(job: Job) -> JobObject:
     """What drafting did in a job, and whether it pays (docs/speculation.md)."""
-    each = job.drafting.tokens_per_traversal
-    return {**asdict(job.drafting), "tokens_per_traversal": _rounded(each)}
+    done = job.drafting
+    return {
+        "windows": done.windows,
+        "tokens": done.tokens,
+        "drafted": done.drafted,
+        "accepted": done.accepted,
+        "depth": done.depth,
+        "drafters": {name: asdict(tally) for name, tally in done.drafters.items()},
+        "verdict": done.verdict,
+        "tokens_per_traversal": _rounded(done.tokens_per_traversal),
+    }
 
 
 def in_ms(seconds: float | None) -> float | None:
@@ -124,7 +135,7 @@ class EndedJob(NamedTuple):
 
     @classmethod
     def pack(cls, job: JobObject) -> "EndedJob":
-        return cls(job["id"], job["key"], job["ended_unix_s"], zlib.compress(json.dumps(job).encode(), 1))
+        return cls(job["id"], job["key"], job["ended_unix_s"], zlib.compress(json.dumps(job).encode(), 1, WINDOW_BITS))
 
     def unpack(self) -> JobObject:
         job: JobObject = json.loads(zlib.decompress(self.packed))

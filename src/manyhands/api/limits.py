@@ -70,8 +70,8 @@ class Bucket:
 class _Account:
     """One key's buckets, and how many of its requests run."""
 
-    def __init__(self, quota: Quota, now: float) -> None:
-        self.quota = quota
+    def __init__(self, asked: Quota, limits: LimitsConfig, now: float) -> None:
+        self.asked, self.quota = asked, (quota := asked.within(limits))
         self.running = 0
         self._requests = _bucket(quota.requests_per_minute, 60.0, now)
         self._tokens = {
@@ -177,10 +177,9 @@ class Admission:
 
     def _account(self, key: str | None, quota: Quota, now: float) -> _Account:
         """The key's account. Raises RateLimited if it must wait and the queue is full, with no place to take."""
-        quota = quota.within(self.limits)
         account = self._accounts.get(key)
-        if account is None or account.quota != quota:
-            fresh = _Account(quota, now)
+        if account is None or account.asked != quota:
+            fresh = _Account(quota, self.limits, now)
             fresh.running = account.running if account else 0
             account = self._accounts[key] = fresh
         if self._is_full_for(account) and self._displaced_by(key) is None:

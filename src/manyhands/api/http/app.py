@@ -73,13 +73,18 @@ def create_app(
     browsers may call from; none unless named. `hosts`: names of this gateway beside those of where it listens.
     """
     app = _Documented(
-        title="manyhands", version=__version__, docs_url=None, redoc_url=None, separate_input_output_schemas=False
+        title="manyhands",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # ours: trace.py, metrics.py, log.py
     )
     access = Access(keys, Hosts(hosts, cors))
     app.state.gateway, app.state.keys, app.state.access = gateway, keys, access
     ours = (session_router(access), sign_in_router(access.links), keys_router(gateway, keys), page_router())
     for router in (*routers, *ours):
-        app.include_router(router)
+        app.router.routes += router.routes  # include_router would look for each request's route twice
     app.add_route("/docs", _docs, include_in_schema=False)
     app.add_exception_handler(ManyhandsError, _on_error)
     app.add_exception_handler(HTTPException, _on_http)
@@ -139,7 +144,7 @@ class HostGuard:
             scope, send = arrived(scope, send)
             state = scope.setdefault("state", {})
             try:
-                headers = single(scope["headers"])
+                headers = state["headers"] = single(scope["headers"])
                 target = state.get("target", b"/").decode("latin-1")
                 state["sender"] = self._hosts.sender(scope["method"], scope["http_version"], headers, target)
             except ManyhandsError as error:
@@ -164,7 +169,8 @@ class BodyGuard:
             await self._app(scope, receive, send)
             return
         try:
-            headers, state = single(scope["headers"]), scope["state"]
+            state = scope["state"]
+            headers = state["headers"]
             PARENT.set(headers.get("traceparent"))
             is_open = scope["path"] in self._open_paths
             state["caller"] = self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)

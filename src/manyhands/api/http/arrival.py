@@ -6,8 +6,9 @@ every answer has x-request-id, which is also the id of its first job (GET /api/j
 """
 
 import time
+from collections.abc import Awaitable
 from contextvars import ContextVar
-from uuid import uuid4
+from secrets import token_hex
 
 from starlette.types import Message, Scope, Send
 
@@ -22,13 +23,13 @@ class RequestId:
     """The id of one HTTP request: its first job has it too, the others have their own."""
 
     def __init__(self) -> None:
-        self.text = uuid4().hex
+        self.text = token_hex(16)
         self._is_taken = False
 
     def take(self) -> str:
         """An id for one job."""
         if self._is_taken:
-            return uuid4().hex
+            return token_hex(16)
         self._is_taken = True
         return self.text
 
@@ -39,7 +40,7 @@ _CURRENT: ContextVar[RequestId | None] = ContextVar("request_id", default=None)
 def new_job_id() -> str:
     """The id of a job that the HTTP request of this context makes; outside of one, any."""
     current = _CURRENT.get()
-    return uuid4().hex if current is None else current.take()
+    return token_hex(16) if current is None else current.take()
 
 
 def arrived(scope: Scope, send: Send) -> tuple[Scope, Send]:
@@ -50,11 +51,11 @@ def arrived(scope: Scope, send: Send) -> tuple[Scope, Send]:
     began, request_id = time.monotonic(), RequestId()
     _CURRENT.set(request_id)
 
-    async def answer(message: Message) -> None:
+    def answer(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             told = _headers(path, request_id, time.monotonic() - began)
             message = {**message, "headers": [*message.get("headers", ()), *told]}
-        await send(message)
+        return send(message)
 
     return {**scope, "path": path, "method": method}, answer
 

@@ -14,7 +14,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from manyhands.errors import BadRequest, Forbidden, ManyhandsError
@@ -56,6 +56,7 @@ class Authority:
 
     host: str
     port: int | None = None
+    address: Address | None = None  # None: a name
 
     @classmethod
     def parse(cls, text: str) -> "Authority":
@@ -66,15 +67,11 @@ class Authority:
             raise BadRequest(f"{text!r:.100} is not HOST or HOST:PORT")
         host = (match["ipv6"] or match["name"]).lower()
         address = address_of(host)
-        return cls(host if address is None else str(address), port)
-
-    @property
-    def address(self) -> Address | None:
-        return address_of(self.host)
+        return cls(host if address is None else str(address), port, address)
 
     def with_port_of(self, scheme: str) -> "Authority":
         """The same with the port that `scheme` means where none is named."""
-        return self if self.port is not None else Authority(self.host, _DEFAULT_PORTS.get(scheme))
+        return self if self.port is not None else replace(self, port=_DEFAULT_PORTS.get(scheme))
 
 
 def address_of(host: str) -> Address | None:

@@ -1,10 +1,11 @@
 """Routes that read their own bodies: how they are mounted, described, and know their callers."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
 
 from manyhands.api.fields import MODELS
 from manyhands.api.http.document import FIELDS_OF
@@ -20,11 +21,14 @@ PROCESS_PATH, PROCESS_BYTES = "/api/process", 256 << 10
 
 
 class Direct(APIRoute):
-    """Its handler takes the Request itself, and FastAPI has nothing to look up, parse or check for it."""
+    """A POST whose handler takes the Request itself: FastAPI has nothing to look up, parse, check or close for it."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return handler
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await super().handle(scope, receive, send)  # says what may be sent
+            return
+        response: Response = await self.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def describe(

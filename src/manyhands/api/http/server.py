@@ -68,6 +68,7 @@ class Http(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._source = source_of(self.client[0] if self.client else "")
         self._cycles: list[RequestResponseCycle] = []  # the last of them, `cycle`, may wait for the others (pipelining)
         self._arm(self.read_timeout_s)
         self._await_request()
@@ -173,7 +174,7 @@ class Http(HttpToolsProtocol):
     def _await_request(self) -> None:
         """This connection has to send a request now, or it is idle: one of those that may have to go for others."""
         self.pending.leave(self)
-        evicted = self.pending.enter(self, source_of(self.client[0] if self.client else ""), self.loop.time())
+        evicted = self.pending.enter(self, self._source, self.loop.time())
         if evicted is not None:
             evicted.transport.abort()
 
