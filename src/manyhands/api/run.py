@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from manyhands.api.auth import Caller as Caller
-from manyhands.api.waterfall import TokenTime, Waterfall
+from manyhands.api.waterfall import NO_TURN, TokenTime, Waterfall
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.origin.adoption import Adoption
@@ -212,14 +212,12 @@ class Run:
         """A token came: where its time went. Several tokens of one step count as one turn."""
         session, timings, job = self.answer.session, self.answer.timings, self.job
         assert session is not None and timings.last_at is not None
-        is_first = self._last_at is None
-        turn = TokenTime()
-        if session.returns.timings is not self._timings:
-            turn = TokenTime(
-                session.returns.timings, session.returns.turn_s, timings.last_at - (self._last_at or timings.last_at)
-            )
-        job.waterfall.note(job.hops, turn, is_first=is_first)
-        self._timings, self._last_at = session.returns.timings, timings.last_at
+        returns, last_at = session.returns, timings.last_at
+        turn = NO_TURN
+        if returns.timings is not self._timings:
+            turn = TokenTime(returns.timings, returns.turn_s, last_at - (self._last_at or last_at))
+        job.waterfall.note(job.hops, turn, is_first=self._last_at is None)
+        self._timings, self._last_at = returns.timings, last_at
 
     def _follow(self) -> None:
         """Copy what may be shown from the answer, and report new events."""

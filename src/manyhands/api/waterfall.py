@@ -4,10 +4,9 @@ token_s = the turn (window sent ─► its row is back) + wait (drawing, and a c
 turn    = the hops' queue + the hops' compute + wire (links, and waking the processes at their ends)
 """
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from manyhands.core import NodeId
 from manyhands.route.search import Offer
@@ -35,6 +34,9 @@ class TokenTime(NamedTuple):
         return Parts(queue_ms, compute_ms, turn_ms - queue_ms - compute_ms, max(0.0, 1e3 * self.token_s - turn_ms))
 
 
+NO_TURN: Final = TokenTime()
+
+
 class Parts(NamedTuple):
     """Where the time of a turn went."""
 
@@ -58,9 +60,12 @@ class _HopSum:
 class Waterfall:
     """The turns of an answer, added up; the first token's, which has the prompt in it, is left out."""
 
-    last: TokenTime = field(default_factory=TokenTime)
+    last: TokenTime = NO_TURN
     num_turns: int = 0
-    _parts: Parts = field(default_factory=Parts)
+    _queue_ms: float = 0.0
+    _compute_ms: float = 0.0
+    _wire_ms: float = 0.0
+    _wait_ms: float = 0.0
     _hops: dict[NodeId, _HopSum] = field(default_factory=dict)
 
     def note(self, hops: Sequence[Offer], turn: TokenTime, *, is_first: bool) -> None:
@@ -69,7 +74,11 @@ class Waterfall:
         if is_first or not turn.hops:
             return
         self.num_turns += 1
-        self._parts = Parts(*map(operator.add, self._parts, turn.parts_ms()))
+        queue_ms, compute_ms, wire_ms, wait_ms = turn.parts_ms()
+        self._queue_ms += queue_ms
+        self._compute_ms += compute_ms
+        self._wire_ms += wire_ms
+        self._wait_ms += wait_ms
         for hop, said in zip(hops, turn.hops, strict=False):
             total = self._hops.get(hop.node) or self._hops.setdefault(hop.node, _HopSum(hop.name))
             total.turns += 1
@@ -80,7 +89,8 @@ class Waterfall:
         """Of one turn, in ms; None if there was none yet."""
         if not self.num_turns:
             return None
-        return {name: round(total / self.num_turns, 3) for name, total in self._parts._asdict().items()}
+        totals = Parts(self._queue_ms, self._compute_ms, self._wire_ms, self._wait_ms)
+        return {name: round(total / self.num_turns, 3) for name, total in totals._asdict().items()}
 
     def hop_ms(self, node: NodeId) -> float | None:
         """What a turn took at a node, its queue included; None if there was none yet."""

@@ -200,7 +200,7 @@ async def api_for(
         gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases), secret=secret, others=others)
         metrics, speeds = Metrics(gateway), HopSpeeds()
         history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
-        gateway.observers += [log.RequestLog(), metrics, history, speeds]
+        gateway.observers += [log.RequestLog(), metrics, history, *([speeds] if view is None else [])]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
 

@@ -56,6 +56,8 @@ class ThoughtReader:
         return self._state == "thought"
 
     def feed(self, text: str) -> tuple[str, str]:
+        if self._state == "answer":  # of which nothing is held
+            return "", self._trim(text)
         self._held += text
         if self._state == "start":
             self._begin()
