@@ -32,8 +32,9 @@ MAX_JOBS = 500
 MAX_AGE_S = 7 * 86400.0
 # Ended jobs that may wait for the disk; beyond it the newest are not written (and that is logged).
 MAX_UNWRITTEN = 1000
-# 4 KiB: a job of a few hops is shorter, and a larger window costs more to make than such a job to compress.
-WINDOW_BITS = 12
+# A window of 4 KiB: a job of a few hops is shorter, and what zlib uses by default takes longer to make than such a job to
+# compress.
+WINDOW_BITS, MEMORY_LEVEL = 12, 4
 
 JobObject = dict[str, Any]  # a job as JSON (docs/api.md)
 
@@ -135,7 +136,9 @@ class EndedJob(NamedTuple):
 
     @classmethod
     def pack(cls, job: JobObject) -> "EndedJob":
-        return cls(job["id"], job["key"], job["ended_unix_s"], zlib.compress(json.dumps(job).encode(), 1, WINDOW_BITS))
+        small = zlib.compressobj(1, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
+        packed = small.compress(json.dumps(job).encode()) + small.flush()
+        return cls(job["id"], job["key"], job["ended_unix_s"], packed)
 
     def unpack(self) -> JobObject:
         job: JobObject = json.loads(zlib.decompress(self.packed))
