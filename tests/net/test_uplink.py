@@ -92,8 +92,10 @@ def test_a_watch_takes_what_its_links_show() -> None:
         def line(self) -> LinkEvidence:
             return self.evidence
 
-        async def ping(self) -> float:
-            return 0.01
+        def ping(self) -> asyncio.Future[float]:
+            answered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+            answered.set_result(0.01)
+            return answered
 
     async def body() -> None:
         watch, link = Watch(lambda: ()), Busy()

@@ -6,9 +6,9 @@ import struct
 import sys
 from typing import NamedTuple
 
-# struct tcp_info of linux/tcp.h: tcpi_delivery_rate_app_limited is the lowest bit of byte 7; tcpi_unacked (segments in flight),
-# tcpi_bytes_acked (Linux 4.1), tcpi_min_rtt (4.6, in us) and tcpi_delivery_rate (4.9) are at these bytes.
-_FLAGS_AT, _UNACKED_AT, _BYTES_ACKED_AT, _MIN_RTT_AT, _RATE_AT, _INFO_BYTES = 7, 24, 120, 148, 160, 168
+# Of struct tcp_info (linux/tcp.h): byte 7, whose lowest bit is tcpi_delivery_rate_app_limited; at byte 24 tcpi_unacked, the
+# segments in flight; tcpi_bytes_acked (120, Linux 4.1), tcpi_min_rtt (148, 4.6, in us), tcpi_delivery_rate (160, 4.9).
+_INFO = struct.Struct("=7xB16xI92xQ20xI8xQ")
 
 
 class Acknowledged(NamedTuple):
@@ -30,16 +30,13 @@ def acknowledged(transport: asyncio.BaseTransport | None) -> Acknowledged | None
     if connection is None:
         return None
     try:
-        return read_info(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES))
+        return read_info(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
     except (OSError, struct.error):  # closed meanwhile, not TCP, or an older kernel
         return None
 
 
 def read_info(info: bytes) -> Acknowledged:
     """What a tcp_info says. Raises struct.error if it is too short."""
-    (unacked,) = struct.unpack_from("=I", info, _UNACKED_AT)
-    (num_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED_AT)
-    (rate,) = struct.unpack_from("=Q", info, _RATE_AT)
-    (least_us,) = struct.unpack_from("=I", info, _MIN_RTT_AT)
-    is_limited = info[_FLAGS_AT] & 1
+    flags, unacked, num_acked, least_us, rate = _INFO.unpack_from(info)
+    is_limited = flags & 1
     return Acknowledged(num_acked, unacked > 0, None if is_limited or not rate else float(rate), least_us / 1e6)

@@ -76,7 +76,7 @@ class FramedLink(asyncio.BufferedProtocol):
         # More than MUCH_UNSENT waits: since when, and bytes read by then.
         self._much_since: tuple[float, int] | None = None
         self._is_waiting = False  # for its turn, to hand on what came
-        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._pings: dict[int, tuple[asyncio.Future[float], float]] = {}  # by nonce: who waits, and since when
         self._budget = PingBudget(handshake.clock())
         self._num_pings = 0
         self._pong: PongRoute | None = None  # None: itself
@@ -135,20 +135,13 @@ class FramedLink(asyncio.BufferedProtocol):
         finally:
             del ended  # or the error, whose traceback leads here, would lead to itself
 
-    async def ping(self) -> float:
-        self._num_pings += 1
-        nonce = self._num_pings
-        answered = self._pings[nonce] = asyncio.get_running_loop().create_future()
-        begin = self._handshake.clock()
-        try:
-            self.send(Ping(nonce))
-            await answered
-        finally:
-            del self._pings[nonce]
+    def ping(self) -> "asyncio.Future[float]":
         self._check_open()
-        rtt_s = self._handshake.clock() - begin
-        note_rtt(self.health, rtt_s)
-        return rtt_s
+        self._num_pings += 1
+        answered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._pings[self._num_pings] = answered, self._handshake.clock()
+        self._write(Ping(self._num_pings))
+        return answered
 
     def line(self) -> LinkEvidence:
         known = acknowledged(self._transport)
@@ -209,8 +202,8 @@ class FramedLink(asyncio.BufferedProtocol):
             logger.warning("peer=%s lane=%s broke the protocol: %s", self._peer, self._reader.lane, exc)
             self.abort(f"peer broke the protocol: {exc}")
             return
-        self._receive(messages)
-        self._hand_on()
+        if messages and self._receive(messages):
+            self._hand_on()
 
     def eof_received(self) -> None:
         return None  # the transport closes itself
@@ -228,8 +221,11 @@ class FramedLink(asyncio.BufferedProtocol):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _receive(self, messages: list[Message]) -> None:
-        """Keep what the node takes, then do what the link does itself: a write that reads more must find these in order."""
+    def _receive(self, messages: list[Message]) -> bool:
+        """Keep what the node takes, then do what the link does itself: a write that reads more must find these in order.
+
+        Whether there is any for the node.
+        """
         self.health.frames_received += len(messages)
         own: list[Message] = []
         for message in messages:
@@ -237,7 +233,7 @@ class FramedLink(asyncio.BufferedProtocol):
         if own and not self._budget.take(len(own), self._handshake.clock()):
             logger.warning("peer=%s lane=%s floods with pings", self._peer, self._reader.lane)
             self.abort(f"the peer sent more than {PER_S:g} pings a second")
-            return
+            return False
         num_answers = ANSWERED
         for message in own:
             match message:
@@ -247,9 +243,15 @@ class FramedLink(asyncio.BufferedProtocol):
                     num_answers -= 1
                     (self._pong or self._send_pong)(Pong(message.nonce))
                 case Pong():
-                    answered = self._pings.get(message.nonce)
-                    if answered is not None and not answered.done():
-                        answered.set_result(None)
+                    self._ponged(message.nonce)
+        return len(own) < len(messages)
+
+    def _ponged(self, nonce: int) -> None:
+        asked = self._pings.pop(nonce, None)
+        if asked is not None and not asked[0].done():
+            rtt_s = self._handshake.clock() - asked[1]
+            note_rtt(self.health, rtt_s)
+            asked[0].set_result(rtt_s)
 
     def _hand_on(self) -> None:
         """Give what waits to `deliver`, as far as this turn of the event loop has time for it; the rest in the next ones."""
@@ -340,6 +342,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._hand_on()
         self._opened.set()
         self._can_write.set()
-        for answered in self._pings.values():
+        for answered, _ in self._pings.values():
             if not answered.done():
-                answered.set_result(None)
+                answered.set_exception(LinkClosed(self._closed))
+        self._pings.clear()

@@ -13,8 +13,7 @@ stopped or suspended holds that against no peer.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 HEARTBEAT_S = 0.5  # between two pings of a link
 # Where bytes come at every look, and ours get there, a ping tells only how late the peer is: every fourth beat is enough.
@@ -36,8 +35,7 @@ ROUNDING_S = 1e-6  # of sums of seconds
 Verdict = Literal["alive", "cut", "frozen"]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkEvidence:
+class LinkEvidence(NamedTuple):
     """What a link measures of its connection. `num_acked` counts bytes that the peer's kernel has acknowledged,
     `has_unacked` whether some were sent that it has not; both None where the system does not say. While `is_reading` is
     false, this node takes nothing, so that it cannot have read the peer's messages. `uplink_Bps`: bytes a second that it

@@ -4,6 +4,7 @@ A Transport is one node's way in and out; a Link carries the messages of one lan
 keys. Neither reads messages, except Hello (which node the peer is) and Ping (its round trip).
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
@@ -58,8 +59,11 @@ class Link(Protocol):
         after waits for the next caller.
         """
 
-    async def ping(self) -> float:
-        """Round trip in seconds, also noted in health. Raises LinkClosed. Deadline: the caller's."""
+    def ping(self) -> "asyncio.Future[float]":
+        """Send a ping now; the result is its round trip in seconds, also noted in health, or LinkClosed.
+
+        Raises LinkClosed if the link is closed already. Deadline: the caller's.
+        """
 
     def line(self) -> LinkEvidence:
         """What is known of the way to the peer now, for the watch."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
@@ -37,9 +39,14 @@ class _Watched:
     link: Link
     pulse: Pulse
     every_s: float  # between its beats
-    beat_at: float | None = None
-    ping: asyncio.Task[None] | None = None
+    beat_at: float = -math.inf
+    ping: asyncio.Future[float] | None = None  # the last one that waits for its answer, or did
     num_acked: int = 0  # at the last look
+
+    def end(self) -> None:
+        """The link is watched no more."""
+        if self.ping is not None:
+            self.ping.cancel()
 
 
 class Watch:
@@ -56,18 +63,20 @@ class Watch:
         self.uplink = Uplink()
         self._watched: list[_Watched] = []
         self._suspects: dict[NodeId, float] = {}  # peers that a link to was given up, with when (awake)
-        self._has_new = asyncio.Event()
         self._is_running = False
 
     def __repr__(self) -> str:
         return f"<Watch links={len(self._watched)} {self.stalls}>"
 
     def add(self, link: Link) -> bool:
-        """Watch `link` until it closes. Returns whether `run` is to be started (again)."""
+        """Ping `link` now and watch it until it closes. Returns whether `run` is to be started (again)."""
+        now = asyncio.get_running_loop().time()
         if not self._watched:
-            self.stalls.resume(asyncio.get_running_loop().time())
-        self._watched.append(_Watched(link, Pulse(self._awake_s()), liveness.HEARTBEAT_S))
-        self._has_new.set()
+            self.stalls.resume(now)
+        awake_s = self._awake_s()
+        each = _Watched(link, Pulse(awake_s), liveness.HEARTBEAT_S)
+        self._watched.append(each)
+        self._beat(each, now, awake_s)
         was_running, self._is_running = self._is_running, True
         return not was_running
 
@@ -75,17 +84,14 @@ class Watch:
         """Watch while there are links. Owns the pings."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.TaskGroup() as pings:
-                while self._watched:
-                    self.stalls.tick(loop.time())
-                    self._look()
-                    self._beat(pings)
-                    self._has_new.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(TICK_S):
-                            await self._has_new.wait()
+            while self._watched:
+                self.stalls.tick(loop.time())
+                self._look()
+                await asyncio.sleep(TICK_S)
         finally:
             self._is_running = False
+            for each in self._watched:
+                each.end()
 
     def late_s(self, peer: NodeId) -> float:
         """How late event loops have run lately, this node's own and that of `peer`."""
@@ -98,24 +104,35 @@ class Watch:
     # -- one look -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Forget closed links; abort those that are given up, and what is silent beside them."""
+        """Forget closed links, abort those that are given up, ping those that are due."""
         self._forget_closed()
-        awake_s = self._awake_s()
-        self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
+        now, awake_s = asyncio.get_running_loop().time(), self._awake_s()
+        asked: list[_Watched] = []
         for each in self._watched:
             line = each.link.line()
             each.pulse.observe(line, awake_s)
             self.uplink.observe(line, each.num_acked, awake_s)
             each.num_acked = line.num_acked or 0
-        late = self._late_s({each.link.peer for each in self._watched if each.pulse.is_asked})
-        in_use = self._in_use() if late else ()
-        borne = {peer: patience_s(late_s) for peer, late_s in late.items() if peer in in_use}
+            if each.pulse.is_asked:
+                asked.append(each)
+        if asked:
+            self._judge(asked, awake_s)
         for each in self._watched:
+            if now - each.beat_at >= each.pulse.beat_s(each.every_s):
+                self._beat(each, now, awake_s)
+
+    def _judge(self, asked: Sequence[_Watched], awake_s: float) -> None:
+        """Abort links that owe an answer and are given up, and what is silent beside them."""
+        late = self._late_s({each.link.peer for each in asked})
+        in_use = self._in_use()
+        borne = {peer: patience_s(late_s) for peer, late_s in late.items() if peer in in_use}
+        self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
+        for each in asked:
             verdict = each.pulse.judge(awake_s, borne.get(each.link.peer, PATIENCE_S))
             if verdict != "alive":
                 self._suspects[each.link.peer] = awake_s
                 self._give_up(each, verdict)
-        for each in self._watched:
+        for each in asked:
             if each.link.peer in self._suspects and not each.link.is_closed:
                 verdict = each.pulse.judge_suspect(awake_s)
                 if verdict != "alive":
@@ -132,35 +149,30 @@ class Watch:
 
     def _forget_closed(self) -> None:
         closed = [each for each in self._watched if each.link.is_closed]
-        self._watched = [each for each in self._watched if not each.link.is_closed]
-        for each in closed:
-            if each.ping is not None:
-                each.ping.cancel()
+        if closed:
+            self._watched = [each for each in self._watched if not each.link.is_closed]
+            for each in closed:
+                each.end()
 
     def _give_up(self, each: _Watched, verdict: Verdict) -> None:
         why = "its machine acknowledges nothing" if verdict == "cut" else "no heartbeat"
         logger.info("peer=%s lane=%s given up: %s", each.link.peer[:8], each.link.lane, why)
         each.link.abort(f"{why} for {SUSPECT_S:g} s or more")
 
-    # -- beats --------------------------------------------------------------------------------------------------------
-
-    def _beat(self, pings: asyncio.TaskGroup) -> None:
-        """Ping the links that are due. While an answer is owed, a ping without one still shows that this node runs."""
-        now, awake_s = asyncio.get_running_loop().time(), self._awake_s()
-        for each in self._watched:
-            if each.beat_at is not None and now - each.beat_at < each.pulse.beat_s(each.every_s):
-                continue
-            each.beat_at = now
-            if each.pulse.is_asked:
-                try_send(each.link, Ping(NO_ANSWER))
-            else:
-                each.pulse.asked(awake_s)
-                each.ping = pings.create_task(self._ping(each))
-
-    async def _ping(self, each: _Watched) -> None:
+    def _beat(self, each: _Watched, now: float, awake_s: float) -> None:
+        """Ping a link. While an answer is owed, a ping without one still shows that this node runs."""
+        each.beat_at = now
+        if each.pulse.is_asked:
+            try_send(each.link, Ping(NO_ANSWER))
+            return
         with suppress(LinkClosed):
-            await each.link.ping()
-            each.pulse.answered(self._awake_s())
+            each.ping = each.link.ping()
+            each.pulse.asked(awake_s)
+            each.ping.add_done_callback(partial(self._answered, each.pulse))
+
+    def _answered(self, pulse: Pulse, ping: "asyncio.Future[float]") -> None:
+        if not ping.cancelled() and ping.exception() is None:
+            pulse.answered(self._awake_s())
 
     def _awake_s(self) -> float:
         return self.stalls.awake_s(asyncio.get_running_loop().time())

@@ -109,7 +109,10 @@ class FaultyLink(WrappedLink):
             raise _Frozen
         take(message)
 
-    async def ping(self) -> float:
+    def ping(self) -> asyncio.Future[float]:
+        return asyncio.ensure_future(self._ping())
+
+    async def _ping(self) -> float:
         await self._trouble.until_thawed(self.owner, self.peer)
         if self._trouble.is_cut(self.owner, self.peer, self.lane):
             await asyncio.Event().wait()

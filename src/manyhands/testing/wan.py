@@ -139,7 +139,7 @@ class WanLink(WrappedLink):
         return replace(self._link.health, rtt_s=self._rtt.rtt_s, rtt_samples=list(self._rtt.rtt_samples))
 
     def line(self) -> LinkEvidence:
-        return replace(self._link.line(), uplink_Bps=self._up.line.uplink_Bps)
+        return self._link.line()._replace(uplink_Bps=self._up.line.uplink_Bps)
 
     def send(self, message: Message) -> None:
         if self.is_closed:
@@ -157,7 +157,10 @@ class WanLink(WrappedLink):
         self._has_room.set()
         raise await ended
 
-    async def ping(self) -> float:
+    def ping(self) -> asyncio.Future[float]:
+        return asyncio.ensure_future(self._ping())
+
+    async def _ping(self) -> float:
         begin = self._now()
         await self._until(self._up.line.arrival(begin, _PING_BYTES))
         await self._link.ping()
