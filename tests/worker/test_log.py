@@ -106,6 +106,15 @@ def test_a_long_text_of_single_rows_is_replayed_and_handed_on_in_few_steps() -> 
     assert rows_of(list(log.replay(rows))) == [(position, 1) for position in range(rows)]
 
 
+def test_timings_count_until_steps_are_joined() -> None:
+    log = OutputLog()
+    for position in range(2 * LOOSE_STEPS):
+        log.append(step(position, 1, 1)._replace(timings=bytes(24)))
+    assert log.num_bytes == 2 * LOOSE_STEPS * ROW_BYTES + LOOSE_STEPS * 24
+    log.cut(0)
+    assert log.num_bytes == 0
+
+
 def test_steps_are_joined_to_a_mebibyte_at_most() -> None:
     """Wide rows, which are copied on the event loop."""
     log, width = OutputLog(), 1 << 15

@@ -301,7 +301,8 @@ class Engine:
                 self._shortness.learn(kind, took_s, cpu_s)
             if longest <= WINDOW_ROWS:
                 self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
-        self._logs.enforce()
+        if self._logs.num_bytes > self._logs.limit_bytes:
+            self._logs.enforce()
         self._advance()
 
     def _end(self, taken: Taken, error: Exception) -> None:

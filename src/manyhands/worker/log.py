@@ -5,7 +5,6 @@ All logs of a node share one LogBudget, whichever spans they belong to.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 
 from manyhands.core import SessionId
 from manyhands.wire.codec import plain
@@ -19,7 +18,10 @@ REPLAY_ROWS, REPLAY_BYTES = 128, 1 << 20
 LOOSE_STEPS = 128
 
 
-_num_bytes = attrgetter("num_bytes")
+class HeldBytes:
+    """What some logs hold together. Each counts itself here as it grows and shrinks: a step asks, and is not to add up."""
+
+    num_bytes = 0
 
 
 class OutputLog:
@@ -29,7 +31,8 @@ class OutputLog:
     A step that starts before `end` is a rollback: what it overwrites is forgotten. Dropped logs stay dropped.
     """
 
-    def __init__(self, *, begins_late: bool = False) -> None:
+    def __init__(self, held: HeldBytes | None = None, *, begins_late: bool = False) -> None:
+        self._held = held or HeldBytes()
         self._begins_late = begins_late
         self._steps: deque[Step] = deque()
         self._num_loose = 0  # of the last steps, those that were not looked at to be joined
@@ -46,7 +49,9 @@ class OutputLog:
             return
         self._steps.append(step)
         self.end = step.position + step.count
-        self.num_bytes += _size(step)
+        size = _size(step)
+        self.num_bytes += size
+        self._held.num_bytes += size
         self._num_loose += 1
         if self._num_loose == 2 * LOOSE_STEPS:
             self._gather()
@@ -59,14 +64,22 @@ class OutputLog:
     def _gather(self) -> None:
         """Join the older half of the loose steps."""
         loose = [self._steps.pop() for _ in range(self._num_loose)][::-1]
-        self._steps.extend(_joined(loose[:LOOSE_STEPS]))
+        older = loose[:LOOSE_STEPS]
+        joined = list(_joined(older))
+        self._steps.extend(joined)
         self._steps.extend(loose[LOOSE_STEPS:])
         self._num_loose -= LOOSE_STEPS
+        self._grow(sum(map(_size, joined)) - sum(map(_size, older)))  # they have no timings by now
+
+    def _grow(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._held.num_bytes += num_bytes
 
     def drop(self) -> None:
         """Forget everything, for good."""
         self._steps.clear()
-        self.end = self.num_bytes = self._num_loose = 0
+        self._grow(-self.num_bytes)
+        self.end = self._num_loose = 0
         self._is_dropped = True
 
     def begin_with(self, other: "OutputLog", until: int) -> None:
@@ -75,7 +88,7 @@ class OutputLog:
         self._begins_late = other._begins_late
         if other.covers(until, other.start):
             self._steps.extend(step for step in other._steps if step.position < until)
-            self.num_bytes = sum(map(_size, self._steps))
+            self._grow(sum(map(_size, self._steps)))
             self._cut(until)
         if self.end < until and not self._begins_late:
             self.drop()
@@ -107,15 +120,15 @@ class OutputLog:
         while self._steps and (step := self._steps[-1]).position + step.count > position:
             self._steps.pop()
             self._num_loose -= self._num_loose > 0
-            self.num_bytes -= _size(step)
+            self._grow(-_size(step))
             if step.position < position:
                 kept = _beginning(step, position - step.position)
                 self._steps.append(kept)
-                self.num_bytes += _size(kept)
+                self._grow(_size(kept))
         self.end = self._steps[-1].position + self._steps[-1].count if self._steps else 0
 
 
-class LogBudget:
+class LogBudget(HeldBytes):
     """What the output logs of a node may hold together, in bytes (0: nothing).
 
     Logs of parked sessions go first, the oldest before the others. The rest is shared fairly: with n sessions on the node, one
@@ -131,14 +144,9 @@ class LogBudget:
     def __repr__(self) -> str:
         return f"<LogBudget {self.num_bytes} of {self.limit_bytes} bytes, {len(self._logs)} logs + {len(self._parked)} parked>"
 
-    @property
-    def num_bytes(self) -> int:
-        held: int = sum(map(_num_bytes, self._logs)) + sum(map(_num_bytes, self._parked))
-        return held
-
     def open(self, session: SessionId, *, begins_late: bool = False) -> OutputLog:
         """A new log of `session`; it counts until it is closed."""
-        log = OutputLog(begins_late=begins_late)
+        log = OutputLog(self, begins_late=begins_late)
         self._logs[log] = session
         return log
 
@@ -273,8 +281,10 @@ def join(steps: list[Step]) -> Step:
         data = b"".join(s.payload.data for s in steps if s.payload is not None)
         payload = Payload(payload.dtype, payload.width, data)
     ids = None if first.ids is None else tuple(i for s in steps if s.ids is not None for i in s.ids)
-    return first._replace(count=sum(s.count for s in steps), ids=ids, payload=payload)
+    return first._replace(count=sum(s.count for s in steps), ids=ids, payload=payload, timings=b"")
 
 
 def _size(step: Step) -> int:
-    return len(step.payload.data) if step.payload is not None else 4 * len(step.ids or ())
+    """Bytes of the rows or ids of a step, and of its timings, which it has until it is joined."""
+    _, _, _, _, _, _, _, _, ids, payload, timings, _ = step
+    return len(timings) + (len(payload.data) if payload is not None else 4 * len(ids or ()))
