@@ -68,29 +68,24 @@ class Pulse:
 
     def __init__(self, now: float) -> None:
         self._heard_at = self._moved_at = now
-        self._asked_at: float | None = None
+        self.asked_at: float | None = None  # when the ping was sent that waits for its answer
         self._line = LinkEvidence(0)
         self._is_well = False  # by the last look: bytes had come, and what was sent got there
         self._took_s: deque[float] = deque(maxlen=ANSWERS)
 
     def asked(self, now: float) -> None:
-        self._asked_at = now
+        self.asked_at = now
 
     def answered(self, now: float) -> None:
-        if self._asked_at is not None:
-            self._took_s.append(now - self._asked_at)
-        self._asked_at = None
+        if self.asked_at is not None:
+            self._took_s.append(now - self.asked_at)
+        self.asked_at = None
         self._heard_at = now
 
     @property
     def late_s(self) -> float:
         """How late the peer's loop has answered lately: the spread of its answers, not their length, which is the line's."""
         return max(self._took_s) - min(self._took_s) if self._took_s else 0.0
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether a ping waits for its answer."""
-        return self._asked_at is not None
 
     def observe(self, line: LinkEvidence, now: float) -> None:
         """Note what the link measures now."""
@@ -112,9 +107,9 @@ class Pulse:
 
     def judge(self, now: float, borne_s: float) -> Verdict:
         """What the peer's silence means. `borne_s`: how long its loop may be silent (patience_s)."""
-        if self._asked_at is None:
+        if self.asked_at is None:
             return "alive"
-        if self._line.has_unacked and now - max(self._asked_at, self._moved_at) >= SUSPECT_S - ROUNDING_S:
+        if self._line.has_unacked and now - max(self.asked_at, self._moved_at) >= SUSPECT_S - ROUNDING_S:
             return "cut"
         return "frozen" if self._quiet_s(now) >= borne_s - ROUNDING_S else "alive"
 
@@ -124,4 +119,4 @@ class Pulse:
 
     def _quiet_s(self, now: float) -> float:
         """For how long a ping has waited and nothing has come; 0 while none waits."""
-        return 0.0 if self._asked_at is None else now - max(self._asked_at, self._heard_at)
+        return 0.0 if self.asked_at is None else now - max(self.asked_at, self._heard_at)

@@ -113,7 +113,7 @@ class Watch:
             each.pulse.observe(line, awake_s)
             self.uplink.observe(line, each.num_acked, awake_s)
             each.num_acked = line.num_acked or 0
-            if each.pulse.is_asked:
+            if each.pulse.asked_at is not None:
                 asked.append(each)
         if asked:
             self._judge(asked, awake_s)
@@ -162,7 +162,7 @@ class Watch:
     def _beat(self, each: _Watched, now: float, awake_s: float) -> None:
         """Ping a link. While an answer is owed, a ping without one still shows that this node runs."""
         each.beat_at = now
-        if each.pulse.is_asked:
+        if each.pulse.asked_at is not None:
             try_send(each.link, Ping(NO_ANSWER))
             return
         with suppress(LinkClosed):

@@ -15,7 +15,6 @@ Nothing is allocated for a body before its header has been checked.
 import struct
 from typing import Any
 
-from manyhands.core import SessionId
 from manyhands.errors import ProtocolError
 from manyhands.wire import control
 from manyhands.wire.header import (
@@ -36,13 +35,13 @@ from manyhands.wire.header import (
     RAW_BODIES,
     STEP,
     TIMINGS_SHIFT,
-    Header,
     Limits,
     Shape,
     check_control,
     check_raw,
     check_step,
     credit_header,
+    plain_header,
 )
 from manyhands.wire.message import (
     LANES,
@@ -102,16 +101,15 @@ def _encode_control(message: Message) -> list[bytes | memoryview]:
     body = control.encode(message)
     if len(body) > MAX_CONTROL_BODY:
         raise ProtocolError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_CONTROL_BODY}")
-    header = Header(PROTOCOL_VERSION, KIND_OF[type(message)], length=len(body))
-    return [LAYOUT.pack(*header) + body]
+    return [plain_header(KIND_OF[type(message)], len(body)) + body]
 
 
 def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
     """The frame of a message whose body is bytes and not JSON; `data` is not copied."""
     view = memoryview(data).cast("B")
-    header = Header(PROTOCOL_VERSION, KIND_OF[type(message)], length=len(prefix) + len(view))
-    check_raw(header)
-    return [LAYOUT.pack(*header) + prefix, view]
+    length = len(prefix) + len(view)
+    check_raw(type(message), length)
+    return [plain_header(KIND_OF[type(message)], length) + prefix, view]
 
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
@@ -131,6 +129,11 @@ def _encode_step(step: Step) -> list[bytes | memoryview]:
     check_step(header, MAX_STEP_BODY)
     head = LAYOUT.pack(*header) + head
     return [head, body, timings] if timings else [head, body]
+
+
+def _credit(header: tuple[Any, ...]) -> Credit:
+    _, _, _, hop, _, session, epoch, _, steps, *_ = header
+    return Credit(session, epoch, hop, steps)
 
 
 def _decode_chunk(body: bytearray) -> WeightsChunk:
@@ -225,7 +228,7 @@ class FrameReader:
             raise ProtocolError(self._out_of_place(*header[:2]))
         if kind is Step:
             return check_step(header, self._limits.step_body)
-        self._check_plain(kind, Header._make(header))
+        self._check_plain(kind, header)
         return None
 
     def _out_of_place(self, version: int, number: int) -> str:
@@ -237,20 +240,20 @@ class FrameReader:
             return f"{kind.__name__} out of place: a link begins with one Hello"
         return f"{kind.__name__} does not belong on the {self.lane} lane"
 
-    def _check_plain(self, kind: type[Any], header: Header) -> None:
+    def _check_plain(self, kind: type[Any], header: tuple[Any, ...]) -> None:
         if kind is Credit:
-            if header != credit_header(header.session, header.epoch, header.hop, header.num_rows):
+            if header != credit_header(*_credit(header)):
                 raise ProtocolError("Credit with a body or fields that only a Step has")
         elif kind in RAW_BODIES:
-            check_raw(header)
+            check_raw(kind, header[LENGTH])
             check_control(header, RAW_BODIES[kind][1])
         else:
             check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
 
-    def _decode(self, fields: tuple[Any, ...], body: bytearray) -> Message:
-        header, kind = Header._make(fields), KINDS[fields[1]]
+    def _decode(self, header: tuple[Any, ...], body: bytearray) -> Message:
+        kind = KINDS[header[1]]
         if kind is Credit:
-            return Credit(SessionId(header.session), header.epoch, header.hop, header.num_rows)
+            return _credit(header)
         if kind is DirectoryUpdate:
             return DirectoryUpdate(bytes(body))
         if kind is WeightsChunk:

@@ -120,6 +120,14 @@ class Limits:
     step_body: int = MAX_STEP_BODY
 
 
+_NOTHING = Header(0, 0)[2:LENGTH] + Header(0, 0)[LENGTH + 1 :]
+
+
+def plain_header(kind: int, length: int) -> bytes:
+    """The header of a frame whose fields are its body's length and nothing more."""
+    return LAYOUT.pack(PROTOCOL_VERSION, kind, *_NOTHING[: LENGTH - 2], length, *_NOTHING[LENGTH - 2 :])
+
+
 def credit_header(session: bytes, epoch: int, hop: int, steps: int) -> Header:
     """A Credit is its header alone: its steps stand where a Step has its rows."""
     return Header(PROTOCOL_VERSION, KIND_OF[Credit], hop=hop, session=session, epoch=epoch, num_rows=steps)
@@ -187,16 +195,16 @@ def _check_coded(codec: Codec, dtype: int, rows: int, coded: int, in_8_bits: int
         raise ProtocolError(f"Step with {coded} bytes of coded rows of {rows}: at least half, less than all")
 
 
-def check_control(header: Header, max_body: int) -> None:
-    if header.length > max_body:
-        raise ProtocolError(f"control frame of {header.length} bytes is over the limit of {max_body}")
-    if header != Header(header.version, header.kind, length=header.length):
+def check_control(header: tuple[Any, ...], max_body: int) -> None:
+    length = header[LENGTH]
+    if length > max_body:
+        raise ProtocolError(f"control frame of {length} bytes is over the limit of {max_body}")
+    if header[2:LENGTH] + header[LENGTH + 1 :] != _NOTHING:
         raise ProtocolError("control frame with fields that only a Step has")
 
 
-def check_raw(header: Header) -> None:
-    """Raise ProtocolError unless the header of a DirectoryUpdate or WeightsChunk is within limits."""
-    kind = KINDS[header.kind]
+def check_raw(kind: type[Any], length: int) -> None:
+    """Raise ProtocolError unless a DirectoryUpdate or WeightsChunk is within limits."""
     low, high = RAW_BODIES[kind]
-    if not low <= header.length <= high:
-        raise ProtocolError(f"{kind.__name__} of {header.length} bytes is outside its limits, {low} to {high}")
+    if not low <= length <= high:
+        raise ProtocolError(f"{kind.__name__} of {length} bytes is outside its limits, {low} to {high}")
