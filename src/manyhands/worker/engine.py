@@ -261,10 +261,7 @@ class Engine:
                     self._end(taken, result)
             except Exception:  # this session's result is lost; the others' are not
                 logger.exception("session=%s: a result could not be sent", taken.session.name)
-            if taken.work.count <= WINDOW_ROWS:
-                taken.session.pace.sent(now)
-                self._last_s.append((waited_us + took_us) / 1e6)
-        loop.call_soon(self._keep_books, batch, results, ended - began, cpu_s, kind)
+        loop.call_soon(self._keep_books, batch, results, began, ended, cpu_s, kind)
 
     def _company(self, batch: list[Taken], now: float) -> tuple[int, int, int]:
         """Of a device step, for its origins: the rows, the windows (0: parts of prompts are among them), and how many sessions
@@ -284,18 +281,23 @@ class Engine:
         self,
         batch: list[Taken],
         results: Sequence[Result | Exception],
-        took_s: float,
+        began: float,
+        ended: float,
         cpu_s: float,
         kind: StepKind | None,
     ) -> None:
-        """A device step took so long, and so much CPU; begin the next. One of which not all was computed teaches nothing."""
+        """A device step is done and took so much CPU; begin the next. One of which not all was computed teaches nothing."""
         self.steps_run += 1
-        longest, is_whole = 0, True
+        longest, is_whole, now = 0, True, asyncio.get_running_loop().time()
         for taken, result in zip(batch, results, strict=True):
             count = taken.work.count
             self.rows_run += count
             self.callers.computed(taken.session.origin.peer, count)
             longest, is_whole = max(longest, count), is_whole and isinstance(result, Result)
+            if count <= WINDOW_ROWS:
+                taken.session.pace.sent(now)
+                self._last_s.append(ended - taken.arrived_at)
+        took_s = ended - began
         if is_whole:
             if kind is not None:
                 self._shortness.learn(kind, took_s, cpu_s)

@@ -178,7 +178,8 @@ class SpanModel:
             end = max(end, work.position + work.count)
         if self.num_threads > 1 or num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows, end):
             return None
-        num_layers = len(works[0].span) if len(works) == 1 else sum(map(len, {work.span for work in works}))
+        spans = {work.span for work in works}
+        num_layers = sum([span.end - span.start for span in spans])
         return StepKind(num_layers, num_rows, end.bit_length())
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:

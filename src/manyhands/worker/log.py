@@ -21,7 +21,8 @@ LOOSE_STEPS = 128
 class HeldBytes:
     """What some logs hold together. Each counts itself here as it grows and shrinks: a step asks, and is not to add up."""
 
-    num_bytes = 0
+    def __init__(self) -> None:
+        self.num_bytes = 0
 
 
 class OutputLog:
@@ -30,6 +31,8 @@ class OutputLog:
     One that `begins_late`, of a last hop, has positions [start, end): those whose rows the origin wanted.
     A step that starts before `end` is a rollback: what it overwrites is forgotten. Dropped logs stay dropped.
     """
+
+    __slots__ = ("_begins_late", "_held", "_is_dropped", "_num_loose", "_steps", "end", "num_bytes")
 
     def __init__(self, held: HeldBytes | None = None, *, begins_late: bool = False) -> None:
         self._held = held or HeldBytes()
@@ -137,6 +140,7 @@ class LogBudget(HeldBytes):
     """
 
     def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
         self.limit_bytes = limit_bytes  # may be changed; in force at the next note
         self._logs: dict[OutputLog, SessionId] = {}
         self._parked: dict[OutputLog, None] = {}  # the oldest first
