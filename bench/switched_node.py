@@ -2,7 +2,7 @@
 
 The processes share the numbers in $MANYHANDS_BENCH_SWITCHED/switch: whether logs are kept, and how many times as often as
 usual links are looked at and pinged (0: never). Each writes to a file there, named by its process id, the nanoseconds that it
-has spent in its logs, and in the collections of garbage that the steps they keep may cause.
+has spent in its logs, and in the collections of garbage that the steps they keep may cause, and how often it looked at links.
 """
 
 import gc
@@ -29,17 +29,18 @@ class Switch(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Nanoseconds."""
+    """Nanoseconds, and a number."""
 
     logs: int
     collections: int
+    looks: int
 
 
-def numbers(path: Path, count: int = 2) -> memoryview:
-    """So many numbers (u64), shared by all that map this file."""
+def numbers(path: Path) -> memoryview:
+    """Three numbers (u64), shared by all that map this file."""
     with path.open("a+b") as file:
-        file.truncate(8 * count)
-        return memoryview(mmap.mmap(file.fileno(), 8 * count)).cast("Q")
+        file.truncate(24)
+        return memoryview(mmap.mmap(file.fileno(), 24)).cast("Q")
 
 
 def install() -> None:
@@ -47,7 +48,7 @@ def install() -> None:
     folder = Path(os.environ[NAMED_BY])
     switch, spent = numbers(folder / "switch"), numbers(folder / str(os.getpid()))
     _time_logs(switch, spent)
-    _set_heartbeats(switch)
+    _set_heartbeats(switch, spent)
     began = 0
 
     def collected(phase: str, _: object) -> None:
@@ -85,7 +86,7 @@ def _time_logs(switch: memoryview, spent: memoryview) -> None:
     patched.enforce = timed_enforce
 
 
-def _set_heartbeats(switch: memoryview) -> None:
+def _set_heartbeats(switch: memoryview, spent: memoryview) -> None:
     look = Watch._look
 
     def look_at_links(self: Watch) -> None:
@@ -94,6 +95,7 @@ def _set_heartbeats(switch: memoryview) -> None:
         for each in self._watched:
             each.every_s = HEARTBEAT_S / max(1, times)
         if times:
+            spent[2] += 1
             look(self)
 
     patched: Any = pings

@@ -72,6 +72,10 @@ _GPU = (
     "{prefill_tps.2048.ours.median} tokens/s; the CPU's bits: {same_bits}"
 )
 _GPU_TARGET = "decode {target.decode_x} x"
+_UPKEEP = (
+    "[[{percent.all} %: logs {percent.logs}, heartbeats {percent.heartbeats}; ]]CPU with both {cpu_of_neither.both} x "
+    "that with neither, speed {of_neither.both} x; a standby's node takes {standby_cpu_ms} ms of CPU a token"
+)
 _CHURN = "{requests_answered} requests answered, {requests_lost} lost, {requests_wrong} wrong; gone from views after {gone_s} s"
 
 ROWS = [
@@ -184,11 +188,11 @@ ROWS = [
     Row("churn-quick", "the same with {processes} processes for {seconds} s", _CHURN, "0, 0; {target.gone_s_max} s"),
     Row(
         "upkeep",
-        "speed with output logs and heartbeats, against without",
-        "{of_neither.both} x[[; CPU of a token {cpu_of_neither.both} x, 95 % sure {cpu_interval}; a standby's node takes "
-        "{standby_cpu_ms} ms of CPU a token]]",
-        "{target.both_x} x[[, CPU {target.both_cpu_x} x]]",
+        "output logs and heartbeats, of a token's CPU, tales",
+        _UPKEEP,
+        "[[{target.percent} %]]",
     ),
+    Row("upkeep-0.5b", "the same at the 0.5B shape", _UPKEEP, "{target.percent} %"),
     Row(
         "join-quick",
         "from `join` to serving, tales",
