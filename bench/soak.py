@@ -35,6 +35,7 @@ from manyhands.errors import ManyhandsError
 from manyhands.origin import Origin
 
 THIRDS, COPIES = 3, 2
+LONG = 30  # minutes: shorter runs are stored beside long ones, not in their place
 START_S = 60.0
 NEW = 96
 
@@ -246,7 +247,8 @@ def main() -> int:
         "fds_return": all(after[name][1] <= before[name][1] + 4 for name in before),
         "memory_returns": all(after[name][0] <= allowed_mb[name] for name in before),
     }
-    return finish("soak", figures, {"failed": 0, "changed": 0, "kills": args.kills, "within": args.within}, holds)
+    name = "soak" if args.minutes >= LONG else "soak-short"
+    return finish(name, figures, {"failed": 0, "changed": 0, "kills": args.kills, "within": args.within}, holds)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,10 @@ _GPU = (
     "{prefill_tps.2048.ours.median} tokens/s; the CPU's bits: {same_bits}"
 )
 _GPU_TARGET = "decode {target.decode_x} x"
+_SOAKED = (
+    "{completed_same} streams whole and unchanged, {completed_changed} changed, {num_failed} failed; "
+    "longest pause {longest_pause_s} s"
+)
 _UPKEEP = (
     "[[{percent.all} %: logs {percent.logs}, heartbeats {percent.heartbeats}; ]]CPU with both {cpu_of_neither.both} x "
     "that with neither, speed {of_neither.both} x; a standby's node takes {standby_cpu_ms} ms of CPU a token"
@@ -148,11 +152,11 @@ ROWS = [
     Row(
         "soak",
         "{kills} kills in {seconds} s, {streams_at_once} streams at any time",
-        "{completed_same} streams whole and unchanged, {completed_changed} changed, {num_failed} failed; "
-        "longest pause {longest_pause_s} s",
+        _SOAKED,
         "0 failed, 0 changed",
         True,
     ),
+    Row("soak-short", "the same in less than half an hour", _SOAKED, "0 failed, 0 changed", True),
     Row(
         "siege",
         "every outside attack at once for {minutes} minutes against 4 nodes that serve {streams_at_once} streams",

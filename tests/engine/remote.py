@@ -5,7 +5,7 @@ import re
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Remote:
                 if isinstance(argument, bytes | ctypes.Array):
                     integers.append(self.upload(bytes(argument)))
                 elif isinstance(argument, REFERENCE):
-                    integers.append(self.upload(bytes(argument._obj)))
+                    integers.append(self.upload(bytes(cast(Any, argument)._obj)))
                 elif isinstance(argument, float):
                     real = argument
                 else:

@@ -42,6 +42,7 @@ class SessionCache:
         self.length = 0
         self._block_bytes = plan.block_bytes or 1  # of a plan that caches nothing
         self._blocks: list[Array] = []
+        self._spare: list[Array] = []  # made with others, not used yet
         self._num_shared = 0  # of them, from the first on, another cache may have too
         self._make_table(max(FIRST_BLOCKS, -(-capacity // BLOCK)))
 
@@ -103,7 +104,9 @@ class SessionCache:
             self._num_shared = first
         first = min(first, len(self._blocks))
         while len(self._blocks) * BLOCK < end:
-            self._blocks += _new_blocks(self._block_bytes, max(1, _PAGES // self._block_bytes))
+            if not self._spare:
+                self._spare = _new_blocks(self._block_bytes, max(1, _PAGES // self._block_bytes))
+            self._blocks.append(self._spare.pop())
         if len(self._blocks) > len(self._table):
             self._make_table(max(len(self._blocks), len(self._table) * 3 // 2))
         self._list(first)
