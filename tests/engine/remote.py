@@ -78,6 +78,9 @@ class Remote:
         number = NAMES.index(name)
 
         def call(*arguments: Any) -> int:
+            assert self._process.stdin is not None
+            if self._process.stdin.closed:  # what was made there is gone with it
+                return 0
             integers, real = [number], 0.0
             for argument in arguments:
                 if isinstance(argument, bytes | ctypes.Array):

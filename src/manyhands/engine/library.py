@@ -230,18 +230,20 @@ class Team:
     """Threads that compute together, the caller among them. One step at a time."""
 
     def __init__(self, size: int) -> None:
-        self.handle = load().mh_team_start(size)
+        self._library = load()
+        self.handle = self._library.mh_team_start(size)
         if not self.handle:
             raise ModelError(f"no team of {size} threads can be had: ask for 1 to 1024")
 
     def close(self) -> None:
         """Ends the threads. Only while no step runs."""
         if self.handle:
-            load().mh_team_stop(self.handle)
+            self._library.mh_team_stop(self.handle)
             self.handle = None
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "handle"):
+            self.close()
 
 
 def apart(widths: Sequence[int]) -> list[int]:
@@ -272,7 +274,8 @@ class Plan:
         array, begins = ((ctypes.c_int64 * len(widths))(*numbers) for numbers in (widths, places))
         target = BACK_ENDS.index(back_end)
         self._held: list[Array] = []
-        self._handle = load().mh_plan_new(
+        self._library = load()
+        self._handle = self._library.mh_plan_new(
             target, TYPES[row_type], array, begins, len(widths), out, TYPES[out_type], positions
         )
         if not self._handle:
@@ -284,7 +287,7 @@ class Plan:
     ) -> None:
         """One more operation (native/plan.c has what each takes). Raises ModelError where it does not fit."""
         held = [*tensors, *[None] * (TENSORS - len(tensors))]
-        code = load().mh_plan_add(
+        code = self._library.mh_plan_add(
             self._handle,
             kind,
             (ctypes.c_int64 * NUMBERS)(*numbers),
@@ -297,7 +300,7 @@ class Plan:
     @property
     def block_bytes(self) -> int:
         """Bytes that 64 positions take in a session's cache."""
-        return int(load().mh_plan_block_bytes(self._handle))
+        return int(self._library.mh_plan_block_bytes(self._handle))
 
     def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:
         """`count` rows -> `count` rows [count, bytes of a row]. Raises ModelError, ContextOverflow; then caches may hold
@@ -311,7 +314,7 @@ class Plan:
         else:
             held = tensor(rows)
             given = held.data, held.bytes
-        code = load().mh_plan_run(
+        code = self._library.mh_plan_run(
             self._handle,
             team.handle,
             threads,
@@ -328,7 +331,7 @@ class Plan:
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
-            load().mh_plan_free(self._handle)
+            self._library.mh_plan_free(self._handle)
             self._handle = None
 
 
