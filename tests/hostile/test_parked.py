@@ -140,6 +140,21 @@ def test_what_is_resumed_goes_too_where_there_is_no_room_for_both(folder: Path, 
     play(folder, scenario, cache_tokens=1000)
 
 
+@pytest.mark.parametrize("capacity, cached", [(447, 0), (448, 400)])
+def test_a_lease_that_is_too_small_for_what_is_parked_holds_none_of_it(
+    folder: Path, capacity: int, cached: int
+) -> None:
+    """While it is being opened there would be more memory than leases and parked sessions count."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(9, capacity=200)
+        await park(one, 1, capacity=500, rows=400)
+        assert one.host.parking.num_positions == 448
+        assert await resume(one, 2, 1, 400, capacity=capacity) == cached
+
+    play(folder, scenario, cache_tokens=1000)
+
+
 def test_they_end_by_age(folder: Path) -> None:
     """Without anything else happening on the span. Use makes young again."""
 

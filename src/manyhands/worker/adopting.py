@@ -37,6 +37,13 @@ def found_parked(parking: Parking, message: Open, origin: NodeId) -> Parked | No
     return parking.find(message.resume, message.span, origin, message.ends, now)
 
 
+def held_for(parking: Parking, message: Open, origin: NodeId) -> Parked | None:
+    """What an Open keeps of what is parked until it is carried out, if its lease covers all the memory of that: then this may
+    lose its room to the lease."""
+    parked = found_parked(parking, message, origin)
+    return parked if parked is not None and parked.capacity <= message.capacity else None
+
+
 def resumable(opening: Opening, parking: Parking, places: Collection[HopSession]) -> Parked | None:
     """What an Open goes on with: what was parked as it came or is now, or is served."""
     message = opening.message

@@ -16,7 +16,7 @@ from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, 
 from manyhands.errors import BadRequest, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Retract, Step
-from manyhands.worker.adopting import found_parked, orphaned, resumable
+from manyhands.worker.adopting import held_for, orphaned, resumable
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
@@ -117,7 +117,7 @@ class SpanHost:
         self._owners.hold(message.session, origin.peer, message.epoch, is_new=not known)
         if before is not None:
             before.cancel()
-        opening = self._opening[place] = Opening(message, origin, found_parked(self.parking, message, origin.peer))
+        opening = self._opening[place] = Opening(message, origin, held_for(self.parking, message, origin.peer))
         self.parking.shrink(self._free(), message.resume)
         self._changed.set()  # no longer idle
         return opening
