@@ -3,6 +3,7 @@
 import tracemalloc
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,6 +114,14 @@ def test_timings_count_until_steps_are_joined() -> None:
     assert log.num_bytes == 2 * LOOSE_STEPS * ROW_BYTES + LOOSE_STEPS * 24
     log.cut(0)
     assert log.num_bytes == 0
+
+
+@pytest.mark.parametrize("count", [1, REPLAY_ROWS, REPLAY_ROWS + 1])
+def test_what_is_sent_again_tells_no_timings(count: int) -> None:
+    """They were of another route, or of another turn; also of a step that is joined with none."""
+    log = OutputLog()
+    log.append(step(0, count, 1)._replace(timings=bytes(24)))
+    assert [one.timings for one in log.replay(count)] == [b""]
 
 
 def test_steps_are_joined_to_a_mebibyte_at_most() -> None:

@@ -262,9 +262,14 @@ def _joined(steps: Iterable[Step]) -> Iterator[Step]:
             group.append(step)
             num_rows, num_bytes = num_rows + step.count, num_bytes + size
         else:
-            yield step
+            yield _untimed(step)
     if group:
         yield join(group)
+
+
+def _untimed(step: Step) -> Step:
+    """`step` without what hops said of it when they computed it."""
+    return step._replace(timings=b"") if step.timings else step
 
 
 def _is_like(one: Step, other: Step) -> bool:
@@ -276,10 +281,10 @@ def _is_like(one: Step, other: Step) -> bool:
 
 
 def join(steps: list[Step]) -> Step:
-    """One step of consecutive steps; their bytes are copied if there are several."""
+    """One step of consecutive steps, without timings; their bytes are copied if there are several."""
     first = steps[0]
     if len(steps) == 1:
-        return first
+        return _untimed(first)
     payload = first.payload
     if payload is not None:
         data = b"".join(s.payload.data for s in steps if s.payload is not None)
