@@ -55,7 +55,7 @@ def test_a_fork_takes_memory_for_one_block(span: CpuSpan) -> None:
     whole = (ROWS - 1) // BLOCK
     ours, theirs = ([block.ctypes.data for block in cache._blocks] for cache in (fork, source))
     assert ours[:whole] == theirs[:whole] and len(ours) == whole + 1 and ours[whole] != theirs[whole]
-    assert fork.capacity == (whole + 1) * BLOCK
+    assert fork.positions == (whole + 1) * BLOCK
 
 
 def test_a_fork_outlives_its_source(span: CpuSpan) -> None:

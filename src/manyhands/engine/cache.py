@@ -57,8 +57,8 @@ class SessionCache:
             self._table[number] = library.address(self._blocks[number])
 
     @property
-    def capacity(self) -> int:
-        """Positions for which there is memory."""
+    def positions(self) -> int:
+        """For which there is memory."""
         return len(self._blocks) * BLOCK
 
     @property
@@ -80,13 +80,6 @@ class SessionCache:
             fork._make_table(len(fork._blocks))
         fork._list(0)
         return fork
-
-    def trim(self, positions: int) -> int:
-        """Drop the blocks behind the first `positions`. For how many positions there still is memory."""
-        del self._blocks[-(-positions // BLOCK) :]
-        self._num_shared = min(self._num_shared, len(self._blocks))
-        self.length = min(self.length, positions)
-        return self.capacity
 
     def segment(self, start: int, row: int, count: int) -> Segment:
         """Rows [row, row + count) of a step as the positions from `start` on. Makes the blocks that they need."""

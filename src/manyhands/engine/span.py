@@ -21,8 +21,9 @@ class Cache(Protocol):
 
     length: int
 
-    def trim(self, positions: int) -> int:
-        """Nothing behind the first `positions` is needed any more. For how many positions there still is memory."""
+    @property
+    def positions(self) -> int:
+        """For which there is memory."""
         ...
 
 

@@ -104,11 +104,6 @@ class TorchCache:
         for index, layer in enumerate(self.layers):
             self.layers[index] = tuple(_grown(tensor, most) for tensor in layer)
 
-    def trim(self, positions: int) -> int:
-        """Keeps all of its memory."""
-        self.length = min(self.length, positions)
-        return self.positions
-
     def take(self, source: "TorchCache", positions: int) -> None:
         """Copy the first `positions` positions of another cache of the same span."""
         self.reserve(positions)

@@ -136,7 +136,7 @@ class HopSession:
         """End as `close` does, but hand on what the first `positions`, all computed, have left here."""
         self._end()
         self.log.cut(positions)
-        return self.lend(positions, min(self.capacity, self.cache.trim(positions)))
+        return self.lend(positions, min(self.capacity, self.cache.positions))
 
     @property
     def firm(self) -> int:

@@ -39,6 +39,11 @@ class CudaCache:
         self._memory = device.allocate(self.blocks * plan.block_bytes)
 
     @property
+    def positions(self) -> int:
+        """For which there is memory."""
+        return self.blocks * BLOCK
+
+    @property
     def num_bytes(self) -> int:
         return self._memory.num_bytes
 
@@ -57,11 +62,6 @@ class CudaCache:
         if self.blocks:
             self._device.copy(grown.address, self.address, self.num_bytes)
         self._memory, self.blocks = grown, blocks
-
-    def trim(self, positions: int) -> int:
-        """Keeps all of its memory."""
-        self.length = min(self.length, positions)
-        return self.blocks * BLOCK
 
     def fork(self, positions: int, capacity: int) -> "CudaCache":
         """A cache with a copy of the first `positions` positions of this one. Raises ModelError where there is no room."""
