@@ -95,37 +95,37 @@ def test_lines_are_edited_and_remembered(tmp_path: Path) -> None:
         typist.see("goes on")
         typist.type("wrold\x02\x02\x02\x02\x04\x06\n")  # back, delete, forward
         typist.see("<wold>")
-        typist.see("> ")  # from here on Ctrl-C is a character
+        typist.see(">")  # from here on Ctrl-C is a character
         typist.type("never sent\x03kept\n")  # Ctrl-C empties the line
         typist.see("<kept>")
-        typist.see("> ")
+        typist.see(">")
         typist.type("\x04")
         typist.see("same")
     assert file.read_text() == "wold\nkept\n"
     assert file.stat().st_mode & 0o777 == 0o600
     with terminal(file) as typist:
-        typist.see("> ")
+        typist.see(">")
         typist.type("\x10\x10!\n")  # up, up
         typist.see("<wold!>")
-        typist.see("> ")
+        typist.see(">")
         typist.type("\x04")
         typist.see("same")
 
 
 def test_nothing_is_written_without_a_history(tmp_path: Path) -> None:
     with terminal("") as typist:
-        typist.see("> ")
+        typist.see(">")
         for keys in ("x\n", "\x10\n"):
             typist.type(keys)
             typist.see("<x>")
-            typist.see("> ")  # from here on keys are the editor's
+            typist.see(">")  # from here on keys are the editor's
         typist.type("\x04")
         typist.see("same")
 
 
 def test_the_terminal_is_as_it_was_when_a_read_is_cancelled(tmp_path: Path) -> None:
     with terminal("") as typist:
-        typist.see("> ")
+        typist.see(">")
         typist.type("leave\n")
         typist.see("<leave>")
         typist.see("same")
