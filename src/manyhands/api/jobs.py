@@ -15,7 +15,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -101,16 +101,9 @@ def prefill_object(job: Job, now_s: float) -> JobObject:
 def drafting_object(job: Job) -> JobObject:
     """What drafting did in a job, and whether it pays (docs/speculation.md)."""
     done = job.drafting
-    return {
-        "windows": done.windows,
-        "tokens": done.tokens,
-        "drafted": done.drafted,
-        "accepted": done.accepted,
-        "depth": done.depth,
-        "drafters": {name: asdict(tally) for name, tally in done.drafters.items()},
-        "verdict": done.verdict,
-        "tokens_per_traversal": _rounded(done.tokens_per_traversal),
-    }
+    shown = {one.name: getattr(done, one.name) for one in fields(done)}  # asdict copies each value, in a request's time
+    shown["drafters"] = {name: asdict(tally) for name, tally in done.drafters.items()}
+    return {**shown, "tokens_per_traversal": _rounded(done.tokens_per_traversal)}
 
 
 def in_ms(seconds: float | None) -> float | None:

@@ -59,9 +59,7 @@ EXACT = {"stop"}
 
 def encode(message: Message) -> bytes:
     """The JSON body of a control message. Raises ProtocolError for what JSON cannot hold (NaN, lone surrogates)."""
-    if isinstance(
-        message, Ping | Pong
-    ):  # some ten times a second on each link, where an encoder takes half of the time
+    if isinstance(message, Ping | Pong):  # ten times a second and link; an encoder takes half of the time
         return b'{"nonce":%d}' % message.nonce
     try:
         return _write_json(_plain(message)).encode()
