@@ -1,12 +1,13 @@
 """Which requests ran lately: bounded in count and age, in memory, and on disk if a file is named. Never a prompt or a text.
 
-History is an observer (run.py) and keeps ended jobs as compressed JSON: as objects 500 of them take 10 MB, with 255 hops
-each 100 MB. JobFile writes them in one thread of its own, so that a slow disk delays no request.
+History is an observer (run.py) and keeps ended jobs packed: as objects 500 of them take 10 MB, with 255 hops each 100 MB.
+JobFile writes them in one thread of its own, so that a slow disk delays no request.
 """
 
 import contextlib
 import json
 import logging
+import marshal
 import os
 import queue
 import sqlite3
@@ -32,9 +33,8 @@ MAX_JOBS = 500
 MAX_AGE_S = 7 * 86400.0
 # Ended jobs that may wait for the disk; beyond it the newest are not written (and that is logged).
 MAX_UNWRITTEN = 1000
-# A window of 4 KiB: a job of a few hops is shorter, and what zlib uses by default takes longer to make than such a job to
-# compress.
-WINDOW_BITS, MEMORY_LEVEL = 12, 4
+# A longer one is compressed; a job of a few hops is shorter, and to compress it would take its request longer than to pack it.
+MAX_PLAIN_BYTES = 4096
 
 JobObject = dict[str, Any]  # a job as JSON (docs/api.md)
 
@@ -125,16 +125,17 @@ class EndedJob(NamedTuple):
     id: str
     key: str | None
     ended_unix_s: float
-    packed: bytes  # its JSON, compressed
+    packed: bytes  # by marshal, which takes a fifth of JSON's time
+    is_compressed: bool
 
     @classmethod
     def pack(cls, job: JobObject) -> "EndedJob":
-        small = zlib.compressobj(1, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
-        packed = small.compress(json.dumps(job).encode()) + small.flush()
-        return cls(job["id"], job["key"], job["ended_unix_s"], packed)
+        packed = marshal.dumps(job)
+        is_long = len(packed) > MAX_PLAIN_BYTES
+        return cls(job["id"], job["key"], job["ended_unix_s"], zlib.compress(packed, 1) if is_long else packed, is_long)
 
     def unpack(self) -> JobObject:
-        job: JobObject = json.loads(zlib.decompress(self.packed))
+        job: JobObject = marshal.loads(zlib.decompress(self.packed) if self.is_compressed else self.packed)
         return job
 
 
