@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from manyhands.cli.process import heap_trimmer
+from manyhands.cli.process import FullRuns, heap_trimmer
 
 # Freed blocks below one that is kept: glibc alone gives none of them back.
 HOLES = """
@@ -83,3 +83,31 @@ asyncio.run(main())
 
 def test_a_process_at_rest_frees_cycles() -> None:
     subprocess.run([sys.executable, "-c", CYCLE], check=True)
+
+
+# As many objects as a gateway with thousands of streams has, young and old ones, and none of them garbage.
+MANY = """
+import asyncio, gc
+from manyhands.cli import process
+async def main():
+    runs = []
+    async with process.steady_memory():
+        gc.callbacks.append(lambda phase, told: runs.append(told["generation"]))
+        held = [[number] for number in range(1_000_000)]
+    gc.callbacks.pop()
+    assert runs and max(runs) == 1, max(runs, default=None)
+    assert gc.get_threshold()[2] < 1000
+asyncio.run(main())
+"""
+
+
+def test_no_full_run_begins_by_itself_while_a_process_serves() -> None:
+    subprocess.run([sys.executable, "-c", MANY], check=True)
+
+
+def test_full_runs_are_due_at_rest_and_after_two_minutes() -> None:
+    runs = FullRuns(now=0.0, used_s=5.0)
+    assert not runs.are_due(30.0, 35.0)  # a whole core
+    assert runs.are_due(60.0, 35.1)  # at rest
+    seen = [runs.are_due(60.0 + at, 35.1 + at) for at in range(30, 300, 30)]
+    assert seen == [False, False, False, True, False, False, False, True, False]
