@@ -260,6 +260,12 @@ ROWS = [
         True,
     ),
     Row(
+        "callbacks",
+        "the longest of {count} callbacks of the gateway's event loop, under {streams} streams, 200 at once; its CPU",
+        "{longest_ms} ms; {errors} errors",
+        "{target.longest_ms} ms",
+    ),
+    Row(
         "first_word",
         "CPU seconds until a command says something, and until it refuses; the slowest of all commands",
         "{slowest.says.cpu_s.min} s (`{slowest.says.command}`); {slowest.refuses.cpu_s.min} s (`{slowest.refuses.command}`)",

@@ -6,11 +6,14 @@ switched off: in this process it visits torch, which no node imports.
 
 import asyncio
 import gc
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from anyio import to_thread
 
 from manyhands.testing.turns import Turns
 from tests.api.observed import Observed, observed, served
@@ -73,3 +76,25 @@ def test_a_callback_that_holds_the_loop_is_seen(folder: Path) -> None:
         await asyncio.sleep(0.01)
 
     assert measured(folder, main).longest_s > LIMIT_S
+
+
+def test_no_route_goes_by_way_of_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FastAPI does with a handler or a dependency that is not async: the first one loads anyio for it, for 20 ms."""
+    used: list[object] = []
+    plain = to_thread.run_sync
+
+    async def run_sync(function: Callable[..., object], *args: object, **options: Any) -> object:
+        used.append(function)
+        return await plain(function, *args, **options)
+
+    async def main() -> None:
+        async with observed(folder) as scene, served(scene) as client:
+            paths = (await client.get("/openapi.json")).json()["paths"]
+            assert len(paths) > 10
+            for path, methods in paths.items():
+                for method in methods.keys() & {"get", "post", "delete"}:
+                    await client.request(method, path.format_map(defaultdict(lambda: "x")), json={})
+
+    monkeypatch.setattr(to_thread, "run_sync", run_sync)
+    asyncio.run(main())
+    assert not used

@@ -103,6 +103,11 @@ def check_admin(caller: Caller) -> None:
         )
 
 
+async def admins_only(request: Request) -> None:
+    """A route's dependency. FastAPI would run one that is not async on a thread."""
+    check_admin(request.state.caller)
+
+
 def session_router(access: Access) -> APIRouter:
     """GET /api/session, for pages of this gateway alone."""
     router = APIRouter(tags=["session"])

@@ -10,11 +10,11 @@ All need an admin's key or the owner's secret (access.py).
 import time
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from manyhands.api.access import check_admin
+from manyhands.api.access import admins_only
 from manyhands.api.auth import ApiKey, KeyRing
 from manyhands.api.gateway import Gateway
 from manyhands.api.limits import Quota
@@ -38,13 +38,9 @@ class NewKey(BaseModel):
     is_admin: bool = False
 
 
-def _admin(request: Request) -> None:
-    check_admin(request.state.caller)
-
-
 def keys_router(gateway: Gateway, keys: KeyRing | None) -> APIRouter:
     """The routes above. `keys` None: a gateway that keeps none."""
-    router = APIRouter(prefix="/api/keys", tags=["keys"], dependencies=[Depends(_admin)])
+    router = APIRouter(prefix="/api/keys", tags=["keys"], dependencies=[Depends(admins_only)])
 
     def ring() -> KeyRing:
         if keys is None:

@@ -1,6 +1,7 @@
 """How much CPU time the callbacks of asyncio's own event loop take: one that takes long holds everything else up."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,10 +28,16 @@ class Turns:
             took_s = time.thread_time() - began
             self.count += 1
             if took_s > self.longest_s:
-                self.longest_s, self.longest = took_s, repr(self_)[:400]
+                self.longest_s, self.longest = took_s, _named(self_)[:400]
 
         handle._run = timed
         try:
             yield
         finally:
             handle._run = plain
+
+
+def _named(handle: Any) -> str:
+    """A callback in words. Of a task's first step asyncio shows an address alone: what it refers to is the task."""
+    told = repr(handle)
+    return f"{told} {gc.get_referents(handle._callback)}" if "TaskStepMethWrapper" in told else told

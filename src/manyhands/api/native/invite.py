@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any, Protocol
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
-from manyhands.api.access import check_admin
+from manyhands.api.access import admins_only
 from manyhands.swarm.qr import qr_rows
 from manyhands.swarm.ticket import Ticket
 
@@ -27,13 +27,9 @@ class Inviting(Protocol):
         """Show none."""
 
 
-def _admin(request: Request) -> None:
-    check_admin(request.state.caller)
-
-
 def invite_router(inviting: Inviting) -> APIRouter:
     """/api/invite, for admins; its answers are not to be kept."""
-    router = APIRouter(tags=["swarm"], dependencies=[Depends(_admin)])
+    router = APIRouter(tags=["swarm"], dependencies=[Depends(admins_only)])
 
     @router.get("/api/invite", summary="What lets a machine join", response_model=dict[str, Any])
     async def look() -> JSONResponse:

@@ -20,10 +20,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from manyhands.api.access import check_admin
+from manyhands.api.access import admins_only
 from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonRows
+from manyhands.api.http.route import caller_of
 from manyhands.api.http.sse import Single, Watched
 from manyhands.api.jobs import History, JobObject, job_object
 from manyhands.api.native.bus import bus_router
@@ -95,15 +96,6 @@ class Reassignment(BaseModel):
     force: bool = Field(False, description="Also if no other node holds the layers that it leaves.")
 
 
-def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
-
-
-def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
-    check_admin(caller)
-
-
 def native_router(gateway: Gateway, history: History, formats: ModelFormats | None = None) -> APIRouter:
     """The routes above. `history` must be among the gateway's observers. Share `formats` with openai_router."""
     formats, router, whole = formats or ModelFormats(gateway), APIRouter(prefix="/api"), APIRouter()
@@ -152,7 +144,7 @@ async def _find(gateway: Gateway, worker_id: str) -> WorkerView:
 
 def _changes_router(gateway: Gateway) -> APIRouter:
     """What changes the swarm: for admins."""
-    changes = APIRouter(dependencies=[Depends(_admin)])
+    changes = APIRouter(dependencies=[Depends(admins_only)])
 
     @changes.post("/register", summary="Use a node that no ticket names")
     async def register_worker(body: Registration) -> dict[str, Any]:
@@ -217,14 +209,13 @@ def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
     @router.get("", summary="Requests that run and that ran")
     async def jobs(
         request: Request,
-        caller: Annotated[Caller, Depends(_caller)],
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     ) -> Response:
         """Newest first, with route, timings, repairs and reshard events; never what was asked or answered."""
 
         async def gather() -> dict[str, Any]:
             rows = JsonRows()
-            for job in islice(visible(caller), limit):
+            for job in islice(visible(caller_of(request)), limit):
                 rows.append(job)
                 if len(rows) % JOBS_A_TURN == 0:
                     await asyncio.sleep(0)
@@ -236,11 +227,11 @@ def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
         return Watched(work(), request.state.release_body)
 
     @router.get("/{job_id}", summary="One request")
-    async def job(job_id: str, caller: Annotated[Caller, Depends(_caller)]) -> dict[str, Any]:
+    async def job(job_id: str, request: Request) -> dict[str, Any]:
         """404 once it is older than the history."""
         runs = gateway.jobs.get(job_id)
         found = history.find(job_id) if runs is None else job_object(runs)
-        if found is None or not may_see(caller, found["key"]):
+        if found is None or not may_see(caller_of(request), found["key"]):
             raise NotFound(f"no job {job_id[:64]!r}: it never was, is older than the history, or is another key's")
         return found
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict
 
-from manyhands.api.access import check_admin
+from manyhands.api.access import admins_only
 
 
 class SwitchOrder(BaseModel):
@@ -14,10 +14,6 @@ class SwitchOrder(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     on: bool
-
-
-def _admin(request: Request) -> None:
-    check_admin(request.state.caller)
 
 
 def switch_router(switch: Callable[[bool], None], is_on: Callable[[], bool]) -> APIRouter:
@@ -29,7 +25,7 @@ def switch_router(switch: Callable[[bool], None], is_on: Callable[[], bool]) -> 
         """`on`: it offers its layers, takes sessions and answers requests."""
         return {"on": is_on()}
 
-    @router.post("/api/switch", summary="Switch this node on or off", dependencies=[Depends(_admin)])
+    @router.post("/api/switch", summary="Switch this node on or off", dependencies=[Depends(admins_only)])
     async def turn(body: SwitchOrder) -> dict[str, Any]:
         """Off: its records are withdrawn, its sessions are handed over, requests get 503; its weights stay loaded."""
         switch(body.on)
