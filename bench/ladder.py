@@ -1,4 +1,4 @@
-"""What does drafting win over a long route? As `manyhands benchmark --wan` (testing/ladder.py), with targets.
+"""What do a ring and drafting win over a long route? As `manyhands benchmark --wan` (testing/ladder.py), with targets.
 
 Six hops, legs of 22 to 75 ms with jitter, emulated; arms interleaved. `known` is a teacher-forced oracle over real compute and
 links. Holds if the medians of the ratios to plain, rep by rep, reach TARGET. Run: python -m bench.ladder [--reps N]

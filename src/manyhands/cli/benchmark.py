@@ -55,7 +55,8 @@ def benchmark(
     wan: Annotated[
         bool,
         typer.Option(
-            "--wan", help="Instead: what drafting wins over a wide area network emulated here; takes 2 minutes."
+            "--wan",
+            help="Instead: what a ring and drafting win over a wide area network emulated here; takes 2 minutes.",
         ),
     ] = False,
     as_json: options.Json = False,
@@ -82,7 +83,7 @@ def benchmark(
 
 
 def _ladder(as_json: bool) -> None:
-    """Every way of drafting over six emulated hops, in a process of its own."""
+    """A star, a ring and every way of drafting over six emulated hops, in a process of its own."""
     command = [sys.executable, "-m", "manyhands.testing.ladder", *(["--json"] if as_json else [])]
     with doing("emulating six hops, 22 to 75 ms apart: some two minutes"):
         found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What each way of drafting wins over a wide area network that is emulated on this machine (testing/wan.py).
+"""What a ring and each way of drafting win over a wide area network that is emulated on this machine (testing/wan.py).
 
 tales is cut over six nodes of this process; a message takes 22 to 75 ms from one to the next, with jitter. Compute,
 protocol and engine are real. Arms take turns, so that what slows the machine slows all alike.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from manyhands import tales
-from manyhands.core import SamplingParams
+from manyhands.core import PathKind, SamplingParams
 from manyhands.net.transport import Transport
 from manyhands.origin import Origin
 from manyhands.origin.depth import Acceptance
@@ -28,9 +28,10 @@ CUT = "0-1,2-3,4-5,6-7,8-9,10-11"
 LEGS_MS = (30, 41, 75, 52, 60, 35, 22)  # from each of the six nodes, and from the origin
 JITTER = 0.05
 PROMPT = "Once upon a time there was a king who had three sons, and"
-LENGTHS = {"plain": 40, "suffix": 60, "auto": 140, "known": 500, "wrong": 40}
+LENGTHS = {"star": 40, "plain": 40, "suffix": 60, "auto": 140, "known": 500, "wrong": 40}
 TOLD = {
-    "plain": "no drafts",
+    "star": "no drafts, each hop's rows by way of the origin",
+    "plain": "no drafts, from hop to hop",
     "suffix": "drafts from repeated text",
     "auto": "and from tales' drafter",
     "known": "as if the text were a quotation (an oracle drafts)",
@@ -118,7 +119,8 @@ async def _measure(origin: Origin, name: str, rung: Rung, known: Sequence[int], 
         model = KnownText(known, is_right=name == "known")
         drafter = AutoDrafter(Acceptance(), model=model, copies=False)
     draft = name if name in ("suffix", "auto") else "off"
-    at = [time.monotonic() async for _ in origin.stream(answer, draft=draft, drafter=drafter)]
+    path: PathKind = "star" if name == "star" else "ring"
+    at = [time.monotonic() async for _ in origin.stream(answer, draft=draft, drafter=drafter, path=path)]
     assert answer.token_ids == known[len(prompt) :][:num_tokens], f"{name}: drafting has changed the text"
     rung.rates.append((num_tokens - 1) / (at[-1] - at[0]))
     rung.each.append(answer.drafting.tokens_per_traversal or 0.0)
