@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from manyhands.api.native.swarm import MAX_SPEEDS, HopSpeeds, _holdings, _runs, _warnings
+from manyhands.api.native.swarm import MAX_SPEEDS, SAMPLED, HopSpeeds, _holdings, _runs, _warnings
 from manyhands.api.native.workers import WorkerView
 from manyhands.api.run import Job
 from manyhands.api.waterfall import TokenTime
@@ -60,9 +60,11 @@ def test_speeds_are_of_decode_steps_smoothed_and_bounded() -> None:
     assert speeds.layer_ms(NodeId("a")) is None
     come(4000)
     assert speeds.layer_ms(NodeId("a")) == 1.0
-    come(8000)
-    assert speeds.layer_ms(NodeId("a")) == 1.1
+    for _ in range(SAMPLED):
+        come(8000)
+    assert speeds.layer_ms(NodeId("a")) == 1.25
     for index in range(2 * MAX_SPEEDS):
         job.hops = (offer(f"n{index}", 0, 4),)
-        come(4000)
+        for _ in range(SAMPLED):
+            come(4000)
     assert len(speeds._layer_ms) == MAX_SPEEDS and speeds.layer_ms(NodeId("a")) is None

@@ -18,7 +18,8 @@ from manyhands.place.strategy import Holding, coverage, gaps
 from manyhands.route.classes import why_split
 from manyhands.route.search import Offer
 
-SMOOTHING: Final = 0.1
+SAMPLED: Final = 8  # one token of so many is looked at, for this is done in every token's time
+SMOOTHING: Final = 0.25
 MAX_SPEEDS: Final = 256  # nodes whose speed is remembered
 SwarmView = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -66,8 +67,8 @@ class HopSpeeds:
         """Nothing ran yet."""
 
     def token(self, job: Job, token: Token) -> None:
-        """Smooth over some ten steps. The first token's step had the prompt in it."""
-        if job.completion_tokens == 1:
+        """Smooth over some four steps. The first token's step had the prompt in it."""
+        if job.completion_tokens % SAMPLED != 2:
             return
         for hop, said in zip(job.hops, job.waterfall.last.hops, strict=False):
             fresh = said.compute_us / 1e3 / len(hop.info.span)
