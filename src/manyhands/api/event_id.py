@@ -20,13 +20,13 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from manyhands.core import Exactness
 from manyhands.errors import BadRequest
 from manyhands.origin.adoption import HopMark
 
-VERSION: Final = 1
+VERSION: Final = 2
 STREAM_BYTES: Final = 16
 ATTEMPT_BYTES: Final = 8
 DIGEST_BYTES: Final = 8
@@ -131,8 +131,8 @@ def digest(label: str, *parts: bytes) -> bytes:
     return hashed.digest()[:DIGEST_BYTES]
 
 
-def _cipher(secret: bytes, stream: bytes, attempt: bytes) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(derive(secret, "event ids 1", stream, attempt))
+def _cipher(secret: bytes, stream: bytes, attempt: bytes) -> AESGCM:
+    return AESGCM(derive(secret, "event ids 2", stream, attempt))
 
 
 def _nonce(event: int) -> bytes:
