@@ -3,7 +3,10 @@
 import asyncio
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -91,3 +94,16 @@ def test_a_drafter_as_large_as_the_model_is_not_loaded(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         assert load(large, "auto") is None
     assert "the limit is 0.5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["local tales -p hello", "up tales --listen 127.0.0.1:0", "serve tales --layers 0-11 --listen 127.0.0.1:0"],
+)
+def test_a_named_drafter_that_is_not_there_is_refused_before_anything_is_served(tmp_path: Path, command: str) -> None:
+    api = [] if command.startswith("local") else ["--api", "127.0.0.1:0"]
+    line = [sys.executable, "-m", "manyhands", *command.split(), *api, "--draft", "model:nowhere"]
+    env = os.environ | {"MANYHANDS_HOME": str(tmp_path)}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("manyhands: model 'nowhere' is no folder")

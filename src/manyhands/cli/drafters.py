@@ -15,7 +15,8 @@ from typing import Final
 from manyhands import tales
 from manyhands.checkpoint.config_fields import parse_config, read_facts
 from manyhands.checkpoint.folder import read_config
-from manyhands.checkpoint.manifest import Silent
+from manyhands.checkpoint.manifest import HashProgress, Silent
+from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, ModelError
 from manyhands.origin import OriginModel
@@ -28,6 +29,14 @@ MAX_SHARE: Final = (
 )
 
 
+async def fetch_named(draft: str) -> None:
+    """Fetch the drafter that `draft` names, if it names one, before other nodes count on this one. Raises as resolve_model."""
+    _, _, named = draft.partition(":")
+    if named:
+        with doing(f"reading {named}, which drafts") as bar:
+            await asyncio.to_thread(_fetch_whole, named, bar)
+
+
 async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
     """The model that drafts for `model`, as `draft` says (config.check_draft).
 
@@ -37,7 +46,7 @@ async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
     if kind not in ("auto", "model"):
         return None
     if named:
-        return await asyncio.to_thread(lambda: DraftModel(_fetch_whole(named), named, model.tokenizer))
+        return await asyncio.to_thread(lambda: DraftModel(_fetch_whole(named, Silent()), named, model.tokenizer))
     try:
         drafter = await asyncio.to_thread(_load_own, model)
     except ModelError as error:
@@ -108,7 +117,7 @@ def _fetched(home: Path, name: str) -> Path | None:
     return find_local(home, parse_hub_id(name), None, True)
 
 
-def _fetch_whole(model: str) -> Path:
+def _fetch_whole(model: str, bar: HashProgress) -> Path:
     from manyhands.weights.fetch import resolve_model  # with the hub's client, which most nodes never need
 
-    return resolve_model(model, None, True, home_from_env(), Silent())
+    return resolve_model(model, None, True, home_from_env(), bar)

@@ -231,6 +231,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.manifest import build_manifest
     from manyhands.cli.connect import load_origin, tls_node
+    from manyhands.cli.drafters import fetch_named
     from manyhands.cli.own_layers import keep_layers
     from manyhands.config import home_from_env
     from manyhands.core import Span, even_cut, parse_cut
@@ -240,6 +241,8 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     from manyhands.worker.execute import Device
 
     name = gateway.served_name(plan.model)
+    request = plan.routing.applied(replace(options.settings().request, standby=plan.standby))
+    await fetch_named(request.draft)
     with ExitStack() as shown:
         screen = shown.enter_context(doing(f"reading {name}"))
         folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), screen)
@@ -252,7 +255,6 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         ticket = Ticket.new("local")
         device = Device.start(plan.threads)
         shown.callback(device.close)
-        request = plan.routing.applied(replace(options.settings().request, standby=plan.standby))
         waiting = NodesToCome(screen, name, len(spans))
         async with (
             node_processes(

@@ -100,6 +100,10 @@ async def _run(
     ticket = ticket or load_ticket(home) or Ticket.new(name, wanted)
     ticket.agree(wanted)
     config = config_of(wish, name, key, ticket, found)
+    if api.addr is not None:
+        from manyhands.cli.drafters import fetch_named
+
+        await fetch_named(request.draft)
     with StopSignals(while_stdin=while_stdin) as signals, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
         async with Member(key, ticket, config, made, worker=found.worker, request=request) as member:

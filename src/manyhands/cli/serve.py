@@ -156,6 +156,10 @@ async def _serve(
     from manyhands.worker.execute import device_of_process
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
+    if job.api.addr is not None:
+        from manyhands.cli.drafters import fetch_named
+
+        await fetch_named(request.draft)
     folder = await job.fetch()
     found = options.settings()
     # Children of `local` share with it alone: no other process has its ticket.
