@@ -62,7 +62,8 @@ _QUALITY = (
 _OUTLIERS = "with outlier channels, which change no bit of bf16"
 _SPLIT = "one thread a node {nodes_x.3n1t1s} x; two threads {nodes_x.3n2t1s} x"
 _LADDER = (
-    "with its drafter {auto_x} x no drafts, a text known to an oracle {known_x} x, no draft right {wrong_x} x; "
+    "a star {star_x} x a ring, which has with its drafter {auto_x} x no drafts, a text known to an oracle {known_x} x, "
+    "no draft right {wrong_x} x; "
     "{tokens_per_s.auto} tokens/s"
 )
 _LADDER_TARGET = "{target.auto_x} x, {target.known_x} x, {target.wrong_x} x"
