@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from manyhands.cli.process import FullRuns, heap_trimmer
+from manyhands.cli.process import GARBAGE, FullRuns, heap_trimmer
 
 # Freed blocks below one that is kept: glibc alone gives none of them back.
 HOLES = """
@@ -105,9 +105,18 @@ def test_no_full_run_begins_by_itself_while_a_process_serves() -> None:
     subprocess.run([sys.executable, "-c", MANY], check=True)
 
 
-def test_full_runs_are_due_at_rest_and_after_two_minutes() -> None:
+def test_full_runs_are_due_at_rest_after_garbage_and_after_two_minutes() -> None:
     runs = FullRuns(now=0.0, used_s=5.0)
-    assert not runs.are_due(30.0, 35.0)  # a whole core
-    assert runs.are_due(60.0, 35.1)  # at rest
-    seen = [runs.are_due(60.0 + at, 35.1 + at) for at in range(30, 300, 30)]
+
+    def look(at: float, used_s: float, freed: int = 0) -> bool:
+        if is_due := runs.are_due(at, used_s):
+            runs.ran(at, freed)
+        return is_due
+
+    assert not look(30.0, 35.0)  # a whole core
+    assert look(60.0, 35.1)  # at rest
+    seen = [look(60.0 + at, 35.1 + at) for at in range(30, 300, 30)]
     assert seen == [False, False, False, True, False, False, False, True, False]
+    assert not look(360.0, 365.0)
+    assert look(390.0, 365.1, freed=GARBAGE + 1)
+    assert look(420.0, 395.0, freed=GARBAGE) and not look(450.0, 425.0)

@@ -16,6 +16,7 @@ MAX_LINE_CHARS = 4000
 TRIM_S = 30.0  # between two times that free pages of the C heap are given back
 REST = 0.1  # of a core: a process that takes less has no stream that a full run of the collector would hold up
 FULL_RUN_S = 120.0  # without a full run, at most
+GARBAGE = 1000  # objects: a run that freed more is worth another one at the next look
 NO_FULL_RUNS = 2**31 - 1  # a threshold that is not reached
 # A ticket, a key of the gateway, and in arguments a code: every user of a machine can read those of every process.
 SECRETS = "(mh1|mhk_)[A-Za-z0-9_-]{16,}"
@@ -82,8 +83,8 @@ def uncollected() -> Iterator[None]:
 async def steady_memory() -> AsyncIterator[None]:
     """For a process that serves, while it does: short runs of the collector, and free pages of the C heap given back.
 
-    Full runs come when the process is at rest (`FullRuns`) and not by themselves: with 200 streams open they held the event
-    loop for 20 to 33 ms each, and found no garbage.
+    Full runs come when the process is at rest or makes garbage (`FullRuns`) and not by themselves: with 200 streams open they
+    held the event loop for 20 to 33 ms each, and found none.
     """
     import asyncio
 
@@ -137,16 +138,17 @@ class FullRuns:
 
     def __init__(self, now: float, used_s: float) -> None:
         self._asked_at = self._ran_at = now
-        self._used_s = used_s
+        self._used_s, self._num_freed = used_s, 0
 
     def are_due(self, now: float, used_s: float) -> bool:
-        """Whether the process has rested since it was asked last, or has had none for FULL_RUN_S."""
+        """Whether the process has rested since it was asked last, makes garbage, or has had no run for FULL_RUN_S."""
         has_rested = used_s - self._used_s < REST * (now - self._asked_at)
         self._asked_at, self._used_s = now, used_s
-        is_due = has_rested or now - self._ran_at >= FULL_RUN_S
-        if is_due:
-            self._ran_at = now
-        return is_due
+        return has_rested or self._num_freed > GARBAGE or now - self._ran_at >= FULL_RUN_S
+
+    def ran(self, now: float, num_freed: int) -> None:
+        """There was one, and it freed so many objects."""
+        self._ran_at, self._num_freed = now, num_freed
 
 
 async def _trim_forever() -> None:
@@ -156,6 +158,6 @@ async def _trim_forever() -> None:
     while True:
         await asyncio.sleep(TRIM_S)
         if runs.are_due(time.monotonic(), time.process_time()):
-            gc.collect()
+            runs.ran(time.monotonic(), gc.collect())
         if trim is not None:
             await asyncio.to_thread(trim, 0)
