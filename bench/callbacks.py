@@ -25,6 +25,7 @@ from manyhands.cli.options import run as run_loop
 from manyhands.testing.turns import Turns
 
 TARGET_MS = 10.0
+WAIT_S = 60.0  # for a process that may have died
 CHAT = "/v1/chat/completions"
 SCHEMA = {
     "type": "object",
@@ -96,8 +97,9 @@ async def ask_forever(url: str, what: tuple[str, str, dict[str, Any] | None], an
 
 
 def wait_for(file: Path) -> str:
-    """What it holds, once it is there: the signal is handled between two callbacks."""
-    while not file.exists():
+    """What it holds, once it is there: the signal is handled between two callbacks. Raises FileNotFoundError after WAIT_S."""
+    until = time.monotonic() + WAIT_S
+    while not file.exists() and time.monotonic() < until:
         time.sleep(0.1)
     return file.read_text()
 

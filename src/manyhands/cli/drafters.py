@@ -29,12 +29,15 @@ MAX_SHARE: Final = (
 )
 
 
-async def fetch_named(draft: str) -> None:
-    """Fetch the drafter that `draft` names, if it names one, before other nodes count on this one. Raises as resolve_model."""
+def fetch_named(draft: str) -> None:
+    """Fetch the drafter that `draft` names, if it names one, before other nodes count on this one. Raises as resolve_model.
+
+    Blocking, for the main thread before its loop runs: Ctrl-C ends it at once, which it does not do to a thread.
+    """
     _, _, named = draft.partition(":")
     if named:
         with doing(f"reading {named}, which drafts") as bar:
-            await asyncio.to_thread(_fetch_whole, named, bar)
+            _fetch_whole(named, bar)
 
 
 async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:

@@ -89,6 +89,9 @@ def local(
     )
     with doing(f"reading {gateway.served_name(model)}"):
         import_ahead(owns_requests=True, has_api=bool(api))
+        from manyhands.cli.drafters import fetch_named
+
+        fetch_named(plan.routing.applied(options.settings().request).draft)
         options.run(_serve(plan, planned, as_json) if api else _local(plan, prompt, params, path, faults, as_json))
 
 
@@ -231,7 +234,6 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.manifest import build_manifest
     from manyhands.cli.connect import load_origin, tls_node
-    from manyhands.cli.drafters import fetch_named
     from manyhands.cli.own_layers import keep_layers
     from manyhands.config import home_from_env
     from manyhands.core import Span, even_cut, parse_cut
@@ -241,8 +243,6 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     from manyhands.worker.execute import Device
 
     name = gateway.served_name(plan.model)
-    request = plan.routing.applied(replace(options.settings().request, standby=plan.standby))
-    await fetch_named(request.draft)
     with ExitStack() as shown:
         screen = shown.enter_context(doing(f"reading {name}"))
         folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), screen)
@@ -255,6 +255,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         ticket = Ticket.new("local")
         device = Device.start(plan.threads)
         shown.callback(device.close)
+        request = plan.routing.applied(replace(options.settings().request, standby=plan.standby))
         waiting = NodesToCome(screen, name, len(spans))
         async with (
             node_processes(

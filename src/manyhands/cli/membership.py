@@ -64,6 +64,10 @@ def start(
         request = routing.for_api(options.settings().request, has_api=api.addr is not None)
         with doing(f"starting {named.model}" if named else "joining the swarm"):
             import_ahead(owns_requests=True, is_member=True, has_api=api.addr is not None)
+            if api.addr is not None:
+                from manyhands.cli.drafters import fetch_named
+
+                fetch_named(request.draft)
             options.run(_run(wish, api, request, ticket, named, tell, while_stdin))
     except ManyhandsError as error:
         if as_json:
@@ -100,10 +104,6 @@ async def _run(
     ticket = ticket or load_ticket(home) or Ticket.new(name, wanted)
     ticket.agree(wanted)
     config = config_of(wish, name, key, ticket, found)
-    if api.addr is not None:
-        from manyhands.cli.drafters import fetch_named
-
-        await fetch_named(request.draft)
     with StopSignals(while_stdin=while_stdin) as signals, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
         async with Member(key, ticket, config, made, worker=found.worker, request=request) as member:

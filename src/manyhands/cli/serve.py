@@ -138,6 +138,10 @@ def _start(job: _Job, ticket: str, worker: "WorkerConfig", request: "RequestConf
     with doing(f"reading {job.model}"):
         has_api = job.api.addr is not None
         import_ahead(owns_requests=has_api, has_api=has_api, has_ends=job.has_ends)
+        if has_api:
+            from manyhands.cli.drafters import fetch_named
+
+            fetch_named(request.draft)
         options.run(_serve(job, ticket, worker, request, serves, as_json))
 
 
@@ -156,10 +160,6 @@ async def _serve(
     from manyhands.worker.execute import device_of_process
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
-    if job.api.addr is not None:
-        from manyhands.cli.drafters import fetch_named
-
-        await fetch_named(request.draft)
     folder = await job.fetch()
     found = options.settings()
     # Children of `local` share with it alone: no other process has its ticket.
