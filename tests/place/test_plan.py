@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import PlacementPlan, Task, advice, evaluate, find_plans, place
 from manyhands.place.shape import PROCESS_BYTES
 from manyhands.plain import size_of
+from manyhands.route.chunks import FIRST_BYTES
 from tests.place.fleet import MB, machine, shape, task
 
 
@@ -63,12 +65,12 @@ def test_who_waits_dozes_off_and_is_slower_for_it() -> None:
 
 
 def test_the_first_token_waits_for_the_session_to_open() -> None:
-    """What the origin does before, a round trip to the farthest hop and what that does for an Open; then the prompt there and
-    back, on cores that dozed."""
+    """What the origin does before, and what a hop does for an Open; the prompt goes there right behind it and back, on cores
+    that dozed."""
     far = machine("far", 24, rtt_ms=100, row_s=1e-4, overhead_s=0.001, doze=2.0)
     there = task(machine("desk", 1, ends_s=0.01, begin_s=0.004, doze=2.0), far, prompt=100)
     prompt_s = 0.100 + 2 * (24 * 100 * 1e-4 + 0.001) + 2 * 0.01
-    assert evaluate(there, [(far, Span(0, 24))]).ttft_s == pytest.approx(0.100 + 0.004 + 2 * 0.001 + prompt_s)
+    assert evaluate(there, [(far, Span(0, 24))]).ttft_s == pytest.approx(0.004 + 2 * 0.001 + prompt_s)
 
 
 def test_each_further_hop_is_asked_after_the_others() -> None:
@@ -89,13 +91,22 @@ def test_the_first_step_of_a_session_costs_each_hop_more() -> None:
         assert new_s - plain_s == pytest.approx(3 * 0.002)
 
 
-def test_all_hops_open_at_once() -> None:
-    """Of hops that differ the slowest to answer counts: two more that answer sooner change nothing of the opening."""
+def test_the_rest_of_a_prompt_waits_for_the_hop_that_answers_last() -> None:
+    """What leaves with the Opens is one chunk. All hops open at once: two that answer sooner change nothing of the opening."""
     far, slow = machine("far", 8, rtt_ms=50), machine("slow", 8, rtt_ms=40, overhead_s=0.030)
-    plan = evaluate(three := task(machine("desk", 8), far, slow), _thirds(three))
+    three = task(machine("desk", 8), far, slow, prompt=2, tokens=512)
     legs = [three.fleet.leg(*pair) for pair in itertools.pairwise([*three.fleet.machines, three.origin])]
-    prompt_s = 24 * 0.001 + 0.030 + sum(leg.rtt_s for leg in legs) / 2
-    assert plan.ttft_s == pytest.approx(0.040 + 0.030 + prompt_s)
+    one_s = 24 * 0.001 + 0.030 + sum(leg.rtt_s for leg in legs) / 2
+    assert evaluate(three, _thirds(three)).ttft_s == pytest.approx(one_s)  # by then the slow one is open
+    rows = replace(three, prompt=FIRST_BYTES // three.shape.hidden_bytes + 1)
+    assert evaluate(rows, _thirds(rows)).ttft_s == pytest.approx(0.040 + 0.030 + one_s)
+
+
+def test_first_rows_wait_for_a_hop_that_is_not_open_when_they_come() -> None:
+    near = machine("near", 12, overhead_s=0.001)
+    pair = task(near, machine("slow", 12, overhead_s=0.5), tokens=512)
+    half = [(near, Span(0, 12)), (pair.fleet.machines[1], Span(12, 24))]
+    assert evaluate(pair, half).ttft_s == pytest.approx(0.5 + 0.012 + 0.5)
 
 
 def _thirds(wanted: Task) -> list[tuple[Machine, Span]]:

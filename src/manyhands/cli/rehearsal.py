@@ -1,9 +1,10 @@
 """What a token and a request take on this machine beside the compute: *tales* on two node processes, asked a few times.
 
 Tokens over one of them and over both differ by what a hop adds; compute is measured in this process and taken off. Prompts are
-one chunk of the least size, so that the first token comes later than the compute of a chunk and of the ends by what opening a
-session takes, and what the first step of a session costs a hop beyond other steps: its cache is new. Opening one hop more
-counts with the origin's own work, in CPU seconds of this process, since the nodes here share its cores. Some five seconds.
+one chunk of the least size, which leaves right behind the Opens: the first token comes later than the compute of a chunk and of
+the ends by what opening a session takes, and what the first step of a session costs a hop beyond other steps: its cache is
+new. Opening one hop more counts with the origin's own work, in CPU seconds of this process, since the nodes here share its
+cores. Some five seconds.
 """
 
 import asyncio
@@ -39,13 +40,12 @@ PROMPT: Final = range(1, 1 + LEAST_ROWS)
 
 
 class Timed(NamedTuple):
-    """Seconds, the median over requests: to the first token, from one token to the next in the mean, as tokens/s count, of this
-    process's CPU to the first token, and until the session was open."""
+    """Seconds, the median over requests: to the first token, from one token to the next in the mean, as tokens/s count, and of
+    this process's CPU to the first token."""
 
     first_s: float
     token_s: float
     own_s: float
-    open_s: float
 
 
 class Compute(NamedTuple):
@@ -101,11 +101,11 @@ def overheads_of(held: Rehearsal) -> Overheads:
     found, one, two, compute = held
     hop_s = max(0.0, two.token_s - one.token_s - (compute.halves_s - compute.whole_s))
     origin_s = max(0.0, one.token_s - compute.whole_s - compute.ends_s - hop_s)
-    sent_s = (two.first_s - two.open_s) - (one.first_s - one.open_s)  # by which a prompt takes longer once two are open
-    new_s = max(0.0, sent_s - (compute.half_chunks_s - compute.chunk_s) - hop_s)
+    open_s = max(0.0, two.own_s - one.own_s)
+    new_s = max(0.0, two.first_s - one.first_s - open_s - (compute.half_chunks_s - compute.chunk_s) - hop_s)
     # A hop counts twice: its Open and the chunk each find it.
     begin_s = max(0.0, found.first_s - compute.chunk_s - compute.ends_s - origin_s - 2 * hop_s - new_s)
-    return Overheads(hop_s, origin_s, begin_s, max(0.0, two.own_s - one.own_s), new_s)
+    return Overheads(hop_s, origin_s, begin_s, open_s, new_s)
 
 
 async def _ask(origin: Origin, routes: Sequence[tuple[Offer, ...] | None]) -> list[Timed]:
@@ -117,8 +117,7 @@ async def _ask(origin: Origin, routes: Sequence[tuple[Offer, ...] | None]) -> li
         at = [(time.perf_counter(), time.process_time())]
         at.extend([(time.perf_counter(), time.process_time()) async for _ in origin.stream(answer, route=route)])
         (began_s, own_began_s), (first_s, own_first_s) = at[:2]
-        token_s, open_s = (at[-1][0] - first_s) / (TOKENS - 1), answer.timings.open_s or 0.0
-        kept.append(Timed(first_s - began_s, token_s, own_first_s - own_began_s, open_s))
+        kept.append(Timed(first_s - began_s, (at[-1][0] - first_s) / (TOKENS - 1), own_first_s - own_began_s))
     return [Timed(*map(statistics.median, zip(*kept[1:], strict=True))) for kept in taken]
 
 

@@ -13,7 +13,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, ProtocolError
 from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
+from manyhands.origin.first_rows import behind_first, embedded
 from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
 from manyhands.origin.received import ReceivedGuesses
@@ -133,7 +133,7 @@ class Generation:
         if self.finish_reason is None:
             start = await self._healer.restore(start)
             self._chain.guessed.extend(self._guess_received(self._intake.most_guesses) or ())
-            await self._send_known(start)
+            await self._send_known(behind_first(session, start))
             self._drafter.begin(self.ledger, session.wake)  # while the hops compute
         self.num_cached = min(start, len(self._request.prompt))
         return again
@@ -152,25 +152,13 @@ class Generation:
         reply_from = len(self.ledger) - 1
         self._chain.resend()
         self._disturb()
-        async for position, ids, payload in self._embedded(start, self._chain.from_position(start)):
+        known = self._chain.from_position(start)
+        async for position, ids, payload in embedded(self._session, self._ends, self._config, start, known):
             self._send(position, ids, reply_from, payload)
 
     def _disturb(self) -> None:
         """What takes time now says nothing of the route."""
         self._head, self._is_disturbed = None, True
-
-    async def _embedded(
-        self, start: int, ids: Sequence[int]
-    ) -> AsyncGenerator[tuple[int, Sequence[int], Payload | None], None]:
-        """(position, ids, hidden rows) of prefill-sized steps for `ids` at `start`; no rows where hop 0 embeds them."""
-        chunk = self._session.route.chunk_rows(len(ids), self._config)
-        for at in range(0, len(ids), chunk):
-            part = ids[at : at + chunk]
-            payload = None
-            if self._ends is not None:
-                as_sent = partial(self._session.route.as_sent, position=start + at)
-                payload = await self._ends.turn(None, lambda _, part=part: part, None, as_sent)  # type: ignore[misc]
-            yield start + at, part, payload
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
         carried = None if payload is not None else tuple(ids)
@@ -216,7 +204,8 @@ class Generation:
                 self._session.standbys.feed(span, until)
         for _, standby, until in [d for d in due if d[0].start == 0]:
             start, standby.fed = standby.fed, until
-            async for position, ids, payload in self._embedded(start, self.ledger[start:until]):
+            known = self.ledger[start:until]
+            async for position, ids, payload in embedded(self._session, self._ends, self._config, start, known):
                 self._session.standbys.feed_first(standby, position, ids, payload)
 
     async def _repair(self) -> None:

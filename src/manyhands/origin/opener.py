@@ -17,7 +17,7 @@ from manyhands.origin.repair_plan import Event
 from manyhands.origin.request_routes import RequestRoutes
 from manyhands.origin.route import Lease
 from manyhands.origin.routes import Routes
-from manyhands.origin.session import Session
+from manyhands.origin.session import First, Session
 from manyhands.route.offer import Offer
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ class RouteOpener:
         self._node, self._routes, self._waiting = node, routes, waiting
         self.last_resort: Offer | None = None
 
-    async def open(self, route: Sequence[Offer] | None, lease: Lease, around: RequestRoutes) -> Opened:
+    async def open(
+        self, route: Sequence[Offer] | None, lease: Lease, around: RequestRoutes, first: First | None = None
+    ) -> Opened:
         """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
 
         Where all are full the request waits for request.patience_s in `waiting`. Where no node holds some layers, or none any
@@ -44,12 +46,12 @@ class RouteOpener:
         there is one. Raises what the last node to refuse said (Busy, if one was full), once no other route is left.
         """
         if route is not None:
-            return tuple(route), await self._node.requests.open(route, lease)
+            return tuple(route), await self._node.requests.open(route, lease, None, first)
         patience_s, loop, pause_s = self._node.request.patience_s, asyncio.get_running_loop(), ASK_AGAIN_S
         began = loop.time()
         while True:
             try:
-                return await self._waiting.run(lambda: self._open_best(lease, around), patience_s)
+                return await self._waiting.run(lambda: self._open_best(lease, around, first), patience_s)
             except Busy:
                 raise
             except ShardUnavailable as refusal:
@@ -67,7 +69,7 @@ class RouteOpener:
         around.events.append(Event("reshard", (alone.name,), 0, f"{refusal}; this machine goes on alone"))
         return (alone,), await self._node.requests.open((alone,), lease)
 
-    async def _open_best(self, lease: Lease, around: RequestRoutes) -> Opened:
+    async def _open_best(self, lease: Lease, around: RequestRoutes, first: First | None) -> Opened:
         """The best route, in a ring. Where that is one whose hops cannot reach each other, a star over it: rows go by way of
         this node, which reaches all of them (C-10). Nodes that refuse, or do not answer, are passed over while others hold
         their layers: nodes have QUICK_S to answer, and where there are no others open_timeout_s."""
@@ -80,9 +82,10 @@ class RouteOpener:
                 around.note_star()
             try:
                 limit_s = math.inf if attempts.is_patient else QUICK_S
-                session = await self._node.requests.open(found, lease, open_s=limit_s)
+                session = await self._node.requests.open(found, lease, None, first, open_s=limit_s)
             except ManyhandsError as refusal:
                 self._note(attempts, found, refusal, lease)
+                first = None  # what was computed for it was in vain: the next route computes nothing before it stands
                 found = await self._another(attempts, refusal, lease, around)
             else:
                 for node in attempts.opened():

@@ -15,6 +15,7 @@ from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
 from manyhands.origin.draft_model import DraftModel
 from manyhands.origin.ends_batch import EndsBatcher
+from manyhands.origin.first_rows import FirstRows
 from manyhands.origin.loop import Generation, Request
 from manyhands.origin.loss_guard import LossGuard
 from manyhands.origin.model import Messages, OriginModel
@@ -29,7 +30,7 @@ from manyhands.origin.route import Lease
 from manyhands.origin.route_costs import CostsOfRoutes
 from manyhands.origin.routes import FALLBACK, Routes
 from manyhands.origin.sampler import Constraint, Sampler
-from manyhands.origin.session import Session
+from manyhands.origin.session import First, Session
 from manyhands.route.search import Offer, Rules
 from manyhands.swarm.directory import Directory
 from manyhands.text.detokenize import Detokenizer
@@ -210,8 +211,10 @@ class Origin:
             lossy, around.routing.loss = self._loss_guard.lossy(len(request.prompt))
             lease, adoption = replace(lease, lossy=lossy, handle=None), None
         while True:
-            resumed = await self._resume(tenant, request, lease, around, adoption) if route is None else None
-            begun = resumed or Resumed(*await self._opener.open(route, lease, around), "E0")
+            is_plain = lease.lossy is None and (adoption is None or adoption.received is None)
+            first = FirstRows(request.prompt, self._ends, self.node.request).send if is_plain else None
+            resumed = await self._resume(tenant, request, lease, around, adoption, first) if route is None else None
+            begun = resumed or Resumed(*await self._opener.open(route, lease, around, first), "E0")
             if lease.lossy is None:
                 return begun
             is_fit, around.routing.loss = await self._loss_guard.judge(begun.route, begun.session, request.prompt)
@@ -221,13 +224,19 @@ class Origin:
             lease = replace(lease, lossy=None)
 
     async def _resume(
-        self, tenant: str | None, request: Request, lease: Lease, around: RequestRoutes, adoption: Adoption | None
+        self,
+        tenant: str | None,
+        request: Request,
+        lease: Lease,
+        around: RequestRoutes,
+        adoption: Adoption | None,
+        first: First | None,
     ) -> Resumed | None:
         if adoption is not None:
             adopted = await self.reuse.adopt(adoption, request.prompt, lease, around)
             if adopted is not None:
                 return adopted
-        return await self.reuse.open(tenant, request.prompt, lease, around)
+        return await self.reuse.open(tenant, request.prompt, lease, around, first)
 
     def _received(self, adoption: Adoption | None) -> ReceivedGuesses | None:
         if adoption is None or adoption.received is None:

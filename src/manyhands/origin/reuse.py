@@ -20,7 +20,7 @@ from manyhands.origin.conversations import Conversations, ParkedConversation, Pr
 from manyhands.origin.lossy import LEAST_ROWS, Lossy
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Lease, Resume
-from manyhands.origin.session import Session
+from manyhands.origin.session import First, Session
 from manyhands.origin.sessions import Sessions
 from manyhands.route.search import Offer
 
@@ -59,8 +59,11 @@ class Reuse:
         self.conversations = Conversations()
         self._sessions = sessions
 
-    async def open(self, tenant: str | None, prompt: Sequence[int], lease: Lease, around: Around) -> Resumed | None:
-        """A session that goes on with what `tenant` has parked; None if nothing fits, or it is not worth it, or is gone."""
+    async def open(
+        self, tenant: str | None, prompt: Sequence[int], lease: Lease, around: Around, first: First | None = None
+    ) -> Resumed | None:
+        """A session that goes on with what `tenant` has parked; None if nothing fits, or it is not worth it, or is gone.
+        `first` sends the rows behind that."""
         allows_loss, now = lease.lossy is not None, time.monotonic()
         found = [] if tenant is None else self.conversations.find(tenant, prompt, now, allows_loss=allows_loss)
         try:
@@ -70,7 +73,8 @@ class Reuse:
             conversation = prefix.conversation
             if allows_loss and (lease := _lossy(lease, prefix)).lossy is None and conversation.lossy is not None:
                 return None
-            session = await self._open(conversation.route, Resume(conversation.name, prefix.length, ()), lease, around)
+            resume = Resume(conversation.name, prefix.length, ())
+            session = await self._open(conversation.route, resume, lease, around, first)
         except ManyhandsError:  # the usual way may do better, or says what is wrong
             return None
         if not session.begins_at:  # no hop has it any more, but the route stands
@@ -96,7 +100,9 @@ class Reuse:
         session.begins_at = min(session.begins_at, own + redraw)
         return Resumed(_offers(session), session, adoption.exactness, redraw)
 
-    async def _open(self, before: Sequence[Offer], resume: Resume, lease: Lease, around: Around) -> Session:
+    async def _open(
+        self, before: Sequence[Offer], resume: Resume, lease: Lease, around: Around, first: First | None = None
+    ) -> Session:
         """A hop that refuses or is gone is replaced, each once; the others begin with what they have."""
         excluded = set[NodeId]()
         while True:
@@ -107,7 +113,7 @@ class Reuse:
                 raise ShardUnavailable("no hop of the conversation is left")
             try:
                 route = [slot.offer for slot in slots]
-                return await self._sessions.open(route, lease, resume._replace(kept=kept))
+                return await self._sessions.open(route, lease, resume._replace(kept=kept), first)
             except ShardUnavailable as refusal:
                 if refusal.node is None or refusal.node in excluded:
                     raise

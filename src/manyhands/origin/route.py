@@ -179,10 +179,14 @@ class Route:
         rounding = self.lease.lossy.at(0) if self.lease.lossy is not None else None
         return as_sent(payload, position, rounding, self.uplink_Bps)
 
+    @property
+    def row_bytes(self) -> int:
+        """Of a hidden state."""
+        return self.hops[0].offer.info.hidden_size * (4 if self.lease.precision == "fp32" else 2)
+
     def chunk_rows(self, num_rows: int, config: RequestConfig) -> int:
         """Rows of one step of `num_rows` (route/chunks.py): at most prefill_chunk, and no more bytes than frame_bytes."""
-        row_bytes = self.hops[0].offer.info.hidden_size * (4 if self.lease.precision == "fp32" else 2)
-        most = max(1, min(config.prefill_chunk, config.frame_bytes // row_bytes))
+        most = max(1, min(config.prefill_chunk, config.frame_bytes // self.row_bytes))
         stages = [Stage.of(hop.offer, hop.control.health.rtt_s) for hop in self.hops]
         return chunk_rows(num_rows, stages, self.credits, most)
 

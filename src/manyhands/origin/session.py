@@ -7,7 +7,7 @@ synchronous but `open`, `reshape`, `next_result` and `probe`, which wait. The ro
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 from manyhands.config import RequestConfig
@@ -23,6 +23,8 @@ from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
 from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Probe, Progress, Retract, Step
 from manyhands.wire.signed import Signer
+
+First = Callable[["Session"], Awaitable[None]]  # sends the first rows of a session whose hops have not answered yet
 
 
 class HopLost(PipelineAborted):
@@ -57,7 +59,7 @@ class Session:
         self.untrusted_nodes: set[NodeId] = set()
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
-        self.begins_at = 0  # positions that its hops began with
+        self.begins_at = 0  # positions that its hops began with; until they have answered, those they were asked for
         self.returns = Returns()
         self._is_woken = False
         self._progress: dict[int, Progress] = {}
@@ -66,9 +68,6 @@ class Session:
         self._arrived = asyncio.Event()
         self._is_running = False
 
-    def __repr__(self) -> str:
-        return f"<Session {self.name} epoch={self.route.epoch} hops={len(self.route.hops)} error={self._error}>"
-
     @property
     def is_closed(self) -> bool:
         """Whether the session has ended, well or badly."""
@@ -76,19 +75,19 @@ class Session:
 
     # -- opening, changing and closing the route ----------------------------------------------------------------------
 
-    async def open(self, resume: Resume | None = None) -> None:
-        """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s, more where
-        event loops are late.
+    async def open(self, resume: Resume | None = None, first: First | None = None) -> None:
+        """Open every hop at once, then send the `first` rows, and wait until all have a lease. Deadline: config.open_timeout_s,
+        more where event loops are late.
 
         With `resume`, hops that still have its positions begin with them. If none has, `begins_at` stays 0; else those that
         lack them are not whole. Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable
         naming the node if one is lost meanwhile; Unanswered at the deadline.
         """
-        hops = self.route.hops
+        hops, self.begins_at = self.route.hops, 0 if resume is None else resume.until
         self.route.renew(hops)
         slots = [Slot(hop.offer, None) for hop in hops] if resume is None else resume.slots(hops)
         try:
-            await self._place(slots, range(len(hops)))
+            await self._place(slots, range(len(hops)), first)
         except HopLost as error:
             refusal = Apart(str(error)) if self.apart else ShardUnavailable(str(error))
             refusal.node = lost = self.apart or hops[min(self.losses)].offer.node
@@ -104,8 +103,7 @@ class Session:
         The order matters: a hop drops what reaches it before it has the Open of the epoch. Hops that are no longer in the route
         are closed last: one that only wished to leave can be taken back if its replacement refuses.
         `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two, more where
-        event loops are late. Raises HopLost if one of them is lost meanwhile or does not answer; what ended the session
-        otherwise.
+        event loops are late. Raises HopLost if one is lost or does not answer; what ended the session otherwise.
         """
         staying = {hop.offer.node for hop in hops}
         gone = [hop for hop in (*self.route.hops, *self._unclosed) if hop.offer.node not in staying]
@@ -127,11 +125,13 @@ class Session:
         for hop in hops:  # frees other places of the session on the same node
             try_send(hop.control, Retract(self.id, self.route.epoch, 0))
 
-    async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
+    async def _place(self, slots: Sequence[Slot], indices: Sequence[int], first: First | None = None) -> None:
         """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or Unanswered."""
         for index in indices:
             control = self.route.hops[index].control
             try_send(control, self.route.open_message(index, slots[index], control))
+        if first is not None:
+            await first(self)
         loop = asyncio.get_running_loop()
         began = loop.time()
         while silent := [i for i in indices if self.route.hops[i].epoch < self.route.epoch]:
@@ -181,7 +181,7 @@ class Session:
             raise self._error
         if self.losses:
             return
-        where = position, count, reply_from, self.returns.sent(position, count)
+        where = position, count, reply_from, self.returns.sent(position, count, is_early=not self._is_running)
         step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload, b"", committed)
         self.route.hops[0].outbox.append(step)
         self._flush(0)

@@ -14,10 +14,11 @@ from manyhands.errors import LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.node import Node
 from manyhands.origin.route import Hop, Lease, Resume
-from manyhands.origin.session import Session
+from manyhands.origin.session import First, Session
 from manyhands.route.offer import Offer, refuse_twins
 from manyhands.wire.message import Close, Credit, Fault, Opened, Progress, Step
 from manyhands.wire.signed import Signer
+from manyhands.worker.early import EARLY_SESSIONS
 from manyhands.worker.owners import Owners
 
 MAX_LOADED: Final = 64  # spans of one node, of which there are no more records either; the oldest are forgotten first
@@ -30,6 +31,7 @@ class Sessions:
         self.request = request
         self.active: dict[SessionId, Session] = {}
         self._node, self._owners, self._signer = node, owners, Signer(key)
+        self._num_opening = 0
         # What peers have loaded for sessions of ours since their Hello: as they said it last, the latest last.
         self._loaded: dict[NodeId, dict[tuple[ModelId, Precision, Span], SpanInfo]] = {}
 
@@ -95,10 +97,17 @@ class Sessions:
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     async def open(
-        self, route: Sequence[Offer], lease: Lease, resume: Resume | None = None, open_s: float = math.inf
+        self,
+        route: Sequence[Offer],
+        lease: Lease,
+        resume: Resume | None = None,
+        first: First | None = None,
+        *,
+        open_s: float = math.inf,
     ) -> Session:
         """Open a session on every hop of `route`. The caller closes it with `close`. `open_s`: for hops to answer, if that is
-        less than the configuration gives them.
+        less than the configuration gives them. `first` sends rows meanwhile, unless hops have layers to load, or too many other
+        sessions are at it.
 
         Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, Unanswered as the hops answer.
         """
@@ -109,11 +118,15 @@ class Sessions:
         session = Session(self._signer, hops, lease, request, self._node.watch.late_s)
         self.active[session.id] = session
         self._owners.hold(session.id, self._node.transport.node)
+        self._num_opening += 1
+        can_hold = self._num_opening <= EARLY_SESSIONS and all(offer.info.is_loaded for offer in route)
         try:
-            await session.open(resume)
+            await session.open(resume, first if can_hold else None)
         except BaseException:
             self.close(session)
             raise
+        finally:
+            self._num_opening -= 1
         return session
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:

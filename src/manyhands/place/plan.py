@@ -22,7 +22,7 @@ from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Strategy, assign, layers_that_fit
 from manyhands.place.tour import AllTours, Ways, improve, insert
 from manyhands.plain import size_of
-from manyhands.route.chunks import Stage, chunk_rows
+from manyhands.route.chunks import Stage, chunk_rows, first_rows
 from manyhands.route.cost import Leg, SpanCost, prefill_s, token_s
 
 EXACT: Final = 12  # 4,096 subsets x 12 x 12 transitions: half a second
@@ -189,19 +189,31 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
 def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Sequence[Leg]) -> float:
     """Until a prompt's first token is drawn; the prompt finds every machine dozing.
 
-    The origin finds a route and signs an Open for each hop, one after the other; they answer when they have a lease, which
-    takes a round trip and a hop's overhead. Then the prompt is embedded and runs down the route in chunks.
+    The origin finds a route, signs an Open for each hop, one after the other, and sends the first rows behind them: they wait
+    at a hop that has not carried its Open out. The rest runs down the route in chunks once all hops have answered, which takes
+    a round trip and a hop's overhead.
     """
     origin, row_bytes = task.origin, task.shape.hidden_bytes
     dozing = [(len(span), _cost(machine, machine.doze)) for machine, span in hops]
     rtts = [task.fleet.leg(origin, machine).rtt_s for machine, _ in hops]
-    opened_s = max(rtt_s + cost.overhead_s for rtt_s, (_, cost) in zip(rtts, dozing, strict=True))
     stages = [Stage(n * cost.layer_s, n * cost.row_s, rtt_s) for rtt_s, (n, cost) in zip(rtts, dozing, strict=True)]
     most = max(1, min(REQUEST.prefill_chunk, REQUEST.frame_bytes // row_bytes))
     chunk = chunk_rows(task.prompt, stages, REQUEST.window, most)
     own_s = origin.begin_s + (len(hops) - 1) * origin.open_s + origin.ends_s * origin.doze
     own_s += math.fsum(machine.new_s for machine, _ in hops)
-    return opened_s + prefill_s(dozing, legs, task.prompt, row_bytes, chunk, own_s)
+    first = first_rows(task.prompt, chunk, row_bytes)
+    passed_s = late_s = answered_s = (
+        0.0  # the first rows are through a hop; what they have waited; all hops have answered
+    )
+    for rtt_s, (num_layers, cost), leg in zip(rtts, dozing, legs, strict=False):
+        passed_s += leg.seconds(first * row_bytes)
+        late_s = max(late_s, rtt_s / 2 + cost.overhead_s - passed_s)
+        passed_s += cost.chunk_s(num_layers, first)
+        answered_s = max(answered_s, rtt_s + cost.overhead_s)
+    through_s = late_s + prefill_s(dozing, legs, task.prompt, row_bytes, chunk, own_s)
+    if (rest := task.prompt - first) < 1:
+        return through_s
+    return max(through_s, answered_s + prefill_s(dozing, legs, rest, row_bytes, chunk, own_s))
 
 
 def _cost(machine: Machine, slowed: float = 1.0) -> SpanCost:

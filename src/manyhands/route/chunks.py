@@ -12,7 +12,10 @@ from manyhands.route.cost import HOP_OVERHEAD_S
 from manyhands.route.offer import Offer
 from manyhands.route.prefix import ROW_SHARE
 from manyhands.route.space import DEFAULT_LAYER_S
+from manyhands.worker.early import EARLY_BYTES
 
+# Of rows that leave right behind the Opens; the other half is for what holding them takes, cut by a hop into several steps.
+FIRST_BYTES: Final = EARLY_BYTES // 2
 LEAST_ROWS: Final = 32  # fewer hops do not tell from a window of drafts (worker/batch.py), nor compute faster
 
 
@@ -47,3 +50,8 @@ def chunk_rows(num_rows: int, stages: Sequence[Stage], window: int, most: int) -
     while sizes[-1] // 2 >= LEAST_ROWS:
         sizes.append(sizes[-1] // 2)
     return min(sizes, key=lambda rows: pipelined_s(num_rows, min(rows, max(1, num_rows)), stages, window))
+
+
+def first_rows(num_rows: int, chunk: int, row_bytes: int) -> int:
+    """Rows of a prompt that hops hold before they are open: one chunk, of FIRST_BYTES at most."""
+    return min(num_rows, chunk, FIRST_BYTES // row_bytes)

@@ -34,7 +34,7 @@ from manyhands.wire.rounding import Rounding
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1

@@ -1,16 +1,26 @@
 """An Open that is being carried out, and what must be true before it is."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from manyhands.core import MAX_WINDOW, SpanInfo
-from manyhands.errors import BadRequest, Busy, ContextOverflow, ManyhandsError, ShardUnavailable, WeightsMismatch
+from manyhands.errors import (
+    Apart,
+    BadRequest,
+    Busy,
+    ContextOverflow,
+    ManyhandsError,
+    ShardUnavailable,
+    WeightsMismatch,
+)
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.codec import is_slow
-from manyhands.wire.message import Fault, Open
+from manyhands.wire.message import Fault, Open, Step
 from manyhands.wire.rounding import Rounding
 from manyhands.wire.signed import Serials, is_signed
+from manyhands.worker.early import EarlySteps
 
 if TYPE_CHECKING:
     from manyhands.worker.parking import Parked
@@ -25,6 +35,7 @@ class Opening:
     origin: Link
     parked: "Parked | None" = None  # what it goes on with, also if that has lost its room to it
     task: "asyncio.Task[None] | None" = None
+    early: EarlySteps = field(default_factory=EarlySteps)  # what came before it was carried out
 
     def cancel(self) -> None:
         task, self.task = self.task, None  # which leads back here
@@ -60,6 +71,25 @@ def check_fits(message: Open, info: SpanInfo) -> None:
         )
 
 
+def check_again(message: Open, known: Sequence[Open]) -> None:
+    """Raise BadRequest unless `message` may follow the Opens of the same place that came before it."""
+    if any(message.epoch <= opened.epoch for opened in known):
+        raise BadRequest(f"this session is open on layers {message.span} in epoch {known[-1].epoch} or later")
+    if any(message.capacity != opened.capacity for opened in known):
+        raise BadRequest(f"this session has a lease of {known[0].capacity} positions, not {message.capacity}")
+
+
+def hold(openings: Iterable[Opening], step: Step, link: Link) -> bool:
+    """Keep a step that came over `link` for the one of `openings` that its place waits for; False if there is none."""
+    for opening in openings:
+        message = opening.message
+        is_due = (message.session, message.hop, message.epoch) == (step.session, step.hop, step.epoch)
+        if is_due and message.predecessor == link.peer:
+            opening.early.add(step, link)
+            return True
+    return False
+
+
 def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) -> None:
     """Raise ContextOverflow, ShardUnavailable or Busy if a span of `cache_tokens` with so many sessions cannot take another."""
     span, asked, free = info.span, message.capacity, info.free_tokens
@@ -93,6 +123,12 @@ async def open_within(limit_s: float, host: "SpanHost", opening: Opening, succes
         raise Busy(
             f"layers {host.info.span} were not loaded within {limit_s:g} s: loading goes on, try again in some seconds"
         ) from error
+
+
+def cut_off(message: Open, error: Exception, blame: int | None) -> ManyhandsError:
+    """What an Open fails with whose place cannot reach the next one (`blame`), or its origin."""
+    kind = ShardUnavailable if blame is None else Apart
+    return kind(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
 
 
 def refuse(message: Open, origin: Link, error: Exception, blame: int | None = None) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
-from manyhands.errors import BadRequest, Draining, LinkClosed, ShardUnavailable
+from manyhands.errors import Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Retract, Step
 from manyhands.worker.adopting import held_for, orphaned, resumable
@@ -21,7 +21,7 @@ from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
-from manyhands.worker.opening import Opening, check_fits, check_room
+from manyhands.worker.opening import Opening, check_again, check_fits, check_room, hold
 from manyhands.worker.owners import Owners
 from manyhands.worker.parking import Parking
 from manyhands.worker.session import HopSession
@@ -59,10 +59,6 @@ class SpanHost:
         self._opening: dict[Place, Opening] = {}  # the newest of each place
         self.parking = Parking(logs)
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
-
-    def __repr__(self) -> str:
-        state = "loaded" if self.is_loaded else "not loaded"
-        return f"<SpanHost {self._info.model_name} {self._info.span} {state}, {self.num_sessions} sessions>"
 
     @property
     def info(self) -> SpanInfo:
@@ -106,10 +102,7 @@ class SpanHost:
         here, before = self._places.get(place), self._opening.get(place)
         known = [here.opened] if here is not None else []
         known += [before.message] if before is not None else []
-        if any(message.epoch <= opened.epoch for opened in known):
-            raise BadRequest(f"this session is open on layers {message.span} in epoch {known[-1].epoch} or later")
-        if any(message.capacity != opened.capacity for opened in known):
-            raise BadRequest(f"this session has a lease of {known[0].capacity} positions, not {message.capacity}")
+        check_again(message, known)
         if not known and self.is_draining:
             raise Draining(f"layers {self._info.span} are being drained: try another node")
         if not known:
@@ -154,6 +147,8 @@ class SpanHost:
         if session.is_last:
             self._by_hop[message.session, ORIGIN_HOP] = session
         session.answer_open(self._info.arithmetic, has_log=has_log, cached=cached)
+        for step, link in opening.early.steps:
+            self.step(session, step, link)
         if self.is_draining:  # what was said before may have been lost in the change of epochs
             session.fault(Draining.code, "drains", session.opened.hop)
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
@@ -298,6 +293,10 @@ class SpanHost:
     def has_place(self, message: Open) -> bool:
         place = (message.session, message.span)
         return place in self._places or place in self._opening
+
+    def hold(self, step: Step, link: Link) -> bool:
+        """Keep a step for the place that is being opened for it; False if there is none."""
+        return hold(self._opening.values(), step, link)
 
     def step(self, session: HopSession, step: Step, link: Link) -> None:
         """Queue a step that came over `link`; dropped unless that leads to the session's predecessor."""

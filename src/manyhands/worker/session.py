@@ -215,6 +215,9 @@ class HopSession:
             self.spoil()
             self.fault(error.code, str(error), self._predecessor_hop)
             return
+        if self.opened.resume is not None and not self.received and step.position > self.cache.length:
+            self._owe(1)  # sent before its origin knew that the cache it was to begin with is not here
+            return
         self.received = step.position + step.count
         if step.window != self._newest_window:
             self.retract(step.window)

@@ -16,7 +16,7 @@ from typing import Any
 from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
-from manyhands.errors import Apart, Busy, DeviceLost, Draining, LinkClosed, ShardUnavailable
+from manyhands.errors import Busy, DeviceLost, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link
@@ -24,12 +24,13 @@ from manyhands.node import Node
 from manyhands.wire.message import Close, Credit, Feed, Open, Probe, Retract, Step
 from manyhands.wire.signed import Serials
 from manyhands.worker.dials import Dials
+from manyhands.worker.early import Unopened
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.hosted import describe_span
 from manyhands.worker.loadable import UNUSED_S, Loadable, find_loadable
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.log import LogBudget
-from manyhands.worker.opening import Opening, check_signed, open_within, refuse
+from manyhands.worker.opening import Opening, check_signed, cut_off, open_within, refuse
 from manyhands.worker.owners import Owners
 from manyhands.worker.serve import SpanHost
 from manyhands.worker.session import HopSession
@@ -69,6 +70,7 @@ class Worker:
         self.owners = Owners()
         self.dials = Dials(pool, setbacks)
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
+        self._unopened = Unopened()
         self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
         self._loadable: list[Loadable] = []
         self._running: dict[SpanHost, asyncio.Task[None]] = {}
@@ -99,7 +101,6 @@ class Worker:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError.
 
         `progress` is told how far a load is, also of a later one after an eviction.
-
         A private one serves requests of this node alone; a lazy one of these is dropped from memory after PRIVATE_IDLE_S.
         """
         info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
@@ -169,7 +170,7 @@ class Worker:
         self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
 
     def loaded_on_demand(self) -> list[SpanHost]:
-        """The spans that are loaded because sessions asked for layers that no other node held."""
+        """Spans loaded because sessions asked for layers that no other node held."""
         return [host for loadable in self._loadable for host in loadable.hosts]
 
     def drop(self, host: SpanHost) -> None:
@@ -222,7 +223,9 @@ class Worker:
             if (place := host.find(message.session, message.hop, message.epoch)) is not None:
                 host.step(place, message, link)
                 return True
-        return False
+        if message.hop == ORIGIN_HOP:
+            return False
+        return any(host.hold(message, link) for host in self.hosts) or self._unopened.hold(message, link)
 
     def _on_credit(self, message: Credit, link: Link) -> bool:
         sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
@@ -247,6 +250,7 @@ class Worker:
 
     def on_open(self, message: Open, link: Link) -> None:
         """Reserve a place or refuse, at once; open it as soon as its links are there."""
+        early = self._unopened.take(message)
         try:
             check_signed(message, link, self._serials.setdefault(link, Serials()))
             self.owners.check(message.session, link.peer)
@@ -259,11 +263,13 @@ class Worker:
         except Exception as error:  # also a folder that is gone: this Open's trouble, not the node's
             refuse(message, link, error)
             return
+        opening.early = early
         opening.task = self._start(self._open(host, opening))
 
     def on_lost(self, link: Link) -> None:
         """A link is gone, and with it what was opened over it."""
         self._serials.pop(link, None)
+        self._unopened.drop(link)
         is_gone = link.lane == "control" and self._pool.find(link.peer, "control") is None
         for host in self.hosts:
             host.drop_origin(link, is_gone=is_gone)
@@ -294,10 +300,9 @@ class Worker:
         successor that cannot be reached is blamed; a session that had its place before keeps it.
         """
         message, origin = opening.message, opening.origin
+        limit_s = self._pool.connect_s if message.epoch == 1 else min(RECONNECT_S, self._pool.connect_s)
         try:
-            async with asyncio.timeout(
-                self._pool.connect_s if message.epoch == 1 else min(RECONNECT_S, self._pool.connect_s)
-            ):
+            async with asyncio.timeout(limit_s):
                 if message.successor is not None:
                     successor = await self.dials.reach(message.successor, origin.peer)
                 else:
@@ -312,10 +317,7 @@ class Worker:
                 return
             if isinstance(error, TimeoutError) and message.successor is not None:
                 self.dials.gave_up(message.successor)
-            if is_cut_off:
-                kind = ShardUnavailable if blame is None else Apart
-                error = kind(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
-            refuse(message, origin, error, blame)
+            refuse(message, origin, cut_off(message, error, blame) if is_cut_off else error, blame)
         finally:
             opening.task = None
 
@@ -333,7 +335,6 @@ class Worker:
 
     async def _feed(self, place: HopSession, message: Feed, asker: NodeId) -> None:
         """Deadline: `pool.connect_s` to reach the standby and for what was sent to it before to leave.
-
         In a star it goes by way of the origin, as all steps do. A failure leaves the standby behind, nothing else.
         """
         try:

@@ -1,0 +1,68 @@
+"""What may come before its Open, and no more."""
+
+from typing import cast
+
+from manyhands.core import NodeId, SessionId
+from manyhands.net.transport import Link
+from manyhands.wire.message import Payload, Step
+from manyhands.worker.early import EARLY_BYTES, EARLY_SESSIONS, EarlySteps, Unopened
+from tests.worker.hop import BEFORE, Notes, opening, session_id, step
+
+
+def rows(number: int, num_bytes: int = 128, **changes: object) -> Step:
+    return step(number, 0, None, count=1, payload=Payload("bf16", 64, bytes(num_bytes)), **changes)
+
+
+def link(peer: NodeId = BEFORE) -> Link:
+    return cast(Link, Notes(peer))
+
+
+def test_a_session_has_its_steps_in_order_and_on_their_links() -> None:
+    early, one, two = Unopened(), link(), link(NodeId("another"))
+    first, second = rows(1), rows(1)._replace(position=1)
+    for each, way in ((rows(1), two), (first, one), (rows(2), one), (second, one)):
+        assert early.hold(each, way)
+    assert early.take(opening(1)).steps == [(first, one), (second, one)]
+    assert early.take(opening(1)).steps == []  # also those of another peer are gone
+    assert len(early.take(opening(2)).steps) == 1
+
+
+def test_what_comes_on_a_lost_link_or_for_another_hop_or_epoch_is_not_kept() -> None:
+    early, way = Unopened(), link()
+    assert not early.hold(rows(1, epoch=2), way)
+    early.hold(rows(1, hop=2), way)
+    assert early.take(opening(1)).steps == []
+    early.hold(rows(1), way)
+    early.drop(way)
+    assert early.take(opening(1)).steps == []
+
+
+def test_one_link_holds_a_bounded_number_of_sessions_the_oldest_go() -> None:
+    early, hostile, honest = Unopened(), link(), link(NodeId("honest"))
+    early.hold(rows(9), honest)
+    for number in range(100_000):
+        early.hold(rows(1000 + number), hostile)
+    held = [number for number in range(100_000) if early.take(opening(1000 + number)).steps]
+    assert held == list(range(100_000 - EARLY_SESSIONS, 100_000))
+    assert early.take(opening(9, predecessor=NodeId("honest"))).steps
+
+
+def test_one_session_holds_a_bounded_number_of_bytes() -> None:
+    for size, ids in ((EARLY_BYTES // 4, None), (0, None), (0, (1,) * 1000)):
+        early = EarlySteps()
+        for _ in range(10_000):
+            early.add(rows(1, size)._replace(ids=ids), link())
+        held = sum(len(each.payload.data) + 28 * len(each.ids or ()) for each, _ in early.steps if each.payload)
+        assert early.steps and held <= EARLY_BYTES and len(early.steps) <= EARLY_BYTES // 1024
+
+
+def test_a_step_larger_than_that_is_dropped_whole() -> None:
+    early = EarlySteps()
+    early.add(rows(1, EARLY_BYTES), link())
+    assert early.steps == []
+
+
+def test_a_name_is_a_session_and_a_hop() -> None:
+    early = Unopened()
+    early.hold(rows(1, session=SessionId(bytes(16))), link())
+    assert early.take(opening(1)).steps == [] and session_id(1) != bytes(16)
