@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine
 
 import pytest
+import typer
 
 from manyhands.cli.signals import NUMBERS, StopSignals
 from tests.waiting import GUARD_S
@@ -48,6 +49,33 @@ def test_the_first_asks_to_leave_and_the_second_ends_it(numbers: list[int]) -> N
 
 def test_before_it_serves_the_first_ends_it() -> None:
     assert seen([signal.SIGTERM], is_serving=False) == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("number", "is_serving", "code"),
+    [(signal.SIGINT, False, 130), (signal.SIGTERM, False, None), (signal.SIGINT, True, None)],
+)
+def test_only_ctrl_c_before_it_serves_is_an_interruption(number: int, is_serving: bool, code: int | None) -> None:
+    """What a manager ends by SIGTERM, or what has served, ends well."""
+
+    async def work(signals: StopSignals) -> None:
+        if is_serving:
+            signals.begin_serving()
+        os.kill(os.getpid(), number)
+        await signals.leave.wait()
+
+    async def main() -> None:
+        async with asyncio.timeout(GUARD_S):
+            with StopSignals() as signals:
+                await signals.run(work(signals))
+            signals.check_interrupted()
+
+    said = None
+    try:
+        asyncio.run(main())
+    except typer.Exit as ended:
+        said = ended.exit_code
+    assert said == code
 
 
 def test_work_that_ends_or_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

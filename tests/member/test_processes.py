@@ -18,6 +18,7 @@ from manyhands.checkpoint.partition import span_tensors
 from manyhands.cli import main
 from manyhands.cli.client import call
 from manyhands.core import Span
+from manyhands.errors import ManyhandsError
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
 from tests.waiting import GUARD_S
@@ -96,6 +97,32 @@ def test_a_hub_model_comes_from_a_peer_and_leaving_leaves_no_trace(
         assert (await first.said("gone"))["text"] == "second has left"
         assert not list((second.home / "run").iterdir())
         assert (second.home / "swarm.ticket").stat().st_mode & 0o077 == 0
+
+    with serving(FakeHub(folder)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        asyncio.run(_with_colony(scene))
+
+
+def test_a_member_that_serves_leaves_while_it_fetches_from_a_silent_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first request needs the ends, which no other member has; the hub's deadlines are 90 s together."""
+    folder = make_tiny("llama", tmp_path / "tiny", layers=6, seed=3)
+
+    async def scene(town: Colony) -> None:
+        first, second = town.resident("first"), town.resident("second")
+        await town.start(first, "up", REPO, "--api", "off", "--layers", "0-5")
+        town.ticket = (await first.said("invitation"))["ticket"]
+        await town.join(second, "--layers", "2-3")
+        api = (await second.said("api"))["api"]
+        hub.is_silent = True
+        asking = asyncio.ensure_future(complete(api, "Once", 4, REPO))
+        assert await asyncio.to_thread(hub.stalled.wait, GUARD_S)
+        second.signal(signal.SIGINT)
+        await second.ended()
+        assert [event["event"] for event in second.events()][-2:] == ["leaving", "left"]
+        with pytest.raises(ManyhandsError):
+            await asking
 
     with serving(FakeHub(folder)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)

@@ -31,6 +31,10 @@ class FakeHub:
     statuses: list[int] = field(default_factory=list)  # answer the next weights requests so
     corrupt_at: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> (byte to flip, how often)
     ranges: list[tuple[str, int, int]] = field(default_factory=list)
+    is_silent: bool = False  # takes questions and answers none
+    stalls: dict[str, int] = field(default_factory=dict)  # file -> of longer answers only so many bytes come
+    stalled: threading.Event = field(default_factory=threading.Event)  # set once something is asked that does not come
+    goes_on: threading.Event = field(default_factory=threading.Event)  # what stalls is cut then, and no more does
     weight_bytes: int = 0  # sent so far
     tokens: list[str | None] = field(default_factory=list)
 
@@ -55,6 +59,10 @@ class FakeHub:
             raw[at] ^= 0xFF
         return bytes(raw)
 
+    def stall(self) -> None:
+        self.stalled.set()
+        self.goes_on.wait()
+
     def sent_wrong(self, name: str, start: int, end: int) -> None:
         at, left = self.corrupt_at.get(name, (0, 0))
         if start <= at < end:
@@ -73,6 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
+        if self.hub.is_silent:
+            self.hub.stall()
         self.hub.tokens.append(self.headers.get("Authorization"))
         if self.hub.is_gated:
             self._answer(403, b"", {"X-Error-Code": "GatedRepo"})
@@ -112,10 +122,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.ranges.append((name, start, end))
         self.hub.sent_wrong(name, start, end)
         headers = {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(raw)}"}
-        return self._answer(206, raw[start:end], headers, is_weights=True)
+        most = end - start if self.hub.goes_on.is_set() else self.hub.stalls.get(name, end - start)
+        return self._answer(206, raw[start:end], headers, is_weights=True, most=most)
 
     def _answer(
-        self, status: int, body: bytes, headers: dict[str, str] | None = None, is_weights: bool = False
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        is_weights: bool = False,
+        most: int | None = None,
     ) -> None:
         self.send_response(status)
         for key, value in (headers or {}).items():
@@ -129,7 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         self.hub.weight_bytes += len(body) if is_weights else 0
         try:
-            self.wfile.write(body)
+            self.wfile.write(body[:most])
+            if most is not None and most < len(body):
+                self.hub.stall()
+                self.close_connection = True
         except OSError:  # the client has what it wanted
             self.close_connection = True
 
@@ -145,6 +164,7 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.goes_on.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from manyhands.cli.aside import aside
+from manyhands.aside import aside
 from manyhands.cli.client import GatewayError, headers_for, no_gateway, refusal_of
 from manyhands.errors import LinkClosed
 from manyhands.plain import one_line

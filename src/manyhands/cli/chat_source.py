@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
-from manyhands.cli.aside import aside
+from manyhands.aside import aside
 from manyhands.cli.chat_events import BrokenStream, check_event, events_of
 from manyhands.cli.chat_text import waiting_for
 from manyhands.cli.client import call, check_address

@@ -21,6 +21,7 @@ from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, ModelError
 from manyhands.origin import OriginModel
 from manyhands.origin.draft_model import DraftModel
+from manyhands.weights.reading import read_aside
 
 logger = logging.getLogger(__name__)
 MAX_NAME: Final = 200  # characters of a drafter's name in a config
@@ -32,7 +33,7 @@ MAX_SHARE: Final = (
 def fetch_named(draft: str) -> None:
     """Fetch the drafter that `draft` names, if it names one, before other nodes count on this one. Raises as resolve_model.
 
-    Blocking, for the main thread before its loop runs: Ctrl-C ends it at once, which it does not do to a thread.
+    Blocking, for the main thread before its loop runs, where Ctrl-C ends it at once.
     """
     _, _, named = draft.partition(":")
     if named:
@@ -49,7 +50,8 @@ async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
     if kind not in ("auto", "model"):
         return None
     if named:
-        return await asyncio.to_thread(lambda: DraftModel(_fetch_whole(named, Silent()), named, model.tokenizer))
+        folder = await read_aside(lambda told: _fetch_whole(named, told), Silent())
+        return await asyncio.to_thread(DraftModel, folder, named, model.tokenizer)
     try:
         drafter = await asyncio.to_thread(_load_own, model)
     except ModelError as error:

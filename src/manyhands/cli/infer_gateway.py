@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from manyhands.cli.aside import aside
+from manyhands.aside import aside
 from manyhands.cli.chat_events import events_of
 from manyhands.cli.client import GatewayError, call, check_address, print_json, running_api
 from manyhands.cli.lines import explained, fitted

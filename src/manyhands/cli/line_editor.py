@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from manyhands.cli.aside import aside
+from manyhands.aside import aside
 from manyhands.cli.terminal import without_interrupt
 
 PROMPT: Final = "> "

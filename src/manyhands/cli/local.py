@@ -203,6 +203,7 @@ async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
 
     with StopSignals() as signals:
         await signals.run(_answer_api(plan, api, as_json, signals))
+    signals.check_interrupted()
 
 
 async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, signals: "StopSignals") -> None:
@@ -240,16 +241,17 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     from manyhands.local import node_processes
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.fetch import resolve_model
+    from manyhands.weights.reading import read_aside
     from manyhands.worker.execute import Device
 
     name = gateway.served_name(plan.model)
     with ExitStack() as shown:
         screen = shown.enter_context(doing(f"reading {name}"))
-        folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), screen)
+        folder = await read_aside(lambda told: resolve_model(plan.model, None, True, home_from_env(), told), screen)
         num_layers = read_facts(folder).num_layers
         spans = parse_cut(plan.cut, num_layers) if plan.cut else even_cut(num_layers, plan.nodes)
         # Once, before every node wants it.
-        await asyncio.to_thread(build_manifest, folder, screen, called=name)
+        await read_aside(lambda told: build_manifest(folder, told, called=name), screen)
         spans += [Span(0, num_layers)] * plan.spares
         can_load = await asyncio.to_thread(_reserve, folder, plan.precision, spans)
         ticket = Ticket.new("local")

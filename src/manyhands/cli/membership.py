@@ -112,6 +112,7 @@ async def _run(
                 work = _serve(member, api, named, device, home, tell, announce, signals, began)
                 await signals.run(work)
         tell("left", "left")
+        signals.check_interrupted()
 
 
 async def _serve(

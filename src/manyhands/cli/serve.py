@@ -123,14 +123,15 @@ class _Job:
 
         if (here := folder_named(self.model, home_from_env())) is not None:  # at once, and without the hub's client
             return here
-        import asyncio
-
         from manyhands.weights.fetch import resolve_model
+        from manyhands.weights.reading import read_aside
 
         with_ends = self.has_ends or self.api.addr is not None
         layers = span or self.span
         with doing(f"reading {self.model}") as bar:
-            return await asyncio.to_thread(resolve_model, self.model, layers, with_ends, home_from_env(), bar)
+            return await read_aside(
+                lambda told: resolve_model(self.model, layers, with_ends, home_from_env(), told), bar
+            )
 
 
 def _start(job: _Job, ticket: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
@@ -180,6 +181,7 @@ async def _serve(
 
         await signals.run(work())
     _say(as_json, "stopped")
+    signals.check_interrupted()
 
 
 def _node(

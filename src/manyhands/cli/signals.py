@@ -9,7 +9,10 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Final, Self
 
+import typer
+
 NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED: Final = 128 + signal.SIGINT  # as shells have it
 
 
 class StopSignals:
@@ -21,12 +24,12 @@ class StopSignals:
 
     def __init__(self, *, while_stdin: bool = False) -> None:
         self.stop, self.leave = asyncio.Event(), asyncio.Event()
-        self._while_stdin, self._is_serving = while_stdin, False
+        self._while_stdin, self._is_serving, self._is_interrupted = while_stdin, False, False
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for number in NUMBERS:
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         if self._while_stdin:
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
         return self
@@ -40,7 +43,8 @@ class StopSignals:
         if self._while_stdin:
             loop.remove_reader(sys.stdin.fileno())
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
+        self._is_interrupted |= number == signal.SIGINT and not self._is_serving
         (self.leave if self._is_serving and not self.leave.is_set() else self.stop).set()
 
     def _on_stdin(self) -> None:
@@ -68,3 +72,8 @@ class StopSignals:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def check_interrupted(self) -> None:
+        """Raise typer.Exit, with the code of what is interrupted, if SIGINT came before `begin_serving`."""
+        if self._is_interrupted:
+            raise typer.Exit(INTERRUPTED)

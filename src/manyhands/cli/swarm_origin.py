@@ -1,6 +1,5 @@
 """An origin in this process for the nodes of a ticket, and those that they know: of `infer --ticket`, `chat --ticket`."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from manyhands.swarm.ticket import Ticket
 from manyhands.weights.fetch import resolve_model
 from manyhands.weights.names import is_here, label
 from manyhands.weights.provider import Provider
+from manyhands.weights.reading import read_aside
 from manyhands.weights.refetch import use_fetched
 from manyhands.worker.execute import Device
 
@@ -87,7 +87,7 @@ def _local(model: str, computing: options.Computing) -> tuple[Fetch, Precision]:
 
     async def fetch(span: Span) -> Path:
         with doing(f"reading {model}") as bar:
-            return await asyncio.to_thread(resolve_model, model, span, True, home_from_env(), bar)
+            return await read_aside(lambda told: resolve_model(model, span, True, home_from_env(), told), bar)
 
     return fetch, computing.precision(model)
 

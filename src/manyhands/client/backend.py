@@ -133,7 +133,7 @@ class GatewayAnswers:
         check_address(self._url)
 
     async def models(self) -> list[str]:
-        from manyhands.cli.aside import aside
+        from manyhands.aside import aside
         from manyhands.cli.client import call
 
         told = await aside(call, self._url, self._key, "GET", "/v1/models")

@@ -58,7 +58,7 @@ async def own_layers(origin: "Origin", asked: LayersRequest) -> LayerStates:
 
 async def gateways_layers(url: str, key: str, model: str | None, asked: LayersRequest) -> LayerStates:
     """A gateway runs them. Raises BadRequest where its operator does not allow it, GatewayError, LinkClosed."""
-    from manyhands.cli.aside import aside
+    from manyhands.aside import aside
     from manyhands.cli.client import GatewayError, call
     from manyhands.errors import BadRequest
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from manyhands.aside import aside
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import HashProgress, Manifest, build_manifest, config_digest
@@ -28,6 +29,7 @@ from manyhands.weights.download import Need, pull
 from manyhands.weights.fetch import bring_short, resolve_model
 from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.provider import Provider, ProviderError
+from manyhands.weights.reading import read_aside
 from manyhands.weights.workers import Blame
 from manyhands.worker.runner import arithmetic_class
 
@@ -116,8 +118,9 @@ class Weights:
             return found, self
         is_pulled = any(folder.name == self.id for folder in folders)
         if self.hub is not None and (self.id is None or not (providers or is_pulled)):
-            folder = await asyncio.to_thread(resolve_model, self.hub, span, with_ends, home, progress)
-            model = (await asyncio.to_thread(build_manifest, folder, progress, called=self.name)).id
+            name = self.hub
+            folder = await read_aside(lambda told: resolve_model(name, span, with_ends, home, told), progress)
+            model = (await read_aside(lambda told: build_manifest(folder, told, called=self.name), progress)).id
             if self.id not in (None, model):
                 raise WeightsMismatch(
                     f"the hub's {self.hub} is {model[:12]} now, the swarm has {self.id[:12]}: name its revision"
@@ -184,8 +187,8 @@ async def weights_of(
     elif same:
         precision = same[0].precision
     else:
-        await asyncio.to_thread(bring_short, name, home, progress)
-        precision = await asyncio.to_thread(stored_precision, name, home)
+        await read_aside(lambda told: bring_short(name, home, told), progress)
+        precision = await aside(stored_precision, name, home)
     for kind in same:
         if kind.precision != precision:
             raise WeightsMismatch(
@@ -196,14 +199,14 @@ async def weights_of(
     if local is None and name != "tales" and same and (providers := ask(same[0])):
         with contextlib.suppress(ShardUnavailable):
             return await weights_in(same[0], providers, home, progress)
-    await asyncio.to_thread(bring_short, name, home, progress)
-    checkpoint = await asyncio.to_thread(look_up, name, precision, home)
+    await read_aside(lambda told: bring_short(name, home, told), progress)
+    checkpoint = await aside(look_up, name, precision, home)
     if local is None and checkpoint.folder is None:
         found = _weights(label, checkpoint, same[0].model if same else checkpoint.model, name)
         return await _placed(found, home)
     folder = checkpoint.folder or names.model_folder(name)
     assert folder is not None, "a GGUF file holds its model whole"
-    manifest = await asyncio.to_thread(build_manifest, folder, progress, called=label)
+    manifest = await read_aside(lambda told: build_manifest(folder, told, called=label), progress)
     for kind in same:
         if kind.model != manifest.id:
             raise WeightsMismatch(await _told_apart(kind, manifest, ask(kind)))

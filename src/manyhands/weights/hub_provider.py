@@ -1,10 +1,10 @@
 """The hub, asked as if it were a peer: the provider of last resort of a pull (download.py), for what no peer has."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from threading import Lock
 from typing import Final, TypeVar
 
+from manyhands.aside import aside
 from manyhands.checkpoint.folder import INDEX, SINGLE, parse_index
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.core import ModelId
@@ -93,9 +93,9 @@ class HubProvider:
 
 
 async def _ask(question: Callable[[], T]) -> T:
-    """Run in a thread; hub.py has the deadlines and retries. Raises Lacking, ProviderError."""
+    """Run aside; hub.py has the deadlines and retries. Raises Lacking, ProviderError."""
     try:
-        return await asyncio.to_thread(question)
+        return await aside(question)
     except RangeIgnored as error:
         raise ProviderError("lost", "the hub sends whole files only") from error
     except ModelError as error:

@@ -1,11 +1,11 @@
 """What is found damaged in a folder that was fetched is fetched again, once, from where it came from."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from manyhands.aside import aside
 from manyhands.checkpoint.folder import FILES, JOURNAL
 from manyhands.checkpoint.store import Store
 from manyhands.errors import Damaged, ManyhandsError, ModelError
@@ -26,7 +26,7 @@ async def use_fetched(
     try:
         return await use(folder)
     except Damaged as error:
-        if not await asyncio.to_thread(forget, error):
+        if not await aside(forget, error):
             raise
         if again is None:
             raise ModelError(f"{error}; or start again with the model's name instead of its folder") from error
@@ -40,7 +40,10 @@ async def use_fetched(
 
 
 def forget(damage: Damaged) -> bool:
-    """Let what is damaged count as missing, so that the next fetch brings it; False if the folder was not fetched."""
+    """Let what is damaged count as missing, so that the next fetch brings it; False if the folder was not fetched.
+
+    Blocking: waits for another fetch of the folder.
+    """
     folder = Path(damage.folder)
     if not (folder / JOURNAL).exists():
         return False

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from manyhands.cli.aside import aside
+from manyhands.aside import aside
 from tests.waiting import GUARD_S
 
 
