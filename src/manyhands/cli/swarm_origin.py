@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from manyhands.aside import aside
 from manyhands.cli import options
 from manyhands.cli.connect import load_origin, visitor
 from manyhands.cli.own_layers import keep_layers
@@ -51,7 +52,7 @@ async def swarm_origin(
         device = Device.start(computing.threads)
         try:
             async with visitor(ticket, found.swarm, request) as member:
-                fetch, precision = _local(model, computing) if model and is_here(model) else (None, None)
+                fetch, precision = await _local(model, computing) if model and is_here(model) else (None, None)
                 screen.say(f"calling the nodes of swarm {ticket.name}")
                 await member.call()
                 if fetch is None:
@@ -82,14 +83,14 @@ async def swarm_origin(
             device.close()
 
 
-def _local(model: str, computing: options.Computing) -> tuple[Fetch, Precision]:
+async def _local(model: str, computing: options.Computing) -> tuple[Fetch, Precision]:
     """A model by its name on this machine or the hub."""
 
     async def fetch(span: Span) -> Path:
         with doing(f"reading {model}") as bar:
             return await read_aside(lambda told: resolve_model(model, span, True, home_from_env(), told), bar)
 
-    return fetch, computing.precision(model)
+    return fetch, await aside(computing.precision, model)  # it may ask the hub
 
 
 async def _named(member: "Member", model: str, computing: options.Computing) -> tuple[Fetch, Precision]:
@@ -100,7 +101,7 @@ async def _named(member: "Member", model: str, computing: options.Computing) -> 
 
     await member.wait_until(lambda: bool(known()), NEWS_S if not model else NEWS_S / 2)
     if not known():
-        return _unknown(member, model, computing)
+        return await _unknown(member, model, computing)
     kind = known()[0]
     if computing.dtype not in ("auto", kind.precision):
         raise WeightsMismatch(
@@ -122,10 +123,10 @@ async def _named(member: "Member", model: str, computing: options.Computing) -> 
     return fetch, kind.precision
 
 
-def _unknown(member: "Member", model: str, computing: options.Computing) -> tuple[Fetch, Precision]:
+async def _unknown(member: "Member", model: str, computing: options.Computing) -> tuple[Fetch, Precision]:
     """What to do with a name that the swarm does not serve by its records: a hub id may be one. Raises NotFound."""
     if "/" in model:
-        return _local(model, computing)
+        return await _local(model, computing)
     served = sorted({kind.name for kind in kinds_of(member.records())})
     if not model:
         raise ShardUnavailable(
