@@ -4,9 +4,9 @@ tales on one node of this process, with its drafter beside the origin. `repeats`
 the suffix drafter; `prose`: tales at T = 0.7; `four`: four streams of prose at once, in sum. `lookup_us`: the worst suffix
 look-up at 32,768 ids of random and of repeating text.
 
-Each repetition measures off, auto and off again, in random order. `_x` are ratios of tokens per second within a repetition, auto
-against the mean of both off, `_cpu` of CPU seconds of the process, with the interval (`low` to `high`) in which their median
-lies, 95 % sure; `_noise` and `_cpu_noise` are off again against off: a difference that is not larger is noise.
+Each repetition measures off, auto and off again, in random order. `_x` are ratios of tokens per second within a repetition,
+auto against the mean of both off, `_cpu` of CPU seconds of the process, with the interval (`low` to `high`) in which their
+median lies, 95 % sure; `_noise` and `_cpu_noise` are off again against off: a difference that is not larger is noise.
 
 Run: python -m bench.drafting [--reps N] [--scene NAME]
 """

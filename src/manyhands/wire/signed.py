@@ -37,9 +37,10 @@ class Signer:
 
     def sign(self, message: Open) -> Open:
         """`message` with the next serial and this origin's signature, whatever it has of both."""
-        numbered = replace(message, origin=self.node, serial=next(self._serials))
-        decoded = control.decode(Open, control.encode(numbered))  # numbers as the receiver reads them
-        return replace(decoded, signature=Signature(self._sign(_signed_bytes(decoded)).hex()))
+        numbered = replace(message, origin=self.node, serial=next(self._serials), signature=UNSIGNED)
+        if message.sampling is not None:  # 1 is read as 1.0 there
+            numbered = control.decode(Open, control.encode(numbered))
+        return replace(numbered, signature=Signature(self._sign(LABEL + control.encode(numbered)).hex()))
 
 
 def is_signed(message: Open) -> bool:
