@@ -5,7 +5,7 @@ from typing import cast
 from manyhands.core import NodeId, SessionId
 from manyhands.net.transport import Link
 from manyhands.wire.message import Payload, Step
-from manyhands.worker.early import EARLY_BYTES, EARLY_SESSIONS, EarlySteps, Unopened
+from manyhands.worker.early import EARLY_BYTES, LINK_BYTES, LINK_SESSIONS, MAX_ENDED, EarlySteps, Unopened
 from tests.worker.hop import BEFORE, Notes, opening, session_id, step
 
 
@@ -37,14 +37,36 @@ def test_what_comes_on_a_lost_link_or_for_another_hop_or_epoch_is_not_kept() -> 
     assert early.take(opening(1)).steps == []
 
 
+def test_what_comes_late_is_not_kept_for_long_or_at_all() -> None:
+    """Windows in flight reach a hop after the Close: kept, they would fill the place of what comes early."""
+    early, way = Unopened(), link()
+    early.hold(rows(1), way)
+    early.hold(rows(2), way)
+    early.end(session_id(1))
+    assert early.take(opening(1)).steps == [] and not early.hold(rows(1), way)
+    assert early.take(opening(2)).steps
+    for number in range(3, 3 + MAX_ENDED):
+        early.end(session_id(number))
+    assert early.hold(rows(1), way) and not early.hold(rows(3), way)  # so many are known, no more
+
+
 def test_one_link_holds_a_bounded_number_of_sessions_the_oldest_go() -> None:
     early, hostile, honest = Unopened(), link(), link(NodeId("honest"))
     early.hold(rows(9), honest)
     for number in range(100_000):
         early.hold(rows(1000 + number), hostile)
     held = [number for number in range(100_000) if early.take(opening(1000 + number)).steps]
-    assert held == list(range(100_000 - EARLY_SESSIONS, 100_000))
+    assert held == list(range(100_000 - LINK_SESSIONS, 100_000))
     assert early.take(opening(9, predecessor=NodeId("honest"))).steps
+
+
+def test_one_link_holds_a_bounded_number_of_bytes_the_oldest_go() -> None:
+    early, hostile = Unopened(), link()
+    for number in range(100):
+        early.hold(rows(number, EARLY_BYTES * 3 // 4), hostile)
+    held = [number for number in range(100) if early.take(opening(number)).steps]
+    assert held == list(range(100 - len(held), 100))
+    assert LINK_BYTES - EARLY_BYTES < len(held) * EARLY_BYTES * 3 // 4 <= LINK_BYTES
 
 
 def test_one_session_holds_a_bounded_number_of_bytes() -> None:

@@ -13,9 +13,12 @@ from manyhands.wire.message import Open, Step
 # Of memory for one session, whose hops are not open. Its origin sends half as much at most until all have answered: a hop may
 # send it on in several steps.
 EARLY_BYTES: Final = 512 << 10
-# Sessions of one link whose Open has not come either; the oldest is dropped. An origin has no more of them at a time.
-EARLY_SESSIONS: Final = 16
-STEP_BYTES, ID_BYTES = 1 << 10, 40  # of memory for a step and for an id, beside the rows
+EARLY_SESSIONS: Final = 16  # that an origin has at a time
+# Of sessions of one link whose Open has not come either; the oldest are dropped. A link between hops serves many origins.
+LINK_SESSIONS: Final = 256
+LINK_BYTES: Final = EARLY_SESSIONS * EARLY_BYTES
+MAX_ENDED: Final = 1024  # sessions of which late steps are known as such
+STEP_BYTES, ID_BYTES = 1 << 10, 40  # of memory, for a step and for an id, beside the rows
 
 
 class EarlySteps:
@@ -23,29 +26,34 @@ class EarlySteps:
 
     def __init__(self) -> None:
         self.steps: list[tuple[Step, Link]] = []
-        self._left = EARLY_BYTES
+        self.num_bytes = 0
+        self._is_full = False
 
     def add(self, step: Step, link: Link) -> None:
         ids, payload = step.ids or (), step.payload
-        self._left -= STEP_BYTES + ID_BYTES * len(ids) + (len(payload.data) if payload is not None else 0)
-        if self._left >= 0:
+        size = STEP_BYTES + ID_BYTES * len(ids) + (len(payload.data) if payload is not None else 0)
+        self._is_full |= self.num_bytes + size > EARLY_BYTES
+        if not self._is_full:
             self.steps.append((step, link))
+            self.num_bytes += size
 
 
 class Unopened:
-    """The early steps of sessions whose Open has not come, by the link that they came on: at most EARLY_SESSIONS of each."""
+    """The early steps of sessions whose Open has not come, by the link that they came on: at most LINK_SESSIONS and LINK_BYTES
+    of each."""
 
     def __init__(self) -> None:
         self._by_link: dict[Link, dict[tuple[SessionId, int], EarlySteps]] = {}
+        self._ended: dict[SessionId, None] = {}
 
     def hold(self, step: Step, link: Link) -> bool:
-        """Keep `step`, unless it is of a session that was repaired: then it comes too late, not too early (False)."""
-        if step.epoch > 1:
+        """Keep `step`, unless it comes too late, not too early (False): its session has ended, or was repaired."""
+        if step.epoch > 1 or step.session in self._ended:
             return False
         sessions, name = self._by_link.setdefault(link, {}), (step.session, step.hop)
-        if name not in sessions and len(sessions) >= EARLY_SESSIONS:
-            del sessions[next(iter(sessions))]
         sessions.setdefault(name, EarlySteps()).add(step, link)
+        while len(sessions) > LINK_SESSIONS or sum(each.num_bytes for each in sessions.values()) > LINK_BYTES:
+            del sessions[next(iter(sessions))]
         return True
 
     def take(self, message: Open) -> EarlySteps:
@@ -53,6 +61,15 @@ class Unopened:
         name = message.session, message.hop
         found = [(link.peer, sessions.pop(name)) for link, sessions in self._by_link.items() if name in sessions]
         return next((early for peer, early in found if peer == message.predecessor), EarlySteps())
+
+    def end(self, session: SessionId) -> None:
+        """Its origin has closed it; some of its steps may be on their way."""
+        for sessions in self._by_link.values():
+            for name in [name for name in sessions if name[0] == session]:
+                del sessions[name]
+        self._ended[session] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def drop(self, link: Link) -> None:
         """The link is gone, and what came on it."""

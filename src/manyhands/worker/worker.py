@@ -162,8 +162,7 @@ class Worker:
         has_ends: bool = False,
     ) -> None:
         """Offer to load any part of `span` when no other node holds it: a session that opens there waits while it is loaded. At
-        most `max_layers` in all; what was loaded serves as a spare until it was not used for UNUSED_S. Raises ModelError,
-        CutError.
+        most `max_layers` in all; what was loaded is a spare until it was not used for UNUSED_S. Raises ModelError, CutError.
         """
         info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
         info = replace(info, has_ends=has_ends, is_spare=True, is_loaded=False)
@@ -237,6 +236,7 @@ class Worker:
         return False
 
     def _on_close(self, message: Close, link: Link) -> bool:
+        self._unopened.end(message.session)
         for host in self.hosts:
             host.close(message, link.peer)
         return True
