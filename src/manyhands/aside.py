@@ -8,22 +8,34 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeVar
+from concurrent.futures import Executor, Future, InvalidStateError
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def aside(function: Callable[..., T], *arguments: Any, **more: Any) -> T:
     """What `function` returns or raises. Cancelled, it is left to itself: its thread cannot be stopped."""
-    answer: Future[T] = Future()
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(function, *arguments, **more))
 
-    def run() -> None:
-        with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
-            try:
-                answer.set_result(function(*arguments, **more))
-            except Exception as error:  # handed to who asked
-                answer.set_exception(error)
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
-    return await asyncio.wrap_future(answer)
+class _Threads(Executor):
+    """A daemon thread for each call."""
+
+    def submit(self, function: Callable[P, T], /, *arguments: P.args, **more: P.kwargs) -> Future[T]:
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                try:
+                    answer.set_result(function(*arguments, **more))
+                except Exception as error:  # handed to who asked
+                    answer.set_exception(error)
+
+        threading.Thread(target=run, name="aside", daemon=True).start()
+        return answer
+
+
+_THREADS: Final = _Threads()

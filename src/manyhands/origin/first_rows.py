@@ -39,20 +39,26 @@ class FirstRows:
     def __init__(self, prompt: Sequence[int], ends: EndsBatcher | None, config: RequestConfig) -> None:
         self._prompt, self._ends, self._config = prompt, ends, config
 
-    async def send(self, session: Session) -> None:
-        """Send them, from where the session expects to begin. Raises what has ended it meanwhile."""
+    async def send(self, session: Session) -> range:
+        """Send them, from where the session expects to begin; their positions. Raises what has ended the session meanwhile."""
         start, route = session.begins_at, session.route
         left = len(self._prompt) - start
         most = first_rows(left, route.chunk_rows(left, self._config), route.row_bytes)
         if most < 1:
-            return
+            return range(0)
         position, ids, payload = await _part(session, self._ends, start, self._prompt[start : start + most])
         last = len(self._prompt) - 1
         session.send(position, len(ids), last, None if payload else tuple(ids), payload, len(self._prompt))
+        return range(position, position + len(ids))
 
 
-def behind_first(session: Session, start: int) -> int:
+async def sent_first(session: Session) -> range:
+    """The positions of the first rows, once they are sent; none if they are not sent apart."""
+    return await session.first if session.first is not None else range(0)
+
+
+def behind(first: range, session: Session, start: int) -> int:
     """The hops have answered, and begin at `start`: from where on the prompt is to be sent. First rows that were sent from
-    elsewhere, as a hop was expected to have more cached, do not count: that hop drops them."""
-    first = session.returns.early
-    return first.stop if first and first.start == start else start
+    elsewhere, as a hop was expected to have more cached, do not count: that hop drops them. Nor do those of a route that was
+    changed since."""
+    return first.stop if first and first.start == start and session.route.epoch == 1 else start

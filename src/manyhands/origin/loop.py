@@ -25,7 +25,7 @@ from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, ProtocolError
 from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
-from manyhands.origin.first_rows import behind_first, embedded
+from manyhands.origin.first_rows import behind, embedded, sent_first
 from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
 from manyhands.origin.received import ReceivedGuesses
@@ -126,6 +126,7 @@ class Generation:
     async def _begin(self) -> list[Drawn]:
         """Send what is known by now: the prompt, and the tokens that an earlier attempt had drawn, which are returned."""
         session, again = self._session, list[Drawn]()
+        first = await sent_first(session)
         if self.num_redrawn:
             again = await redraw(self.num_redrawn, session, self._intake, self._ends, self._sampler, self.ledger)
             self.finish_reason, self.num_redrawn = self._finished(), len(again)
@@ -133,7 +134,7 @@ class Generation:
         if self.finish_reason is None:
             start = await self._healer.restore(start)
             self._chain.guessed.extend(self._guess_received(self._intake.most_guesses) or ())
-            await self._send_known(behind_first(session, start))
+            await self._send_known(behind(first, session, start))
             self._drafter.begin(self.ledger, session.wake)  # while the hops compute
         self.num_cached = min(start, len(self._request.prompt))
         return again

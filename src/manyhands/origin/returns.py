@@ -24,7 +24,6 @@ class Returns:
 
     def __init__(self) -> None:
         self.guess = self.sent_until = self.reached = 0
-        self.early = range(0)  # positions of the rows that were sent before the hops had answered
         self.results: deque[Step] = deque()
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
         self.turn_s = 0.0  # from its send to its return
@@ -36,7 +35,6 @@ class Returns:
     def renew(self) -> None:
         """A new epoch begins: nothing is on its way."""
         self.guess = self.sent_until = 0
-        self.early = range(0)
         self.timings = self.row_s = ()
         self._came_until, self._is_new = None, False
         self.results.clear()
@@ -50,14 +48,12 @@ class Returns:
         self._sent_at.clear()
         return dropped
 
-    def sent(self, position: int, count: int, *, is_early: bool = False) -> int:
-        """A step of `count` rows is sent now; an early one may wait for places to be opened. Returns its guess's number."""
+    def sent(self, position: int, count: int, *, is_timed: bool = True) -> int:
+        """A step of `count` rows is sent now. Not timed: it may wait for hops to open. Returns the number of its guess."""
         if self._is_new:
             self._came_until, self._is_new = position, False
         self.sent_until = end = position + count
-        if is_early:  # how long it is away says nothing of the route
-            self.early = range(position, end)
-        else:
+        if is_timed:
             self._sent_at[end] = time.monotonic()
         return self.guess
 

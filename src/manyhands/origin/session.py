@@ -7,8 +7,8 @@ synchronous but `open`, `reshape`, `next_result` and `probe`, which wait. The ro
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn
 
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
@@ -24,7 +24,7 @@ from manyhands.origin.standby import Standbys
 from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Probe, Progress, Retract, Step
 from manyhands.wire.signed import Signer
 
-First = Callable[["Session"], Awaitable[None]]  # sends the first rows of a session whose hops have not answered yet
+First = Callable[["Session"], Coroutine[Any, Any, range]]  # sends the first rows of a session; returns their positions
 
 
 class HopLost(PipelineAborted):
@@ -60,6 +60,7 @@ class Session:
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
         self.begins_at = 0  # positions that its hops began with; until they have answered, those they were asked for
+        self.first: asyncio.Task[range] | None = None  # sends the first rows, while the hops open
         self.returns = Returns()
         self._is_woken = False
         self._progress: dict[int, Progress] = {}
@@ -75,9 +76,9 @@ class Session:
 
     # -- opening, changing and closing the route ----------------------------------------------------------------------
 
-    async def open(self, resume: Resume | None = None, first: First | None = None) -> None:
-        """Open every hop at once, then send the `first` rows, and wait until all have a lease. Deadline: config.open_timeout_s,
-        more where event loops are late.
+    async def open(self, resume: Resume | None = None) -> None:
+        """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s, more where
+        event loops are late.
 
         With `resume`, hops that still have its positions begin with them. If none has, `begins_at` stays 0; else those that
         lack them are not whole. Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable
@@ -87,7 +88,7 @@ class Session:
         self.route.renew(hops)
         slots = [Slot(hop.offer, None) for hop in hops] if resume is None else resume.slots(hops)
         try:
-            await self._place(slots, range(len(hops)), first)
+            await self._place(slots, range(len(hops)))
         except HopLost as error:
             refusal = Apart(str(error)) if self.apart else ShardUnavailable(str(error))
             refusal.node = lost = self.apart or hops[min(self.losses)].offer.node
@@ -125,13 +126,11 @@ class Session:
         for hop in hops:  # frees other places of the session on the same node
             try_send(hop.control, Retract(self.id, self.route.epoch, 0))
 
-    async def _place(self, slots: Sequence[Slot], indices: Sequence[int], first: First | None = None) -> None:
+    async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or Unanswered."""
         for index in indices:
             control = self.route.hops[index].control
             try_send(control, self.route.open_message(index, slots[index], control))
-        if first is not None:
-            await first(self)
         loop = asyncio.get_running_loop()
         began = loop.time()
         while silent := [i for i in indices if self.route.hops[i].epoch < self.route.epoch]:
@@ -159,9 +158,10 @@ class Session:
 
     def close(self, parked_as: SessionId | None = None, positions: int = 0) -> None:
         """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they are given;
-        without a name, for adoption alone. Harmless when repeated or when links are gone.
-        """
+        without a name, for adoption alone. Harmless when repeated or when links are gone."""
         self._error = self._error or PipelineAborted("the session is closed")
+        if self.first is not None and not self.first.cancel() and not self.first.cancelled():
+            self.first.exception()  # seen, so that asyncio does not log it
         for hop in (*self.route.hops, *self._unclosed):
             hop.outbox.clear()
             name = parked_as or (self.route.adoption(hop.control) if positions else None)
@@ -181,7 +181,7 @@ class Session:
             raise self._error
         if self.losses:
             return
-        where = position, count, reply_from, self.returns.sent(position, count, is_early=not self._is_running)
+        where = position, count, reply_from, self.returns.sent(position, count, is_timed=self._is_running)
         step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload, b"", committed)
         self.route.hops[0].outbox.append(step)
         self._flush(0)

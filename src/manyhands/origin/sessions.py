@@ -120,8 +120,10 @@ class Sessions:
         self._owners.hold(session.id, self._node.transport.node)
         self._num_opening += 1
         can_hold = self._num_opening <= EARLY_SESSIONS and all(offer.info.is_loaded for offer in route)
+        if first is not None and can_hold:
+            session.first = asyncio.create_task(first(session))  # begins once the Opens have left
         try:
-            await session.open(resume, first if can_hold else None)
+            await session.open(resume)
         except BaseException:
             self.close(session)
             raise
