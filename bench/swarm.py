@@ -11,7 +11,7 @@ from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli.connect import tls_node
 from manyhands.config import RequestConfig
-from manyhands.core import SamplingParams, even_cut
+from manyhands.core import Precision, SamplingParams, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.origin import Answer, Origin, OriginModel
 from manyhands.origin.node import FullNode
@@ -32,7 +32,11 @@ class Base:
 
 @asynccontextmanager
 async def base(
-    folder: Path, threads: int, request: RequestConfig | None = None, ticket: Ticket | None = None
+    folder: Path,
+    threads: int,
+    request: RequestConfig | None = None,
+    ticket: Ticket | None = None,
+    precision: Precision = "bf16",
 ) -> AsyncIterator[Base]:
     """An origin without a swarm yet, or of that of `ticket`. `request` None: no drafts, which random weights invite by
     repeating themselves."""
@@ -42,7 +46,7 @@ async def base(
     try:
         request = request or RequestConfig(draft="off")
         async with tls_node(ticket, None, is_ephemeral=True, request=request) as node:
-            model = await device.run(lambda: OriginModel(folder, "bf16"))
+            model = await device.run(lambda: OriginModel(folder, precision))
             yield Base(folder, ticket, node, model, device)
     finally:
         device.close()

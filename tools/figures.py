@@ -307,6 +307,14 @@ ROWS = [
         "{weights_mb} MB and {beside_mb} MB",
         "{target.weights_mb} and {target.beside_mb} MB",
     ),
+    Row(
+        "large",
+        "the shape of Mistral-7B at `{dtype}` over three node processes of a third each, random weights",
+        "the largest node holds {largest_node} of {weights_mb} MB; serving after {serving_s} s ({packed_s} s the first time); "
+        "{tokens_per_s} tokens/s, {of_floor} of what memory delivers; kill -9: a pause of {pause_s} s, same text: "
+        "{same_text}",
+        "{target.largest_node}; {target.of_floor}; {target.pause_s} s; same text",
+    ),
     Row("engine-1.1b", _ENGINE_QUESTION, _ENGINE, "{target.of_read}; 1 x; {target.at_8192_x} x"),
     Row("engine-0.5b", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
     Row("engine-1.1b-w8", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
