@@ -48,7 +48,7 @@ class FirstRows:
             return range(0)
         position, ids, payload = await _part(session, self._ends, start, self._prompt[start : start + most])
         last = len(self._prompt) - 1
-        session.send(position, len(ids), last, None if payload else tuple(ids), payload, len(self._prompt))
+        session.send(position, len(ids), last, None if payload is not None else tuple(ids), payload, len(self._prompt))
         return range(position, position + len(ids))
 
 
