@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -357,4 +356,3 @@ def test_the_hub_mends_what_came_from_it(
         with in_secret(folder / SINGLE):
             os.truncate(folder / SINGLE, 200_000)
         mended(again(), again)
-        huggingface_hub.close_session()

@@ -11,6 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
+from tests.waiting import GUARD_S
+
 COMMIT = "c0ffee" * 6 + "c0de"
 REPO = "tests/tiny"
 WEIGHTS = (".safetensors", ".gguf")
@@ -155,7 +159,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(hub: FakeHub) -> Iterator[FakeHub]:
-    """Serve `hub` on a free port of loopback until the block ends."""
+    """Serve `hub` on a free port of loopback until the block ends and all that this process asked of it is answered.
+
+    A fetch that gives the hub up leaves its thread (aside.py), which would put its next question to the hub of the next test.
+    """
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -165,6 +172,9 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
         yield hub
     finally:
         hub.goes_on.set()
+        for asking in [thread for thread in threading.enumerate() if thread.name == "aside"]:
+            asking.join(GUARD_S)
+        huggingface_hub.close_session()  # its connections are kept, and the server waits for their ends
         server.shutdown()
         thread.join()
         server.server_close()

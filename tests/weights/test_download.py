@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
@@ -511,7 +510,6 @@ def hub(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
         yield hub
-        huggingface_hub.close_session()
 
 
 def test_the_hub_gives_only_what_peers_lack(llama: Path, home: Path, tmp_path: Path, hub: FakeHub) -> None:

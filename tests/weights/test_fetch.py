@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
@@ -48,7 +47,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartHub]
         return hub
 
     yield begin
-    huggingface_hub.close_session()
     for context in stack:
         context.__exit__(None, None, None)  # type: ignore[attr-defined]
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
@@ -60,7 +59,6 @@ def hub(tiny: ShortName, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", where)
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
         yield server
-        huggingface_hub.close_session()
 
 
 def wheel(folder: Path, made: Path, member: str = f"tiny_model/{FILE}") -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
@@ -52,7 +51,6 @@ def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     with serving(FakeHub(shutil.copytree(folder, tmp_path / "repo"))) as hub:
         point_to(hub.endpoint, monkeypatch)
         yield hub
-        huggingface_hub.close_session()
 
 
 def point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
