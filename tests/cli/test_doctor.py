@@ -21,6 +21,7 @@ from manyhands.member.home import TICKET, Running, save_ticket
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
+from tests.few_digests import few_digests
 
 ME = NodeId("a" * 64)
 
@@ -162,7 +163,8 @@ def test_model_files_that_are_cut_off(home: Path) -> None:
     assert check.level == "fail" and str(folder) in check.remedy
 
 
-def test_the_command(home: Path, tmp_path: Path) -> None:
+def test_the_command(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_digests(monkeypatch)
     result = CliRunner().invoke(app, ["doctor", "--json"])
     told = json.loads(result.stdout)
     names = {check["name"] for check in told["checks"]}

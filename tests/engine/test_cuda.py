@@ -19,7 +19,7 @@ from manyhands.engine.compile import Registers, compile_layers
 from manyhands.engine.cpu import CpuSpan
 from manyhands.engine.cuda import proof, source
 from manyhands.engine.cuda.device import CudaMemory
-from manyhands.engine.cuda.plan import MOST_ROWS, RECORDED, CudaLayers, CudaPlan, Positions, hold
+from manyhands.engine.cuda.plan import MOST_ROWS, CudaLayers, CudaPlan, Positions, hold
 from manyhands.engine.cuda.proof import OfGpu, OnGpu, failures
 from manyhands.engine.cuda.span import FIRST_BLOCKS, CudaSpan
 from manyhands.engine.golden_cases import CASES, reals, stored
@@ -131,17 +131,19 @@ def test_steps_of_any_size_are_the_cpus_bits(family: str, device: HostDevice) ->
     )
 
 
-def test_steps_of_so_many_sizes_are_recorded_and_no_more(device: HostDevice) -> None:
+def test_steps_of_so_many_sizes_are_recorded_and_no_more(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded step takes memory on the GPU: companions of every size must not fill it."""
+    most = 6
+    monkeypatch.setattr("manyhands.engine.cuda.plan.RECORDED", most)
     made = program("llama")
     on_gpu, on_cpu = spans(device, made)
-    rows, before = rows_of(made, RECORDED + 8), device.recorded
+    rows, before = rows_of(made, most + 4), device.recorded
     there, here = on_gpu.new_cache(64), on_cpu.new_cache(64)
-    for count in range(1, RECORDED + 9):
+    for count in range(1, most + 5):
         for _ in range(3):
             wanted = on_cpu.step(rows[:count].copy(), [Piece(here, 0, count)], 1)
             assert np.array_equal(on_gpu.step(rows[:count].tobytes(), [Piece(there, 0, count)], 1), wanted), count
-    assert device.recorded - before == RECORDED and not on_gpu.is_ready(RECORDED + 1, 0)
+    assert device.recorded - before == most and not on_gpu.is_ready(most + 1, 0)
 
 
 def test_a_row_does_not_depend_on_its_company_nor_on_what_was_taken_back(device: HostDevice) -> None:

@@ -12,16 +12,16 @@ from manyhands.core import Precision
 from manyhands.engine import golden, golden_models, library
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES
+from tests.few_digests import few_digests, forget
 from tests.nightly import daily
 
 
 @pytest.fixture(autouse=True)
-def forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(library.FORCED, raising=False)
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))  # without notes of what was proven (proofs.py)
     yield
-    golden._unlike.cache_clear()
-    golden._chosen.cache_clear()
+    forget()
 
 
 def test_every_back_end_reproduces_the_digests() -> None:
@@ -67,8 +67,7 @@ def test_a_back_end_with_other_bits_is_not_used(tmp_path: Path, monkeypatch: pyt
     other = {**json.loads(golden.FILE.read_text()), "norms": "0" * 64}
     (tmp_path / "golden.json").write_text(json.dumps(other))
     monkeypatch.setattr(golden, "FILE", tmp_path / "golden.json")
-    golden._unlike.cache_clear()
-    golden._chosen.cache_clear()
+    few_digests(monkeypatch)
     assert golden.failures("scalar") == ("norms",)
     with pytest.raises(ModelError, match="norms"):
         golden.choose()
@@ -80,8 +79,7 @@ def test_a_precision_proves_the_digests_of_its_class(tmp_path: Path, monkeypatch
     """Where those of small weights differ, bf16 is served all the same, and without a look at them."""
     (tmp_path / "small.json").write_text('{"small experts": "00"}')
     monkeypatch.setattr(golden, "SMALL_FILE", tmp_path / "small.json")
-    golden._unlike.cache_clear()
-    golden._chosen.cache_clear()
+    few_digests(monkeypatch)
     assert golden.choose("bf16") == golden.choose("fp32") == library.supported()[0]
     assert golden._unlike.cache_info().currsize == 1
     small: tuple[Precision, ...] = ("w8", "w4+c8")
@@ -91,6 +89,7 @@ def test_a_precision_proves_the_digests_of_its_class(tmp_path: Path, monkeypatch
 
 
 def test_a_forced_back_end_is_the_one_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_digests(monkeypatch)
     for name in library.supported():
         monkeypatch.setenv(library.FORCED, name)
         golden._chosen.cache_clear()
@@ -106,7 +105,8 @@ def test_a_forced_back_end_is_the_one_that_computes(monkeypatch: pytest.MonkeyPa
             golden.choose()
 
 
-def test_doctor_names_back_ends_and_digests() -> None:
+def test_doctor_names_back_ends_and_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_digests(monkeypatch)
     (check,) = checks.check_engine()
     assert check.level == "ok" and golden.arithmetic() in check.said
     assert all(name in check.said for name in library.supported())

@@ -9,6 +9,7 @@ import pytest
 
 from manyhands.engine import golden, library, proofs
 from manyhands.errors import ModelError
+from tests.few_digests import few_digests, forget
 
 BEST = library.supported()[0]
 
@@ -19,9 +20,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv(library.FORCED, raising=False)
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
     _is_in_boot("one", tmp_path, monkeypatch)
-    new_process()
+    few_digests(monkeypatch)
     yield tmp_path / "home"
-    new_process()
+    forget()
 
 
 def _is_in_boot(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,14 +31,9 @@ def _is_in_boot(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(proofs, part, folder / part)
 
 
-def new_process() -> None:
-    golden._unlike.cache_clear()
-    golden._chosen.cache_clear()
-
-
 def computes() -> bool:
     """Whether a process that starts now reproduces the digests itself."""
-    new_process()
+    forget()
     before = library.calls(BEST)
     assert golden.choose() == BEST
     return library.calls(BEST) > before
@@ -46,7 +42,7 @@ def computes() -> bool:
 def test_the_first_process_proves_and_the_next_believes_it(home: Path) -> None:
     assert [computes(), computes(), computes()] == [True, False, False]
     assert (home / proofs.FILE).stat().st_mode & 0o777 == 0o600
-    new_process()
+    forget()
     assert golden.choose("w8+c8") == BEST  # its other groups are proven for themselves
     assert golden._unlike.cache_info().currsize == 2
 
@@ -65,7 +61,7 @@ def test_another_boot_cpu_library_or_digest_is_proven_anew(tmp_path: Path, monke
     (tmp_path / "golden.json").write_text(json.dumps(digests))
     monkeypatch.setattr(golden, "FILE", tmp_path / "golden.json")
     for _ in range(2):  # what fails is not noted
-        new_process()
+        forget()
         with pytest.raises(ModelError, match="norms"):
             golden.choose()
 
