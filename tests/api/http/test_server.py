@@ -1,10 +1,19 @@
-"""The loop in which the server waits to be told to end."""
+"""The loop in which the server waits to be told to end, and what becomes of requests then."""
 
 import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
 
+import pytest
 import uvicorn
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
 
-from manyhands.api.http.server import _Server
+from manyhands.api.gateway import Gateway
+from manyhands.api.http import server as server_module
+from manyhands.api.http.app import create_app
+from manyhands.api.http.server import _Server, serving
 from manyhands.testing.clock import run_virtual
 
 
@@ -34,3 +43,48 @@ def test_an_idle_server_wakes_once_a_second_keeps_its_date_and_ends_at_once() ->
         assert loop.time() == told
 
     run_virtual(main())
+
+
+def test_what_is_not_over_in_time_is_refused_where_no_answer_has_begun_and_cut_where_one_has(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request by itself, one with another behind it on its connection, a stream; and nothing is logged of any."""
+    monkeypatch.setattr(server_module, "STOP_TIMEOUT_S", 0.2)
+    caplog.set_level(logging.WARNING)
+    router, asked = APIRouter(), asyncio.Semaphore(0)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"the first part"
+        await asyncio.Event().wait()
+
+    @router.get("/v1/long")
+    async def long() -> None:
+        asked.release()
+        await asyncio.Event().wait()
+
+    @router.get("/v1/stream")
+    async def stream() -> StreamingResponse:
+        asked.release()
+        return StreamingResponse(parts())
+
+    async def main() -> tuple[bytes, ...]:
+        async with serving(create_app(Gateway({}), routers=[router]), "127.0.0.1", 0) as addr:
+            readers = []
+            for paths in (["long"], ["long", "long"], ["stream"]):
+                reader, writer = await asyncio.open_connection(addr.host, addr.port)
+                writer.write(b"".join(f"GET /v1/{path} HTTP/1.1\r\nhost: {addr}\r\n\r\n".encode() for path in paths))
+                readers.append((reader, writer))
+                await asked.acquire()
+            streamed = await readers[2][0].readuntil(b"the first part")
+        rest = [await reader.read() for reader, _ in readers]
+        for _, writer in readers:
+            writer.close()
+        return rest[0], rest[1], streamed + rest[2]
+
+    alone, first, streamed = asyncio.run(main())
+    for said in (alone, first):
+        head, body = said.split(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in head and b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == "draining" and b"stopping" in body
+    assert streamed.startswith(b"HTTP/1.1 200 ") and not streamed.endswith(b"0\r\n\r\n"), "it is no whole answer"
+    assert not caplog.records

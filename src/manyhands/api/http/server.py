@@ -10,16 +10,19 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from manyhands.api.auth import KeyRing, check_exposure
 from manyhands.api.gateway import Gateway
+from manyhands.api.http.error import error_response
 from manyhands.core import NodeAddr
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, Draining
 from manyhands.net.admission import Pending, PendingLimits, source_of
 from manyhands.net.listener import RESERVED_DESCRIPTORS, descriptor_limit
 
 STOP_TIMEOUT_S = 2
+CUT_S = 1  # for what is cut then to end
 MAX_HEADER_BYTES = 64 << 10
 # What one read may cost in calls of the parser: a read of 256 KiB holds 13,000 header lines, 43,000 parts of a body of one byte
 # each, or 9,000 requests. Browsers send some 20 lines.
@@ -189,6 +192,15 @@ class Http(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def cut(self) -> None:
+        """Take no more requests, and drop the connection if part of an answer is sent: it must not look like the whole."""
+        self.pipeline.clear()
+        begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
+        for cycle in self._cycles:
+            cycle.keep_alive, cycle.disconnected = False, cycle.disconnected or begun
+        if begun:
+            self.transport.abort()
+
     def _check(self, count: int, most: int, of_what: str) -> None:
         """Have the parser give up beyond `most`, and say so."""
         if count > most:
@@ -232,13 +244,41 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self._told_to_end.wait(), 1)
 
     def end(self) -> None:
-        """Have `serve` take no more connections and return when those there are have ended."""
+        """Have `serve` take no more connections and return when those there are have ended, in STOP_TIMEOUT_S or little more.
+
+        Requests without an answer are refused then (`_until_cut`), answers that have begun are cut.
+        """
         self.should_exit = True
         self._told_to_end.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        late = asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, self._cut)
+        await super().shutdown(sockets)
+        late.cancel()
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, Http)
+            connection.cut()
+        for task in self.server_state.tasks:
+            task.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _until_cut(app: ASGIApp) -> ASGIApp:
+    """`app`, which answers a request that the server cancels; where its answer has begun, the connection is gone by then."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            refusal = Draining("this gateway is stopping: ask again, or ask another one")
+            await error_response(refusal, scope["path"])(scope, receive, send)
+
+    return run
 
 
 def pending_requests(max_descriptors: int) -> PendingLimits:
@@ -263,7 +303,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     timeouts = {"read_timeout_s": limits.read_timeout_s, "write_timeout_s": limits.write_timeout_s}
     protocol = type("Http", (Http,), {**timeouts, "pending": waiting})
     config = uvicorn.Config(
-        app,
+        _until_cut(app),
         http=protocol,
         ws="none",
         lifespan="off",
@@ -273,7 +313,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S + CUT_S,
     )
     server = _Server(config)
     await asyncio.to_thread(app.openapi)  # FastAPI keeps it, and would make it on the event loop
@@ -303,9 +343,7 @@ def _bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family, backlog=2048)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit both
-        bound.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # asyncio sees no TCP here (proto 0) and leaves it off
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio leaves it off: the socket's proto is 0
         return bound
     except (OSError, OverflowError, UnicodeError) as error:
         raise BadRequest(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error
