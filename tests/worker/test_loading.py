@@ -1,6 +1,8 @@
 """How far a load is: all its bytes are told, once, whether matrices are packed now or lie here packed."""
 
+import asyncio
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -9,8 +11,10 @@ from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.checkpoint.partition import layer_of
 from manyhands.core import Precision, Span
+from manyhands.worker.execute import Device
 from manyhands.worker.loading import LoadBar, Loading
 from manyhands.worker.runner import load_ends, load_span
+from tests.waiting import GUARD_S
 
 SPAN = Span(1, 4)
 
@@ -78,3 +82,47 @@ def test_parts_that_are_skipped_count_when_the_next_begins() -> None:
     assert sum(heard.amounts) == 30
     bar.end()
     assert sum(heard.amounts) == 60 and heard.num_done == 1
+
+
+class Closing(Heard):
+    """Waits, when it is first told how far the load is, until the device is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.told_to_end = Event(), Event()
+
+    def advance(self, amount: int) -> None:
+        super().advance(amount)
+        self.began.set()
+        self.told_to_end.wait(GUARD_S)
+
+
+@pytest.mark.parametrize("what", ["bf16", "w8", "hashes"])
+def test_a_load_ends_with_its_device(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing a large model takes minutes, for which Ctrl-C would wait; so does hashing it. Nothing of a half is kept."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    folder, heard = tales.model_path(), Closing()
+
+    def load(heard: Heard) -> None:
+        if what == "hashes":
+            Loading(heard, "tales").manifest(folder)
+        else:
+            load_span(folder, SPAN, "w8" if what == "w8" else "bf16", 1, manifest, Loading(heard, "tales"))
+
+    manifest = build_manifest(folder, home=tmp_path / "elsewhere")
+
+    async def main() -> None:
+        device = Device.start(1)
+        job = device.run(lambda: load(heard))
+        assert await asyncio.to_thread(heard.began.wait, GUARD_S)
+        device.thread.shutdown(wait=False)
+        heard.told_to_end.set()
+        device.close()
+        await asyncio.wait([job])
+        assert job.cancelled()
+
+    asyncio.run(main())
+    assert len(heard.amounts) == 1 and heard.num_done == 0
+    again = Heard()
+    load(again)
+    assert sum(again.amounts) == again.total and again.num_done == 1

@@ -8,7 +8,6 @@ from typing import Any
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
-from manyhands.checkpoint.manifest import build_manifest
 from manyhands.checkpoint.quantised import folded
 from manyhands.core import EndsAt, Precision
 from manyhands.text.prompt import encode_prompt, load_eos_ids, render_chat
@@ -22,7 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 class OriginModel:
     """A model as its origin holds it: tokenizer and, unless the edges have them, the ends. Blocking to make.
 
-    `num_threads`: compute threads of the ends, default all cores. `loading` is told how far they are. Raises ModelError.
+    `num_threads`: compute threads of the ends, default all cores. `loading` is told how far that is. Raises ModelError.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class OriginModel:
         facts = describe(folder, precision)
         self.num_layers, self.vocab_size, self.hidden_size = facts.num_layers, facts.vocab_size, facts.hidden_size
         self.context_length, self.arithmetic = facts.context_length, facts.arithmetic
-        manifest = build_manifest(folder)
+        manifest = loading.manifest(folder)
         self.id = manifest.id
         matrices = folded(manifest.tensors, parse_config(read_config(folder)))
         self.num_parameters = sum(math.prod(each.shape) for each in matrices)

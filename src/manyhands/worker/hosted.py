@@ -2,21 +2,22 @@
 
 from pathlib import Path
 
-from manyhands.checkpoint.manifest import Manifest, build_manifest
+from manyhands.checkpoint.manifest import Manifest
 from manyhands.config import WorkerConfig
 from manyhands.core import Precision, Span, SpanInfo
+from manyhands.worker.loading import Loading
 from manyhands.worker.runner import describe
 
 
 def describe_span(
-    folder: Path, span: Span, precision: Precision, model_name: str, config: WorkerConfig
+    folder: Path, span: Span, precision: Precision, loading: Loading, config: WorkerConfig
 ) -> tuple[SpanInfo, Manifest]:
     """Of `span` of the model in `folder`, and what proves its tensors. Blocking. Raises ModelError, CutError."""
-    manifest = build_manifest(folder)
+    manifest = loading.manifest(folder)
     facts = describe(folder, precision)
     info = SpanInfo(
         model=manifest.id,
-        model_name=model_name,
+        model_name=loading.model,
         span=span,
         num_layers=facts.num_layers,
         precision=precision,

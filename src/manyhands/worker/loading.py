@@ -1,27 +1,36 @@
 """How far the load of a model is, in bytes of its checkpoint: read, packed or taken as packed before. Told by the thread that
-loads, to a HashProgress that other threads show."""
+loads, to a HashProgress that other threads show.
+
+Hashing and packing a large model take minutes. They end where they next tell how far they are once their thread is shut down.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Final
 
 from manyhands.checkpoint.header import TensorEntry
-from manyhands.checkpoint.manifest import HashProgress, Silent
+from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent, build_manifest
 from manyhands.checkpoint.partition import ends_tensors, layer_of
 from manyhands.core import Span
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import Make, Packer
 from manyhands.engine.weights import Stored
 from manyhands.errors import ModelError
+from manyhands.worker.thread import check_is_open
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Who is told of a load, and the model's name for people."""
+    """Who is told of a load, and the model's name for people. What is made of it raises ShutDown (thread.py)."""
 
     progress: HashProgress
     model: str
+
+    def manifest(self, folder: Path) -> Manifest:
+        """Of the model in `folder`, whose bytes are hashed unless they were before. Raises ModelError."""
+        return build_manifest(folder, _WhileOpen(self.progress), called=self.model)
 
     def layers(self, span: Span, entries: Iterable[TensorEntry]) -> "LoadBar":
         """Of the layers of `span`, which are packed one after another."""
@@ -30,7 +39,7 @@ class Loading:
             layer = layer_of(entry.name)
             if layer is not None and span.start <= layer < span.end:
                 sizes[layer - span.start] += len(entry)
-        return LoadBar(self.progress, f"loading {self.model}, layers {span}", sizes)
+        return LoadBar(_WhileOpen(self.progress), f"loading {self.model}, layers {span}", sizes)
 
     def ends(self, entries: Iterable[TensorEntry], *, embed: bool, head: bool) -> "LoadBar":
         """Of embedding and head. A tied head is the embedding, and is read once."""
@@ -40,10 +49,31 @@ class Loading:
         except ModelError:  # what loads them says what is missing
             wanted = []
         what = " and ".join(["embedding"] * embed + ["head"] * head)
-        return LoadBar(self.progress, f"loading {what} of {self.model}", [sum(sizes[name] for name in wanted)])
+        return LoadBar(
+            _WhileOpen(self.progress), f"loading {what} of {self.model}", [sum(sizes[name] for name in wanted)]
+        )
 
 
 UNSEEN: Final = Loading(Silent(), "")
+
+
+class _WhileOpen:
+    """A HashProgress that hands on what it is told, and ends who tells it once the thread is shut down."""
+
+    def __init__(self, progress: HashProgress) -> None:
+        self._progress = progress
+
+    def start(self, name: str, total: int) -> None:
+        check_is_open()
+        self._progress.start(name, total)
+
+    def advance(self, amount: int) -> None:
+        check_is_open()
+        self._progress.advance(amount)
+
+    def done(self) -> None:
+        check_is_open()
+        self._progress.done()
 
 
 class LoadBar:

@@ -22,6 +22,10 @@ _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 _here = threading.local()
 
 
+class ShutDown(Exception):
+    """The thread that runs this is being shut down: nothing waits for the result."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What a thread computes for: a device of so many threads."""
@@ -48,12 +52,19 @@ def current_scope() -> Scope | None:
     return getattr(_here, "scope", None)
 
 
+def check_is_open() -> None:
+    """For what takes long, between its parts. Raises ShutDown on a OneThread whose maker waits for its end."""
+    thread: OneThread | None = getattr(_here, "thread", None)
+    if thread is not None and thread.is_closed:
+        raise ShutDown
+
+
 class OneThread(Executor):
     """A thread that runs inside `scope`. Its maker shuts it down."""
 
     def __init__(self, name: str, scope: AbstractContextManager[object]) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._is_closed = False
+        self.is_closed = False
         self._num_given = self._num_done = 0  # one is the loop's to write, the other the thread's
         self._thread = Thread(target=self._serve, args=(scope,), name=name, daemon=True)
         self._thread.start()
@@ -61,11 +72,11 @@ class OneThread(Executor):
     @property
     def is_idle(self) -> bool:
         """Whether it is open, and nothing runs there or waits to. To be asked on the loop's thread."""
-        return not self._is_closed and self._num_done == self._num_given
+        return not self.is_closed and self._num_done == self._num_given
 
     def submit(self, function: Callable[[*Ts], T], /, *args: *Ts) -> "asyncio.Future[T]":  # type: ignore[override]
         """Run `function` after what was submitted before; a result for the running loop. Raises RuntimeError once closed."""
-        if self._is_closed:
+        if self.is_closed:
             raise RuntimeError("the device is closed")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._num_given += 1
@@ -73,13 +84,14 @@ class OneThread(Executor):
         return done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """Finish what has begun, cancel the rest, end the thread. Harmless when repeated."""
-        self._is_closed = True
+        """Let what has begun end, or reach its next `check_is_open`; cancel the rest; end the thread. May be repeated."""
+        self.is_closed = True
         self._jobs.put(None)
         if wait:
             self._thread.join()
 
     def _serve(self, scope: AbstractContextManager[object]) -> None:
+        _here.thread = self
         with scope:
             while self._do_next():  # a call each, so that no name keeps a job's tensors alive while there is none
                 pass
@@ -89,9 +101,12 @@ class OneThread(Executor):
         if job is None:
             return False
         function, args, done = job
-        outcome = None if self._is_closed or done.cancelled() else attempt(function, *args)
+        outcome = None if self.is_closed or done.cancelled() else attempt(function, *args)
         self._num_done += 1
-        _tell(done, *((done.cancel,) if outcome is None else (_settle, done, *outcome)))
+        if outcome is None or isinstance(outcome[1], ShutDown):
+            _tell(done, done.cancel)
+        else:
+            _tell(done, _settle, done, *outcome)
         return True
 
 

@@ -103,11 +103,11 @@ class Worker:
         `progress` is told how far a load is, also of a later one after an eviction.
         A private one serves requests of this node alone; a lazy one of these is dropped from memory after PRIVATE_IDLE_S.
         """
-        info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
+        loading = Loading(progress or Silent(), model_name)
+        info, manifest = await device.run(lambda: describe_span(folder, span, precision, loading, self.config))
         info, config = replace(info, has_ends=has_ends, is_spare=is_spare), self.config
         if is_private and is_lazy:
             config = replace(config, evict_after_s=min(config.evict_after_s or PRIVATE_IDLE_S, PRIVATE_IDLE_S))
-        loading = Loading(progress or Silent(), model_name)
         host = self._make_host(folder, manifest, info, device, config, is_private=is_private, loading=loading)
         if not is_lazy:
             await host.engine.ensure_loaded()
@@ -164,8 +164,8 @@ class Worker:
         """Offer to load any part of `span` when no other node holds it: a session that opens there waits while it is loaded. At
         most `max_layers` in all; what was loaded is a spare until it was not used for UNUSED_S. Raises ModelError, CutError.
         """
-        info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
-        info = replace(info, has_ends=has_ends, is_spare=True, is_loaded=False)
+        info, manifest = await device.run(lambda: describe_span(folder, span, precision, UNSEEN, self.config))
+        info = replace(info, model_name=model_name, has_ends=has_ends, is_spare=True, is_loaded=False)
         self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
 
     def loaded_on_demand(self) -> list[SpanHost]:
