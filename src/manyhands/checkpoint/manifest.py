@@ -9,7 +9,7 @@ only some of this carries the whole manifest as `manyhands.json`; what it holds 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
@@ -62,6 +62,25 @@ class Silent:
 
     def done(self) -> None:
         pass
+
+
+class EndedBy:
+    """Hands on to `progress` what it is told, after `check()`: what that raises ends who tells it."""
+
+    def __init__(self, check: Callable[[], None], progress: HashProgress) -> None:
+        self._check, self._progress = check, progress
+
+    def start(self, name: str, total: int) -> None:
+        self._check()
+        self._progress.start(name, total)
+
+    def advance(self, amount: int) -> None:
+        self._check()
+        self._progress.advance(amount)
+
+    def done(self) -> None:
+        self._check()
+        self._progress.done()
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from manyhands.aside import aside
-from manyhands.checkpoint.manifest import HashProgress
+from manyhands.checkpoint.manifest import EndedBy, HashProgress
 
 T = TypeVar("T")
 
@@ -20,40 +20,22 @@ class _Cancelled(Exception):
     """The read that reports its progress is not wanted any more."""
 
 
-class _Told:
-    """A HashProgress that hands on what it is told, and ends who tells it once it `is_cancelled`."""
-
-    def __init__(self, progress: HashProgress) -> None:
-        self._progress, self.is_cancelled = progress, False
-
-    def start(self, name: str, total: int) -> None:
-        self._check()
-        self._progress.start(name, total)
-
-    def advance(self, amount: int) -> None:
-        self._check()
-        self._progress.advance(amount)
-
-    def done(self) -> None:
-        self._check()
-        self._progress.done()
-
-    def _check(self) -> None:
-        if self.is_cancelled:
-            raise _Cancelled
-
-
 async def read_aside(read: Callable[[HashProgress], T], progress: HashProgress) -> T:
     """What `read`, which blocks and reports its progress to what it is given, returns or raises.
 
     Cancelled, it ends `read` at its next report, waits END_S for that at most, and leaves it to itself then.
     """
-    told = _Told(progress)
-    call = asyncio.ensure_future(aside(read, told))
+    is_cancelled = False
+
+    def check() -> None:
+        if is_cancelled:
+            raise _Cancelled
+
+    call = asyncio.ensure_future(aside(read, EndedBy(check, progress)))
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
-        told.is_cancelled = True
+        is_cancelled = True
         await asyncio.wait([call], timeout=END_S)
         if not call.cancel() and not call.cancelled():
             call.exception()  # seen, so that asyncio does not log it

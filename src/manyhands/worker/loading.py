@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from manyhands.checkpoint.header import TensorEntry
-from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent, build_manifest
+from manyhands.checkpoint.manifest import EndedBy, HashProgress, Manifest, Silent, build_manifest
 from manyhands.checkpoint.partition import ends_tensors, layer_of
 from manyhands.core import Span
 from manyhands.engine.memory import Memory
@@ -30,7 +30,7 @@ class Loading:
 
     def manifest(self, folder: Path) -> Manifest:
         """Of the model in `folder`, whose bytes are hashed unless they were before. Raises ModelError."""
-        return build_manifest(folder, _WhileOpen(self.progress), called=self.model)
+        return build_manifest(folder, EndedBy(check_is_open, self.progress), called=self.model)
 
     def layers(self, span: Span, entries: Iterable[TensorEntry]) -> "LoadBar":
         """Of the layers of `span`, which are packed one after another."""
@@ -39,7 +39,7 @@ class Loading:
             layer = layer_of(entry.name)
             if layer is not None and span.start <= layer < span.end:
                 sizes[layer - span.start] += len(entry)
-        return LoadBar(_WhileOpen(self.progress), f"loading {self.model}, layers {span}", sizes)
+        return LoadBar(EndedBy(check_is_open, self.progress), f"loading {self.model}, layers {span}", sizes)
 
     def ends(self, entries: Iterable[TensorEntry], *, embed: bool, head: bool) -> "LoadBar":
         """Of embedding and head. A tied head is the embedding, and is read once."""
@@ -50,30 +50,13 @@ class Loading:
             wanted = []
         what = " and ".join(["embedding"] * embed + ["head"] * head)
         return LoadBar(
-            _WhileOpen(self.progress), f"loading {what} of {self.model}", [sum(sizes[name] for name in wanted)]
+            EndedBy(check_is_open, self.progress),
+            f"loading {what} of {self.model}",
+            [sum(sizes[name] for name in wanted)],
         )
 
 
 UNSEEN: Final = Loading(Silent(), "")
-
-
-class _WhileOpen:
-    """A HashProgress that hands on what it is told, and ends who tells it once the thread is shut down."""
-
-    def __init__(self, progress: HashProgress) -> None:
-        self._progress = progress
-
-    def start(self, name: str, total: int) -> None:
-        check_is_open()
-        self._progress.start(name, total)
-
-    def advance(self, amount: int) -> None:
-        check_is_open()
-        self._progress.advance(amount)
-
-    def done(self) -> None:
-        check_is_open()
-        self._progress.done()
 
 
 class LoadBar:
