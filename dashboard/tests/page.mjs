@@ -118,11 +118,14 @@ const checks = {
     const page = await open("light", 1320, 860);
     await page.goto(`${told.url}/`);
     await page.waitForSelector(".nodes li");
-    const shown = page.waitForSelector("text=/Reading the prompt, \\d+ % of \\d+ tokens/");
+    // in every frame: a selector is looked for every 500 ms, and may be there for 200
+    const shown = page.waitForFunction(() => /Reading the prompt, \d+ % of \d+ tokens/.test(document.body.textContent));
     await page.fill("textarea", "Once upon a time there was a king. ".repeat(80));
     const { pid } = told.nodes.find((node) => node.name === "node-2");
-    const pauses = setInterval(() => (process.kill(pid, "SIGSTOP"), setTimeout(() => process.kill(pid, "SIGCONT"), 180)), 200);
-    await page.keyboard.press("Enter"); // a quiet machine would have read it before the first look
+    const pause = () => (process.kill(pid, "SIGSTOP"), setTimeout(() => process.kill(pid, "SIGCONT"), 180));
+    pause(); // a quiet machine would have read it in 75 ms, before the first look
+    const pauses = setInterval(pause, 200);
+    await page.keyboard.press("Enter");
     await shown.finally(() => clearInterval(pauses));
     await page.waitForSelector(".figures");
     await page.context().close();
