@@ -3,6 +3,8 @@
 That every back end reproduces all of them is tests/engine/test_golden.py's.
 """
 
+from functools import cache
+
 import pytest
 
 from manyhands.engine import golden
@@ -11,11 +13,12 @@ FEW = {"norms", "functions", "small experts", "cache codes edges"}
 
 
 def few_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have back ends prove FEW for the rest of the test. What was proven before is forgotten."""
+    """Have back ends prove FEW for the rest of the test, in caches of its own."""
     groups = {group: {name: cases[name] for name in FEW & cases.keys()} for group, cases in golden.GROUPS.items()}
     assert all(groups.values())
     monkeypatch.setattr(golden, "GROUPS", groups)
-    forget()
+    for name in ("_unlike", "_chosen"):
+        monkeypatch.setattr(golden, name, cache(getattr(golden, name).__wrapped__))
 
 
 def forget() -> None:

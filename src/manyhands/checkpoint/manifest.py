@@ -64,8 +64,8 @@ class Silent:
         pass
 
 
-class EndedBy:
-    """Hands on to `progress` what it is told, after `check()`: what that raises ends who tells it."""
+class CheckedProgress:
+    """Calls `check()` before each report to `progress`. An exception of `check` ends the work that reports."""
 
     def __init__(self, check: Callable[[], None], progress: HashProgress) -> None:
         self._check, self._progress = check, progress

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from manyhands.aside import aside
-from manyhands.checkpoint.manifest import EndedBy, HashProgress
+from manyhands.checkpoint.manifest import CheckedProgress, HashProgress
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ async def read_aside(read: Callable[[HashProgress], T], progress: HashProgress) 
         if is_cancelled:
             raise _Cancelled
 
-    call = asyncio.ensure_future(aside(read, EndedBy(check, progress)))
+    call = asyncio.ensure_future(aside(read, CheckedProgress(check, progress)))
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:

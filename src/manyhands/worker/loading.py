@@ -1,8 +1,5 @@
 """How far the load of a model is, in bytes of its checkpoint: read, packed or taken as packed before. Told by the thread that
-loads, to a HashProgress that other threads show.
-
-Hashing and packing a large model take minutes. They end where they next tell how far they are once their thread is shut down.
-"""
+loads, to a HashProgress that other threads show."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from manyhands.checkpoint.header import TensorEntry
-from manyhands.checkpoint.manifest import EndedBy, HashProgress, Manifest, Silent, build_manifest
+from manyhands.checkpoint.manifest import CheckedProgress, HashProgress, Manifest, Silent, build_manifest
 from manyhands.checkpoint.partition import ends_tensors, layer_of
 from manyhands.core import Span
 from manyhands.engine.memory import Memory
@@ -23,14 +20,21 @@ from manyhands.worker.thread import check_is_open
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Who is told of a load, and the model's name for people. What is made of it raises ShutDown (thread.py)."""
+    """Who is told of a load, and the model's name for people.
+
+    Work that reports to it raises ShutDown (thread.py) at its next report once the thread that it runs on is shut down.
+    """
 
     progress: HashProgress
     model: str
 
+    @property
+    def _checked(self) -> CheckedProgress:
+        return CheckedProgress(check_is_open, self.progress)
+
     def manifest(self, folder: Path) -> Manifest:
         """Of the model in `folder`, whose bytes are hashed unless they were before. Raises ModelError."""
-        return build_manifest(folder, EndedBy(check_is_open, self.progress), called=self.model)
+        return build_manifest(folder, self._checked, called=self.model)
 
     def layers(self, span: Span, entries: Iterable[TensorEntry]) -> "LoadBar":
         """Of the layers of `span`, which are packed one after another."""
@@ -39,7 +43,7 @@ class Loading:
             layer = layer_of(entry.name)
             if layer is not None and span.start <= layer < span.end:
                 sizes[layer - span.start] += len(entry)
-        return LoadBar(EndedBy(check_is_open, self.progress), f"loading {self.model}, layers {span}", sizes)
+        return LoadBar(self._checked, f"loading {self.model}, layers {span}", sizes)
 
     def ends(self, entries: Iterable[TensorEntry], *, embed: bool, head: bool) -> "LoadBar":
         """Of embedding and head. A tied head is the embedding, and is read once."""
@@ -49,11 +53,7 @@ class Loading:
         except ModelError:  # what loads them says what is missing
             wanted = []
         what = " and ".join(["embedding"] * embed + ["head"] * head)
-        return LoadBar(
-            EndedBy(check_is_open, self.progress),
-            f"loading {what} of {self.model}",
-            [sum(sizes[name] for name in wanted)],
-        )
+        return LoadBar(self._checked, f"loading {what} of {self.model}", [sum(sizes[name] for name in wanted)])
 
 
 UNSEEN: Final = Loading(Silent(), "")

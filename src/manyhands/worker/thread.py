@@ -53,7 +53,7 @@ def current_scope() -> Scope | None:
 
 
 def check_is_open() -> None:
-    """For what takes long, between its parts. Raises ShutDown on a OneThread whose maker waits for its end."""
+    """Long work calls it between its parts. Raises ShutDown if it runs on a OneThread that is being shut down."""
     thread: OneThread | None = getattr(_here, "thread", None)
     if thread is not None and thread.is_closed:
         raise ShutDown

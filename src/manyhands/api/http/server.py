@@ -22,7 +22,7 @@ from manyhands.net.admission import Pending, PendingLimits, source_of
 from manyhands.net.listener import RESERVED_DESCRIPTORS, descriptor_limit
 
 STOP_TIMEOUT_S = 2
-CUT_S = 1  # for what is cut then to end
+CUT_S = 1  # that refused and cut requests have to end, before uvicorn waits no longer
 MAX_HEADER_BYTES = 64 << 10
 # What one read may cost in calls of the parser: a read of 256 KiB holds 13,000 header lines, 43,000 parts of a body of one byte
 # each, or 9,000 requests. Browsers send some 20 lines.
