@@ -12,6 +12,7 @@ Run: python -m bench.engine [--shape 1.1b|0.5b] [--dtype bf16|w8|w4] [--threads 
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -158,6 +159,9 @@ def main() -> int:
     parser.add_argument("--at", type=int, default=64, help="the position of each session")
     options = parser.parse_args()
     options.rows = sorted(map(int, {"1", *options.rows.split(",")}))
+    if not os.environ.get("OPENBLAS_NUM_THREADS"):  # numpy reads it when it is imported: sgemm would take all cores
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "bench.engine", *sys.argv[1:]])
     program, arms = program_of(options.shape, options.layers), Arms(options.threads)
     shapes = golden_models.shapes(program)
     numbers = sum(int(np.prod(shape)) for name, shape in shapes.items() if ".layers." in name and len(shape) == 2)

@@ -28,83 +28,95 @@ INLINE V odd_of(int64_t type, const char *at)
                            : load((const float *)at + SIDE);
 }
 
-/* sums[r] += the chain of x's row r with a panel, over `depth` steps, of SCALED each times its scales; count is a constant wherever this is inlined. Even numbers
- * before odd ones: the sums of both and one row of weights are all that registers hold. */
-INLINE void chain(int64_t type, int count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
+/* sums[r] += the chain of x's row r with a panel, over `depth` steps, of SCALED each times its scales; count is a constant wherever this is
+ * inlined. Registers hold the even and odd sums of BOTH_ROWS rows and one row of weights; of more rows, all even numbers of a step come
+ * before its odd ones. is_far: see mh_fetches_far. */
+INLINE void chain(int64_t type, int count, int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
                   float *sums, int64_t sum_step)
 {
     const int64_t pair = 2 * SIDE * size_of_type(type);
+    const int passes = count > BOTH_ROWS ? 2 : 1;
     for (int64_t step = 0; step < depth; step++, panel += step_bytes(type), x += step_step) {
-        V even[LANES_ROWS], odd[LANES_ROWS];
-        for (int r = 0; r < count; r++)
-            even[r] = odd[r] = set(0);
+        V all[2][LANES_ROWS];
+#pragma GCC unroll 2
+        for (int pass = 0; pass < passes; pass++) {
+#pragma GCC unroll 2
+            for (int half = pass; half < pass + 3 - passes; half++)
+#pragma GCC unroll 16
+                for (int r = 0; r < count; r++)
+                    all[half][r] = set(0);
 #pragma GCC unroll 4
-        for (int i = 0; i < SIDE; i++) {
-            const char *at = panel + i * pair;
-            __builtin_prefetch(at + 4096);
-            V e = even_of(type, at);
+            for (int i = 0; i < SIDE; i++) {
+                const char *at = panel + i * pair;
+                if (pass == 0 && is_far)
+                    __builtin_prefetch(at + 16384, 0, 2);
+                else if (pass == 0)
+                    __builtin_prefetch(at + 4096);
+#pragma GCC unroll 2
+                for (int half = pass; half < pass + 3 - passes; half++) {
+                    V w = half ? odd_of(type, at) : even_of(type, at);
+                    w = passes == 2 ? in_register(w) : w;
 #pragma GCC unroll 16
-            for (int r = 0; r < count; r++)
-                even[r] = fma_(set(x[r * row_step + 2 * i]), e, even[r]);
-            __asm__("" : "+r"(at)); /* loads it again: kept for both, it would push a sum out of the registers */
-            V o = odd_of(type, at);
-#pragma GCC unroll 16
-            for (int r = 0; r < count; r++)
-                odd[r] = fma_(set(x[r * row_step + 2 * i + 1]), o, odd[r]);
+                    for (int r = 0; r < count; r++)
+                        all[half][r] = fma_(set(x[r * row_step + 2 * i + half]), w, all[half][r]);
+                    if (half == 0)
+                        __asm__("" : "+r"(at)); /* loads it again: kept for both, it would push a sum out of the registers */
+                }
+            }
         }
 #pragma GCC unroll 16
         for (int r = 0; r < count; r++) {
-            V sum = load(sums + r * sum_step), both = add(even[r], odd[r]);
+            V sum = load(sums + r * sum_step), both = add(all[0][r], all[1][r]);
             store(sums + r * sum_step, type == SCALED ? fma_(both, from_bf16((const half_t *)(panel + pair * SIDE)), sum) : add(sum, both));
         }
         __asm__("" ::: "memory"); /* the sums stay where they are: kept for the next step, they would only lie on the stack */
     }
 }
 
-enum { FEW = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain */
-
-INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel,
-                          int64_t depth, float *sums, int64_t sum_step)
-{
-#define COUNT(n) \
-    case n: chain(type, n, x, row_step, step_step, panel, depth, sums, sum_step); break;
-    switch (count) {
-        COUNT(1)
-        COUNT(2)
-#if LANES_ROWS >= 3
-        COUNT(3)
-#endif
-#if LANES_ROWS >= 6
-        COUNT(4)
-        COUNT(5)
-        COUNT(6)
-#endif
+/* `chain` for each type and number of rows: functions of their own, or variables of all of them would fill the registers of each. */
+typedef void Chain(const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
+#define CHAIN(type, n)                                                                                                                             \
+    static __attribute__((noinline)) void chain_##type##_##n(const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, \
+                                                             float *sums, int64_t sum_step)                                                        \
+    {                                                                                                                                              \
+        chain(type, n, n > 2 && mh_fetches_far, x, row_step, step_step, panel, depth, sums, sum_step);                                              \
     }
-#undef COUNT
-}
+#if LANES_ROWS == 2
+#define COUNTS(name, type) name(type, 1) name(type, 2)
+#elif LANES_ROWS == 3
+#define COUNTS(name, type) name(type, 1) name(type, 2) name(type, 3)
+#elif LANES_ROWS == 6
+#define COUNTS(name, type) name(type, 1) name(type, 2) name(type, 3) name(type, 4) name(type, 5) name(type, 6)
+#elif LANES_ROWS == 12
+#define COUNTS(name, type)                                                                            \
+    name(type, 1) name(type, 2) name(type, 3) name(type, 4) name(type, 5) name(type, 6) name(type, 7) \
+    name(type, 8) name(type, 9) name(type, 10) name(type, 11) name(type, 12)
+#endif
+COUNTS(CHAIN, BF16)
+COUNTS(CHAIN, F16)
+COUNTS(CHAIN, F32)
+COUNTS(CHAIN, CODES)
+COUNTS(CHAIN, SCALED)
+#define NAME(type, n) chain_##type##_##n,
+static Chain *const CHAINS[5][LANES_ROWS] = {
+    {COUNTS(NAME, SCALED)}, {COUNTS(NAME, CODES)}, {COUNTS(NAME, BF16)}, {COUNTS(NAME, F16)}, {COUNTS(NAME, F32)}}; /* by type, less SCALED */
+#undef NAME
+#undef COUNTS
+#undef CHAIN
 
-/* sums[r * sum_step] += chains of `count` rows (any number) with a panel. Turns of rows, about as many in each, go through a step of K before
- * the next: the panel stays in L1. */
+enum { TURN_ROWS = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain where they take turns */
+
+/* sums[r * sum_step] += chains of `count` rows (any number) with a panel. More than registers have sums for take turns, about as many in each, and
+ * go through a step of K before the next: the panel stays in L1. */
 static void chains(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
                    float *sums, int64_t sum_step)
 {
-    int64_t steps = count > FEW ? 1 : depth, bytes = step_bytes(type);
-    int64_t most = count ? ceil_div(count, ceil_div(count, FEW)) : 1;
+    int64_t steps = count > LANES_ROWS ? 1 : depth, bytes = step_bytes(type);
+    int64_t most = count > LANES_ROWS ? ceil_div(count, ceil_div(count, TURN_ROWS)) : count ? count : 1;
     for (int64_t step = 0; step < depth; step += steps)
-        for (int64_t row = 0; row < count; row += most) {
-            int64_t rows = at_most(count - row, most);
-            const float *at = x + row * row_step + step * step_step;
-            if (type == BF16)
-                chain_of_type(BF16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
-            else if (type == F16)
-                chain_of_type(F16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
-            else if (type == CODES)
-                chain_of_type(CODES, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
-            else if (type == SCALED)
-                chain_of_type(SCALED, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
-            else
-                chain_of_type(F32, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
-        }
+        for (int64_t row = 0; row < count; row += most)
+            CHAINS[type - SCALED][at_most(count - row, most) - 1](x + row * row_step + step * step_step, row_step, step_step, panel + step * bytes, steps,
+                                                                  sums + row * sum_step, sum_step);
 }
 
 /* A panel's steps as fp32: of each 16 even rows, then 16 odd ones. Those of `apart` panels lie beside each other. */

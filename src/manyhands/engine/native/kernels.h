@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 288 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
-enum { FEW_ROWS = 6 }; /* of a product that widens its weights once for each row, or a few of them */
+enum { FEW_ROWS = 12 }; /* of a product that widens its weights once for each row, or a few of them */
 enum { EXPANDED = 2, PANELS = 4, LINE = 64 }; /* steps of K that other products widen at once, for two panels; panels that take turns */
 enum { TILED_PANELS = 16 };                   /* panels that take turns of a product in tiles */
 enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_FLOATS + TILED_PANELS * CHUNK * SIDE) * 4 }; /* of a product */
@@ -85,6 +85,7 @@ typedef struct {
     void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
 } Kernels;
 
+extern int mh_fetches_far; /* whether this CPU multiplies several rows faster if weights are fetched into L2 long before, and not into L1 soon before */
 extern int mh_has_dot; /* whether this CPU multiplies bytes and sums by fours: VNNI, ARM's dot product */
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
 extern const Kernels kernels_amx __attribute__((weak)); /* absent where the compiler knows no tiles */

@@ -35,7 +35,8 @@ static inline float round_bf16(float a)
 #include <immintrin.h>
 typedef __m512 V;
 typedef __mmask16 M;
-#define LANES_ROWS 12
+#define LANES_ROWS 12 /* rows of a chain (kernels.c) at most */
+#define BOTH_ROWS 12  /* of these, rows whose even and odd sums registers hold at once */
 #define BLOCK_ROWS 6
 #define BLOCK_PANELS 2
 static inline V in_register(V a)
@@ -96,7 +97,8 @@ typedef struct {
     __m256 a, b;
 } V;
 typedef V M;
-#define LANES_ROWS 3
+#define LANES_ROWS 6
+#define BOTH_ROWS 3
 #define BLOCK_ROWS 6
 #define BLOCK_PANELS 1
 static inline V in_register(V x) /* not loaded again by each operation that uses it */
@@ -187,6 +189,7 @@ typedef struct {
     uint32x4_t q[4];
 } M;
 #define LANES_ROWS 3
+#define BOTH_ROWS 3
 #define BLOCK_ROWS 6
 #define BLOCK_PANELS 1
 static inline V in_register(V a)
@@ -265,6 +268,7 @@ typedef struct {
     uint32_t v[LANES];
 } M;
 #define LANES_ROWS 2
+#define BOTH_ROWS 2
 #define BLOCK_ROWS 2
 #define BLOCK_PANELS 1
 static inline V in_register(V a) { return a; }

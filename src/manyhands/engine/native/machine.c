@@ -62,6 +62,12 @@ static int has_dot(void)
     return has_avx512() && has_features(0, AVX512_VNNI, 0);
 }
 
+static int is_amd(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+}
+
 static int find(int64_t target)
 {
     return target == 0 || (target == 1 && has_avx2()) || (target == 2 && has_avx512()) ||
@@ -73,6 +79,7 @@ static int find(int64_t target)
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
 
+static int is_amd(void) { return 0; }
 static int has_dot(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 static int find(int64_t target) { return target == 0 || target == 3; }
 #endif
@@ -90,4 +97,9 @@ EXPORT int mh_supports(int64_t target)
 
 /* Set when the library is loaded: AVX-512 VNNI, or the dot product of ARMv8.2. */
 int mh_has_dot;
-__attribute__((constructor)) static void find_dot(void) { mh_has_dot = has_dot(); }
+int mh_fetches_far; /* seen on AMD's Zen 4: 3 to 12 rows are up to 1.3 times as fast, one row 0.8 times; others were not tried */
+__attribute__((constructor)) static void find_kind(void)
+{
+    mh_has_dot = has_dot();
+    mh_fetches_far = is_amd();
+}
