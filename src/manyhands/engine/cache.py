@@ -1,10 +1,12 @@
-"""What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout).
+"""What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout). Those
+of a GPU are in cuda/span.py.
 
 To roll back is to step from an earlier position: later positions are written again before they are read.
 """
 
 import mmap
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import Final, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from manyhands.engine import library
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
 from manyhands.program.ops import LatentAttention, Layer
+
+B = TypeVar("B")
 
 WIDE, NARROW = 32, 16  # keys, and values, are padded to a multiple of so many numbers
 FIRST_BLOCKS: Final = 4  # for which a table has room at least: 256 positions
@@ -30,31 +34,18 @@ def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> i
     return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item)
 
 
-class SessionCache:
-    """Blocks of one session for one plan, each made when its first position is written. `capacity` positions are expected.
+class BlockCache(ABC, Generic[B]):
+    """Blocks of 64 positions of one session for one plan, each made when its first position is written.
 
     `length` is the number of positions that are valid, kept by who steps. Blocks that a fork has in common with its source are
-    written by neither: who steps into them gets copies first.
+    written by neither: who steps into them gets copies first. A block's memory goes with the last cache that has it.
     """
 
-    def __init__(self, plan: Plan, capacity: int = 0) -> None:
-        self.plan = plan
+    def __init__(self, block_bytes: int) -> None:
         self.length = 0
-        self._block_bytes = plan.block_bytes or 1  # of a plan that caches nothing
-        self._blocks: list[Array] = []
-        self._spare: list[Array] = []  # made with others, not used yet
+        self._block_bytes = block_bytes or 1  # of a plan that caches nothing
+        self._blocks: list[B] = []
         self._num_shared = 0  # of them, from the first on, another cache may have too
-        self._make_table(max(FIRST_BLOCKS, -(-capacity // BLOCK)))
-
-    def _make_table(self, room: int) -> None:
-        """Where the blocks lie, for the engine; its own address is given to every step."""
-        self._table: Array = np.zeros(room, np.uintp)
-        self._address = library.address(self._table)
-        self._list(0)
-
-    def _list(self, first: int) -> None:
-        for number in range(first, len(self._blocks)):
-            self._table[number] = library.address(self._blocks[number])
 
     @property
     def positions(self) -> int:
@@ -66,47 +57,94 @@ class SessionCache:
         """Of memory, shared or not."""
         return len(self._blocks) * self._block_bytes
 
-    def fork(self, positions: int, capacity: int) -> "SessionCache":
+    def fork(self, positions: int, capacity: int) -> Self:
         """A cache that begins with the first `positions` positions of this one, which has them.
 
-        They have whole blocks in common; of the block that is begun there is a copy.
+        They have whole blocks in common; of the block that is begun there is a copy. Raises ModelError where there is no room
+        for it.
         """
-        fork, whole = SessionCache(self.plan, capacity), positions // BLOCK
-        fork._blocks, fork._num_shared, fork.length = self._blocks[:whole], whole, positions
+        fork, whole = self._empty(capacity), positions // BLOCK
+        begun = [self._copied(self._blocks[whole])] if positions % BLOCK else []
+        fork._blocks, fork._num_shared, fork.length = self._blocks[:whole] + begun, whole, positions
         self._num_shared = max(self._num_shared, whole)
-        if positions % BLOCK:
-            fork._blocks.append(self._copied(whole))
-        if len(fork._blocks) > len(fork._table):
-            fork._make_table(len(fork._blocks))
         fork._list(0)
         return fork
 
-    def segment(self, start: int, row: int, count: int) -> Segment:
-        """Rows [row, row + count) of a step as the positions from `start` on. Makes the blocks that they need."""
-        end = start + count
+    def reserve(self, start: int, end: int) -> None:
+        """Blocks of its own for positions [start, end), which a step writes; what lies before `start` stays.
+
+        Raises ModelError where there is no room for all: a step from `start` or before it may follow.
+        """
         if end > len(self._blocks) * BLOCK or start < self._num_shared * BLOCK:
             self._prepare(start, end)
-        return Segment(self._address, len(self._blocks), start, row, count)
 
     def _prepare(self, start: int, end: int) -> None:
-        """Blocks of its own for positions [start, end). What lies behind `start` is valid no more."""
         first = start // BLOCK
         if first < self._num_shared:
-            begun = [self._copied(first)] if start % BLOCK else []
+            begun = [self._copied(self._blocks[first])] if start % BLOCK else []
             self._blocks[first:] = begun
-            self._num_shared = first
+            self._num_shared, self.length = first, min(self.length, start)
         first = min(first, len(self._blocks))
-        while len(self._blocks) * BLOCK < end:
-            if not self._spare:
-                self._spare = _new_blocks(self._block_bytes, max(1, _PAGES // self._block_bytes))
-            self._blocks.append(self._spare.pop())
+        try:
+            while len(self._blocks) * BLOCK < end:
+                self._blocks.append(self._made())
+        finally:
+            self._list(first)
+
+    @abstractmethod
+    def _empty(self, capacity: int) -> Self:
+        """A cache for the same plan without blocks, where `capacity` positions are expected."""
+
+    @abstractmethod
+    def _made(self) -> B:
+        """A block of zeros."""
+
+    @abstractmethod
+    def _copied(self, block: B) -> B:
+        """A block with the same in it."""
+
+    @abstractmethod
+    def _list(self, first: int) -> None:
+        """Blocks from this one on are others than before, for who reads where they lie."""
+
+
+class SessionCache(BlockCache[Array]):
+    """Blocks in the host's memory, for the native engine. `capacity` positions are expected."""
+
+    def __init__(self, plan: Plan, capacity: int = 0) -> None:
+        super().__init__(plan.block_bytes)
+        self.plan = plan
+        self._spare: list[Array] = []  # made with others, not used yet
+        self._make_table(max(FIRST_BLOCKS, -(-capacity // BLOCK)))
+
+    def segment(self, start: int, row: int, count: int) -> Segment:
+        """Rows [row, row + count) of a step as the positions from `start` on. Makes the blocks that they need."""
+        self.reserve(start, start + count)
+        return Segment(self._address, len(self._blocks), start, row, count)
+
+    def _make_table(self, room: int) -> None:
+        """Where the blocks lie, for the engine; its own address is given to every step."""
+        self._table: Array = np.zeros(room, np.uintp)
+        self._address = library.address(self._table)
+
+    def _list(self, first: int) -> None:
         if len(self._blocks) > len(self._table):
             self._make_table(max(len(self._blocks), len(self._table) * 3 // 2))
-        self._list(first)
+            first = 0
+        for number in range(first, len(self._blocks)):
+            self._table[number] = library.address(self._blocks[number])
 
-    def _copied(self, number: int) -> Array:
+    def _empty(self, capacity: int) -> "SessionCache":
+        return SessionCache(self.plan, capacity)
+
+    def _made(self) -> Array:
+        if not self._spare:
+            self._spare = _new_blocks(self._block_bytes, max(1, _PAGES // self._block_bytes))
+        return self._spare.pop()
+
+    def _copied(self, block: Array) -> Array:
         (copy,) = _new_blocks(self._block_bytes, 1)
-        copy[:] = self._blocks[number]
+        copy[:] = block
         return copy
 
 
