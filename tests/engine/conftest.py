@@ -10,6 +10,7 @@ import torch
 
 from manyhands.engine import library
 from manyhands.engine.library import Team
+from tests.engine.cuda_host import HostDevice
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "src/manyhands/engine/native"
@@ -38,3 +39,11 @@ def built() -> None:
 @pytest.fixture
 def team() -> Team:
     return Team(4)
+
+
+@pytest.fixture
+def device() -> Iterator[HostDevice]:
+    """A GPU made of this CPU. After the test: no kernel wrote outside the memory that it was given, or after it was dropped."""
+    made = HostDevice()
+    yield made
+    assert all(memory.is_whole() for memory in made.memories)

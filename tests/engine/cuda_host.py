@@ -47,43 +47,62 @@ def library() -> ctypes.CDLL:
     return found
 
 
-class HostMemory:
-    """Bytes that a GPU would have. Beyond its end lie bytes that must stay as they are."""
+class HostBytes:
+    """What a GPU has of one allocation. Beyond its end lie bytes that must stay as they are; so must all once it is dropped,
+    when they are numbers that are none."""
 
     GUARD = 256
 
     def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self._bytes = np.zeros(num_bytes + 2 * self.GUARD + 64, np.uint8)
-        start = -(-(self._bytes.ctypes.data + self.GUARD) // 64) * 64
-        self._offset = start - self._bytes.ctypes.data
-        self._bytes[: self._offset] = self._bytes[self._offset + num_bytes :] = 0xA5
-        self.address = start
+        self._bytes = np.full(num_bytes + 2 * self.GUARD + 64, 0xA5, np.uint8)
+        self.address = -(-(self._bytes.ctypes.data + self.GUARD) // 64) * 64
+        first = self.address - self._bytes.ctypes.data
+        self._inside = self._bytes[first : first + num_bytes]
+        self._outside = self._bytes[:first], self._bytes[first + num_bytes :]
+        self._inside[:] = 0
+        self.is_dropped = False
+
+    def __len__(self) -> int:
+        return len(self._inside)
+
+    def drop(self) -> None:
+        self.is_dropped, self._inside[:] = True, 0xFF
 
     def is_whole(self) -> bool:
-        """Whether nothing wrote before its beginning or beyond its end."""
-        outside = self._bytes[: self._offset], self._bytes[self._offset + self.num_bytes :]
-        return all(bool((part == 0xA5).all()) for part in outside)
+        """Whether nothing wrote before its beginning, beyond its end, or after its time."""
+        late = self.is_dropped and not (self._inside == 0xFF).all()
+        return not late and all(bool((part == 0xA5).all()) for part in self._outside)
+
+
+class HostMemory:
+    """As CudaMemory."""
+
+    def __init__(self, lying: HostBytes, num_bytes: int) -> None:
+        self._lying, self.address, self.num_bytes = lying, lying.address, num_bytes
+
+    def __del__(self) -> None:
+        self._lying.drop()
 
 
 class HostDevice:
-    """As Device; counts its kernels, and remembers all memory."""
+    """As CudaDevice; counts its kernels, and remembers all memory, also what was dropped."""
 
     name, what = "cuda:0", "a GPU made of this CPU"
 
     def __init__(self) -> None:
-        self.room: int | None = None  # bytes; None: as many as are asked for
+        self.room: int | None = None  # bytes that are left; None: as many as are asked for
         self._library = library()
-        self.memories: list[HostMemory] = []
+        self.memories: list[HostBytes] = []
         self.launched: list[str] = []
         self.recorded = 0
 
     def allocate(self, num_bytes: int) -> HostMemory:
-        if self.room is not None and num_bytes > self.room:
-            raise ModelError(f"{self.name}: {num_bytes} bytes are not free on the GPU")
-        memory = HostMemory(num_bytes)
-        self.memories.append(memory)
-        return memory
+        if self.room is not None:
+            if num_bytes > self.room:
+                raise ModelError(f"{self.name}: {num_bytes} bytes are not free on the GPU")
+            self.room -= num_bytes
+        self.memories.append(HostBytes(num_bytes))
+        return HostMemory(self.memories[-1], num_bytes)
 
     def staging(self, num_bytes: int) -> Bytes:
         return np.zeros(num_bytes, np.uint8)

@@ -5,7 +5,7 @@ What a GPU itself computes is proven where it is used: by the same digests, at s
 
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,57 +13,27 @@ import pytest
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.core import Precision, Span
+from manyhands.core import Span
 from manyhands.engine import golden_models, library
 from manyhands.engine.compile import Registers, compile_layers
-from manyhands.engine.cpu import CpuSpan
 from manyhands.engine.cuda import proof, source
 from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.plan import MOST_ROWS, CudaLayers, CudaPlan, Positions, hold
 from manyhands.engine.cuda.proof import OfGpu, OnGpu, failures
-from manyhands.engine.cuda.span import FIRST_BLOCKS, CudaSpan
+from manyhands.engine.cuda.span import CudaSpan
 from manyhands.engine.golden_cases import CASES, reals, stored
 from manyhands.engine.golden_small import blocks
-from manyhands.engine.library import BLOCK, Array, Team
+from manyhands.engine.library import Array, Team
 from manyhands.engine.quants import KEPT, pack_blocks
 from manyhands.engine.span import Piece
 from manyhands.errors import ContextOverflow, CutError, ModelError
-from manyhands.program.families import build_program
-from manyhands.program.ops import Program
 from tests.engine.cuda_host import HostDevice
+from tests.engine.cuda_spans import program, rows_of, spans
 from tests.nightly import daily
 
 Bytes = NDArray[np.uint8]
 FAMILIES = list(golden_models.configs())
 BY_DAY = ["llama", "gpt_oss", "deepseek_v3"]  # sinks, experts and biases; latents, groups of experts and shared ones
-
-
-@pytest.fixture(scope="module")
-def device() -> HostDevice:
-    return HostDevice()
-
-
-@pytest.fixture(autouse=True)
-def nothing_beyond(device: HostDevice) -> Iterator[None]:
-    """After each test: no kernel wrote outside the memory that it was given."""
-    yield
-    assert all(memory.is_whole() for memory in device.memories)
-    device.memories.clear()
-
-
-def program(family: str = "llama", **changed: object) -> Program:
-    return build_program({**golden_models.configs()[family], "max_position_embeddings": 1024, **changed})
-
-
-def spans(device: HostDevice, made: Program, precision: Precision = "bf16") -> tuple[CudaSpan, CpuSpan]:
-    """All layers, on the device and on the CPU."""
-    read, whole = golden_models.tensors(made, precision).__getitem__, Span(0, len(made.layers))
-    return CudaSpan(made, whole, read, precision, device), CpuSpan(made, whole, read, precision, Team(1))
-
-
-def rows_of(made: Program, count: int, seed: int = 3, kind: str = "bf16") -> Bytes:
-    drawn = stored(reals(seed, count, made.hidden, around=0), kind)
-    return np.ascontiguousarray(drawn).view(np.uint8).reshape(count, -1)
 
 
 @pytest.mark.parametrize("family", daily(BY_DAY, [name for name in FAMILIES if name not in BY_DAY]))
@@ -163,8 +133,6 @@ def test_a_row_does_not_depend_on_its_company_nor_on_what_was_taken_back(device:
     on_gpu.step(wrong, [Piece(one, 60, 5)], 1)  # taken back below
     both = on_gpu.step(np.concatenate([rows[:80], rows[60:63]]), [Piece(two, 0, 80), Piece(one, 60, 3)], 1)
     assert np.array_equal(both, np.concatenate([wanted[:80], wanted[60:63]])) and (one.length, two.length) == (63, 80)
-    copied = on_gpu.fork(two, 70, 128)
-    assert copied.length == 70 and np.array_equal(on_gpu.step(rows[70:], [Piece(copied, 70, 20)], 1), wanted[70:])
 
 
 def test_a_session_may_be_on_some_of_the_layers(device: HostDevice) -> None:
@@ -174,31 +142,13 @@ def test_a_session_may_be_on_some_of_the_layers(device: HostDevice) -> None:
     whole = on_gpu.step(rows, [Piece(on_gpu.new_cache(64), 0, 20)], 1)
     before = len(device.memories)
     first, rest = on_gpu.new_cache(64, Span(0, 1)), on_gpu.new_cache(64, Span(1, count))
-    assert len(device.memories) == before + 2  # their caches: parts share the memory of steps, however many there are
     between = on_gpu.step(rows, [Piece(first, 0, 20)], 1)
     assert np.array_equal(on_gpu.step(between, [Piece(rest, 0, 20)], 1), whole)
+    assert len(device.memories) == before + 4  # a block and a table of each: parts share the memory of steps
     with pytest.raises(ModelError, match="different layers"):
         on_gpu.step(rows[:2], [Piece(first, 20, 1), Piece(rest, 20, 1)], 1)
     with pytest.raises(CutError, match="not among"):
         on_gpu.new_cache(64, Span(1, count + 1))
-
-
-def test_a_cache_grows_as_it_is_written_and_not_beyond_its_lease(device: HostDevice) -> None:
-    made = program("llama")
-    on_gpu, on_cpu = spans(device, made)
-    assert on_gpu.bytes_per_token == on_cpu.bytes_per_token  # the plan of a swarm counts on it
-    cache = on_gpu.new_cache(10 * BLOCK)
-    assert cache.blocks == FIRST_BLOCKS
-    rows = rows_of(made, 330)
-    found = on_gpu.step(rows, [Piece(cache, 0, 330)], 1)
-    assert cache.blocks == 6 and cache.num_bytes == 6 * BLOCK * on_gpu.bytes_per_token
-    cache.reserve(9 * BLOCK)
-    assert cache.blocks == 9
-    cache.reserve(10 * BLOCK)
-    assert cache.blocks == 10
-    assert on_gpu.new_cache(1).blocks == 1
-    here = on_cpu.new_cache(330)
-    assert np.array_equal(on_cpu.step(rows.copy(), [Piece(here, 0, 330)], 1), found)
 
 
 def test_more_rows_than_a_step_takes_go_in_turns(device: HostDevice) -> None:
@@ -245,20 +195,6 @@ def test_steps_that_do_not_fit_are_refused_before_anything_is_computed(device: H
     with pytest.raises(ModelError, match="bytes are not 2 rows"):
         on_gpu.step(rows[:1], [Piece(cache, 0, 2)], 1)
     assert len(device.launched) == launched and cache.length == 0
-
-
-def test_a_gpu_without_room_is_one_error(device: HostDevice) -> None:
-    made = program("llama")
-    on_gpu, _ = spans(device, made)
-    cache, rows = on_gpu.new_cache(BLOCK * 8), rows_of(made, 300)
-    wanted = on_gpu.step(rows[:10], [Piece(cache, 0, 10)], 1)
-    device.room = 0
-    try:
-        with pytest.raises(ModelError, match="not free on the GPU"):
-            on_gpu.step(rows, [Piece(cache, 0, 300)], 1)
-    finally:
-        device.room = None
-    assert np.array_equal(on_gpu.step(rows[:10], [Piece(cache, 0, 10)], 1), wanted)  # the session goes on
 
 
 def test_a_device_with_other_bits_is_found(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,18 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from manyhands.cli import checks
+from manyhands.config import WorkerConfig
 from manyhands.core import Precision, Span
 from manyhands.engine import library
 from manyhands.engine.cuda.span import CudaEnds, CudaSpan
 from manyhands.engine.library import FORCED
 from manyhands.errors import DeviceLost, ModelError
+from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Close, Opened, Step
 from manyhands.worker import gpu, runner
 from manyhands.worker.runner import describe, device_name, load_ends, load_span, precision_note
 from tests.engine.cuda_host import HostDevice
 from tests.kill import Bench, kept_models
+from tests.worker.hop import ORIGIN, hidden, hop, session_id
 from tests.worker.pipeline import Loader, forced, random_ids
 
 LAYERS = 3
@@ -72,6 +77,39 @@ def test_what_it_cannot_hold_is_refused_before_weights_are_read(
     for precision in refused:
         with pytest.raises(ModelError, match="cuda:0 holds no caches of 8 bit: leave --cache-dtype out, or --device"):
             describe(folder, precision)
+
+
+def test_a_parked_session_goes_on_in_the_blocks_that_it_has(
+    tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a span has no room for twice is not there twice, and its rows are the CPU's."""
+    folder, kept, config = make_tiny("llama", tmp_path / "llama", seed=4), session_id(9), WorkerConfig(cache_tokens=390)
+
+    async def scenario() -> tuple[bytes, int]:
+        async with hop(folder, config) as one:
+            await one.open(1, 200)
+            one.step(1, 0, hidden(150), reply_from=150)
+            await one.until(lambda: bool(one.after.of(Step, session_id(1))))
+            one.host.close(Close(session_id(1), kept, 150), ORIGIN)
+            before = len(device.memories)
+            await one.open(2, 200, resume=kept, resume_until=150)
+            assert one.origin.of(Opened, session_id(2))[-1].cached == 150 and len(one.host.parking) == 0
+            one.step(2, 150, hidden(20, 1), reply_from=170)
+            await one.until(lambda: bool(one.after.of(Step, session_id(2))))
+            return one.rows(2).view(torch.uint16).numpy().tobytes(), len(device.memories) - before
+
+    rows, made = run_virtual(scenario())
+    monkeypatch.setenv(FORCED, "cuda")
+    assert made == 0 and run_virtual(scenario()) == (rows, 2)  # a copy of the third block, and a table
+
+
+def test_caches_get_most_of_what_the_gpu_has_free(
+    folder: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, "cuda")
+    span = load_span(folder, Span(0, 1), "bf16", 1)
+    monkeypatch.setattr(device, "free_bytes", lambda: 1000)
+    assert span.cache_room == 750
 
 
 def test_a_machine_without_a_gpu_says_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

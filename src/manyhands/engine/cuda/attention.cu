@@ -1,12 +1,12 @@
 /* Attention over caches in blocks of 64 positions (docs/arithmetic.md; the layout of a block: engine/native/kernels.h). */
 
 /* How heads are cached: n of the kernels below. */
-enum { KEY_HEADS = 1, WIDTH, VALUE_WIDTH, WINDOW, IS_LATENT, ROUNDS, LAYER, ALL_LAYERS, HEAD, KEYS }; /* n[0]: heads. LAYER: where the layer's heads
-    begin in 64 positions of the session, ALL_LAYERS: bytes of these, HEAD: of a head's block, KEYS: of its keys */
+enum { KEY_HEADS = 1, WIDTH, VALUE_WIDTH, WINDOW, IS_LATENT, ROUNDS, LAYER, HEAD, KEYS }; /* n[0]: heads. LAYER: where the layer's heads begin in a
+    block of all layers, HEAD: bytes of a head's block, KEYS: of its keys */
 
 INLINE char *block_of(const Args &a, const Row &row, count_t head, count_t block)
 {
-    return row.cache + block * a.n[ALL_LAYERS] + a.n[LAYER] + head * a.n[HEAD];
+    return row.blocks[block] + a.n[LAYER] + head * a.n[HEAD];
 }
 
 /* Where column c, row k of a panel lies: bf16 in pairs of rows, fp32 by even and odd rows. */
@@ -91,8 +91,7 @@ template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
     const int t = threadIdx.x, own = t / BLOCK, width = (int)a.n[WIDTH], value_width = (int)a.n[VALUE_WIDTH], depth = (width + DEPTH - 1) / DEPTH;
     const int head = blockIdx.x, key_head = head / (int)(a.n[0] / a.n[KEY_HEADS]), position = (int)row.position, window = (int)a.n[WINDOW];
     const int from = window && position >= window ? position - window + 1 : 0, last = position / BLOCK;
-    const char *cache = block_of(a, row, key_head, 0);
-    const count_t all = a.n[ALL_LAYERS];
+    const char *next = from / BLOCK + own <= last ? block_of(a, row, key_head, from / BLOCK + own) : 0; /* of the thread, in the next turn */
     const float *sinks = (const float *)a.tensors[0], *given = a.x + blockIdx.y * a.x_stride + head * width;
     const float scale = (float)a.reals[0], cap = (float)a.reals[1];
     for (int i = t; i < depth * DEPTH; i += THREADS)
@@ -101,7 +100,8 @@ template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
     for (int block = from / BLOCK; block <= last; block += BLOCKS_AT_ONCE) {
         const int blocks = last - block + 1 < BLOCKS_AT_ONCE ? last - block + 1 : BLOCKS_AT_ONCE;
         const int at = (block + own) * BLOCK + t % BLOCK;
-        const char *mine = cache + (block + own) * all;
+        const char *mine = next;
+        next = block + BLOCKS_AT_ONCE + own <= last ? block_of(a, row, key_head, block + BLOCKS_AT_ONCE + own) : 0;
         __syncthreads();
         float score = -infinity();
         if (own < blocks && at >= from && at <= position) {
@@ -151,11 +151,9 @@ template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
         lane = tree_sum(lane);
         if (t % BLOCK == 0)
             totals[own] = lane;
-        for (int part = t / SIDE % 8; part < 2 * blocks; part += 8) {
-            const char *keys = cache + (block + part / 2) * all;
-            for (int d = t / SIDE / 8 * SIDE + t % SIDE; d < value_width; d += 2 * SIDE)
-                parts[part * value_width + d] = weighed<TYPE, LATENT>(keys, keys + a.n[KEYS], depth, part % 2, d, weights + part * DEPTH);
-        }
+        const int part = t / DEPTH; /* 32 positions of the thread's own block */
+        for (int d = t % DEPTH; own < blocks && d < value_width; d += DEPTH)
+            parts[part * value_width + d] = weighed<TYPE, LATENT>(mine, mine + a.n[KEYS], depth, part % 2, d, weights + part * DEPTH);
         __syncthreads();
         for (int b = 0; b < blocks; b++) {
             const float by = factors[b];

@@ -16,9 +16,9 @@ enum { SIDE = 16, DEPTH = 32, BLOCK = 64, THREADS = 256 }; /* columns of a panel
 enum { BF16, F16, F32 };                                   /* types of stored numbers (engine/library.py) */
 enum { MOST_PARTS = 4, MOST_EXPERTS = 1024, MOST_WIDTH = 1024, MOST_VALUES = 512, BLOCKS_AT_ONCE = 4 };
 
-/* A row of the step: its session's cache, and its position there. */
+/* A row of the step: the addresses of its session's blocks, and its position there. */
 struct Row {
-    char *cache;
+    char *const *blocks;
     count_t position;
 };
 

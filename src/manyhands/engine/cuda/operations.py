@@ -28,7 +28,7 @@ def check(kind: int, numbers: Sequence[int]) -> None:
 
 
 def launches(room: Room, ops: Sequence[Held], table: int, rows: int) -> Iterator[Launch]:
-    """All kernels of a step of `rows` rows. table: the address of their caches and positions."""
+    """All kernels of a step of `rows` rows. table: the address of their Rows (common.cu)."""
     for shared in room.shared:
         given = args(
             out=room.angles(shared),
@@ -150,7 +150,7 @@ def _attention(room: Room, op: Held, layer: int, table: int, rows: int) -> Itera
     query, key, value, target, count, key_heads, width, value_width, window, is_latent, *_ = op.numbers
     heads = heads_of(op, 2 if room.rounds else 4)
     shape = (count, key_heads, width, value_width, window, is_latent, int(room.rounds))
-    numbers = (*shape, layer, room.block_bytes, heads.head_bytes, heads.key_bytes)
+    numbers = (*shape, layer, heads.head_bytes, heads.key_bytes)
     cached = args(room.register(key), room.register(value), n=numbers, rows=table)
     yield Launch("remember", (key_heads, rows, 1), cached)
     name = f"attend_{'latents_' if is_latent else ''}{'BF16' if room.rounds else 'F32'}"

@@ -97,9 +97,10 @@ class CudaLayers:
 
 
 class Positions(NamedTuple):
-    """Rows of a step that are the positions from `start` on of one session; of ends, which cache nothing, address is 0."""
+    """Rows of a step that are the positions from `start` on of one session. blocks: where the addresses of its blocks lie on
+    the device; 0 for ends, which cache nothing."""
 
-    address: int
+    blocks: int
     start: int
     count: int  # type: ignore[assignment]  # hides tuple's own
 
@@ -196,6 +197,6 @@ class CudaPlan:
 
 def _table(piece: Positions) -> NDArray[np.int64]:
     found = np.empty((piece.count, 2), np.int64)
-    found[:, 0] = piece.address
+    found[:, 0] = piece.blocks
     found[:, 1] = np.arange(piece.start, piece.start + piece.count)
     return found

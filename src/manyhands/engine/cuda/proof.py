@@ -47,7 +47,7 @@ class OnGpu(BackEnd):
             cache = CudaCache(self.device, plan, POSITIONS)
 
             def step(start: int, rows: Array) -> Array:
-                cache.reserve(start + len(rows))
+                cache.reserve(start, start + len(rows))
                 return plan.run([Positions(cache.address, start, len(rows))], rows, len(rows))
 
             return step

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from manyhands.core import Precision, Span
 from manyhands.engine import golden
+from manyhands.engine.cache import BlockCache
 from manyhands.engine.compile import Compiled, compile_layers
 from manyhands.engine.cpu import CpuEnds
-from manyhands.engine.cuda.device import CudaDevice
+from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.plan import CudaLayers, CudaPlan, Positions
 from manyhands.engine.library import BLOCK, Array, Team
 from manyhands.engine.packing import PLAIN, Packer
@@ -21,56 +22,56 @@ from manyhands.engine.weights import Read
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import Program
 
-FIRST_BLOCKS: Final = 4  # of a cache that begins without memory: 256 positions
+# Of what is free on the GPU once layers are there, what sessions' caches may take. The rest is for ends and a drafter that are
+# loaded later, for recorded steps, and for blocks that are not full: a lease of one position has a block.
+CACHE_SHARE: Final = 0.75
+_ADDRESS: Final = np.dtype(np.int64)
 
 
-class CudaCache:
-    """What a session keeps of a plan's layers, on the device: blocks of 64 positions, all layers of a block together.
+class CudaCache(BlockCache[CudaMemory]):
+    """Blocks on the device, all layers of a block together, each an allocation of its own out of the device's pool.
 
-    It has memory for FIRST_BLOCKS at first, or for `capacity` if that is less; it grows by half, at least to what is asked for
-    and at most to `capacity` (0: as asked). While it grows it is there twice. To roll back is to step from an earlier position.
+    Where they lie is told by a table on the device, whose address and a position are a row of a step: so the step's data are
+    of one size however long its sessions are, as recorded steps need it. The table is uploaded anew, which waits, when blocks
+    came or were exchanged: once in 64 tokens of an answer, some microseconds. `capacity` positions are expected (0: unknown).
     """
 
     def __init__(self, device: CudaDevice, plan: CudaPlan, capacity: int = 0) -> None:
+        super().__init__(plan.block_bytes)
         self.plan = plan
-        self.length = 0
-        self._device, self._most = device, -(-capacity // BLOCK)
-        self.blocks = min(self._most, FIRST_BLOCKS)
-        self._memory = device.allocate(self.blocks * plan.block_bytes)
-
-    @property
-    def positions(self) -> int:
-        """For which there is memory."""
-        return self.blocks * BLOCK
-
-    @property
-    def num_bytes(self) -> int:
-        return self._memory.num_bytes
+        self._device, self._expected = device, -(-capacity // BLOCK)
+        self._table: CudaMemory | None = None
+        self._is_listed = False  # the table says where all blocks lie
 
     @property
     def address(self) -> int:
-        return self._memory.address
+        """Of the table, which `reserve` has made."""
+        assert self._table is not None, "a step's positions are reserved first"
+        return self._table.address
 
-    def reserve(self, positions: int) -> None:
-        """Memory for the first `positions` positions; what was cached stays. Raises ModelError where there is none."""
-        needed = -(-positions // BLOCK)
-        if needed <= self.blocks:
-            return
-        wanted = max(FIRST_BLOCKS, self.blocks * 3 // 2)
-        blocks = max(needed, min(wanted, self._most) if self._most else wanted)
-        grown = self._device.allocate(blocks * self.plan.block_bytes)
-        if self.blocks:
-            self._device.copy(grown.address, self.address, self.num_bytes)
-        self._memory, self.blocks = grown, blocks
+    def reserve(self, start: int, end: int) -> None:
+        super().reserve(start, end)
+        if not self._is_listed:
+            table = np.array([block.address for block in self._blocks], _ADDRESS)
+            if self._table is None or table.nbytes > self._table.num_bytes:
+                room = max(len(table) * 3 // 2, self._expected)
+                self._table = self._device.allocate(room * _ADDRESS.itemsize)
+            self._device.upload(self._table, table)
+            self._is_listed = True
 
-    def fork(self, positions: int, capacity: int) -> "CudaCache":
-        """A cache with a copy of the first `positions` positions of this one. Raises ModelError where there is no room."""
-        fork = CudaCache(self._device, self.plan, capacity)
-        fork.reserve(positions)
-        if positions:
-            self._device.copy(fork.address, self.address, -(-positions // BLOCK) * self.plan.block_bytes)
-        fork.length = positions
-        return fork
+    def _list(self, first: int) -> None:
+        self._is_listed = False
+
+    def _empty(self, capacity: int) -> "CudaCache":
+        return CudaCache(self._device, self.plan, capacity)
+
+    def _made(self) -> CudaMemory:
+        return self._device.allocate(self._block_bytes)
+
+    def _copied(self, block: CudaMemory) -> CudaMemory:
+        copy = self._made()
+        self._device.copy(copy.address, block.address, self._block_bytes)
+        return copy
 
 
 class CudaSpan:
@@ -80,7 +81,7 @@ class CudaSpan:
     operations and weights that the kernels lack, and where the device has no room.
     """
 
-    shares_blocks = False
+    shares_blocks = True
 
     def __init__(
         self, program: Program, span: Span, read: Read, precision: Precision, device: CudaDevice, packer: Packer = PLAIN
@@ -102,7 +103,7 @@ class CudaSpan:
 
     @property
     def cache_room(self) -> int | None:
-        return self._device.free_bytes() // 2  # a cache that grows is there twice
+        return int(self._device.free_bytes() * CACHE_SHARE)
 
     def new_cache(self, capacity: int = 0, span: Span | None = None) -> CudaCache:
         """An empty cache for one session on `span`, within this one's (default: all)."""
@@ -118,7 +119,7 @@ class CudaSpan:
             raise ModelError("pieces of one step are on different layers")
         plan.check_positions(max(piece.start + piece.count for piece in pieces))
         for piece in pieces:
-            piece.cache.reserve(piece.start + piece.count)
+            piece.cache.reserve(piece.start, piece.start + piece.count)
         given = [Positions(piece.cache.address, piece.start, piece.count) for piece in pieces]
         out = plan.run(given, rows, sum(piece.count for piece in pieces))
         for piece in pieces:
