@@ -7,6 +7,7 @@
 #include <ucontext.h>
 #include <xmmintrin.h>
 
+struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
@@ -72,6 +73,22 @@ static float __shfl_down_sync(unsigned, float v, int delta, int width)
     return exchange(v, lane + delta < (unsigned)width ? own + delta : own);
 }
 static float __shfl_sync(unsigned, float v, int lane, int width) { return exchange(v, threadIdx.x / width * width + lane); }
+
+/* As in source.py. What is exchanged: threads' parts of rows and columns. */
+static int fragments[MOST_THREADS][6];
+static void products_of_codes(int *found, const int *rows, const int *columns)
+{
+    unsigned own = threadIdx.x, warp = own / 32 * 32, lane = own % 32;
+    memcpy(fragments[own], rows, 16), memcpy(fragments[own] + 4, columns, 8);
+    __syncthreads();
+    for (unsigned c = 0; c < 4; c++) {
+        unsigned row = lane / 4, column = lane % 4 * 2 + c % 2;
+        found[c] = 0;
+        for (unsigned i = 0; i < 8; i++)
+            found[c] = __dp4a(fragments[warp + row * 4 + i / 2][i % 2 * 2 + c / 2], fragments[warp + column * 4 + i / 2][4 + i % 2], found[c]);
+    }
+    __syncthreads();
+}
 
 /* How often threads of a block were over while others waited at a barrier, and threads that did not await rows: 0 where all is well. */
 static long run_block(unsigned threads)

@@ -18,10 +18,11 @@ from manyhands.engine import golden_models, library
 from manyhands.engine.compile import Registers, compile_layers
 from manyhands.engine.cuda import proof, source
 from manyhands.engine.cuda.device import CudaMemory
+from manyhands.engine.cuda.operations import FAST
 from manyhands.engine.cuda.plan import MOST_ROWS, CudaLayers, CudaPlan, Positions, hold
-from manyhands.engine.cuda.proof import OfGpu, OnGpu, failures
+from manyhands.engine.cuda.proof import PROVEN, OfGpu, OnGpu, failures
 from manyhands.engine.cuda.span import CudaSpan
-from manyhands.engine.golden_cases import CASES, reals, stored
+from manyhands.engine.golden_cases import CASES, BackEnd, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import Array, Team
 from manyhands.engine.quants import KEPT, pack_blocks
@@ -45,9 +46,10 @@ def matrices(device: HostDevice, kind: str, packed: Callable[[int, int], Array])
     """Products with weights of a type, of rows of each shape of block, and experts. packed: a matrix [n, k]."""
     number, k, n = library.TYPES[kind], 256, 20
     op = (library.PRODUCT, (0, 1, number, 0), (), (packed(n, k), None))
-    plan = CudaPlan(device, Registers("f32", (k, n), 1024), hold(device, [op]), [0, k], 1, "f32")
-    for count in (1, 2, 3, 4, 6, 8, 60):
-        plan.run([Positions(0, 0, count)], reals(2, count, k).view(np.uint8), count)
+    for tiles, counts in ((FAST, (1, 2, 3, 4, 6, 8, 60)), *((tiles, (5,)) for tiles in PROVEN[1:])):
+        plan = CudaPlan(device, Registers("f32", (k, n), 1024), hold(device, [op]), [0, k], 1, "f32", tiles=tiles)
+        for count in counts:
+            plan.run([Positions(0, 0, count)], reals(2, count, k).view(np.uint8), count)
     scores = (library.PRODUCT, (0, 3, 2, 0), (), (library.pack(reals(5, 2, k), "f32"), None))
     route = (library.ROUTE, (3, 1, 2, 1, 0, 1, 1, 1), (1.0,), (None,))
     both = [np.concatenate([packed(*shape)] * 2) for shape in ((k, k), (k, k), (n, k))]
@@ -76,10 +78,30 @@ def test_operations_reproduce_the_golden_digests_with_every_kernel(device: HostD
     named = re.findall(r"KERNEL(?:_OF)?\((\w+)", source.text())
     there = {name for name in named if not name.startswith(("few_", "many_", "expert_")) and name != "name"}
     floats, codes = ("BF16", "F16", "F32"), [kind.upper() for kind in KEPT.values()]
-    there |= {f"few_{kind}_{n}" for kind in floats for n in (1, 2, 3, 4, 6, 8)} | {f"many_{kind}" for kind in floats}
+    there |= {f"few_{kind}_{n}" for kind in floats for n in (1, 2, 3, 4, 6, 8)} | {f"some_{kind}" for kind in floats}
     there |= {f"few_{kind}_{n}" for kind in codes for n in (1, 2, 4, 8)} | {"expert_sum"}
+    there |= {f"many_{kind}" for kind in (*floats, *codes)}
     there |= {f"expert_{kind}" for kind in (*floats, *codes)}
     assert there - set(device.launched) == set()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "f32", "w8", "w4m", "w6k"])
+def test_tiles_with_ragged_edges_are_the_cpus_bits(kind: str, device: HostDevice) -> None:
+    """Two products of the same rows, of numbers of rows about those of a tile, and of no whole tile of columns."""
+    k, sizes = (256, (20, 200)) if kind in KEPT.values() else (100, (70, 66))
+    forms = {kept: form for form, kept in KEPT.items()}
+    packed = [small(forms[kind], n, k) if kind in forms else wide(kind, n, k) for n in sizes]
+    ops = [
+        (library.PRODUCT, (0, 1 + i, library.TYPES[kind], i), (), (packed[i], reals(7, n))) for i, n in enumerate(sizes)
+    ]
+    counts = (33, 63, 64, 65, 127, 129)
+    for row_type, count, out in (*(("bf16", count, 1 + i % 2) for i, count in enumerate(counts)), ("f32", 65, 1)):
+        x = reals(count, count, k, spread=9)
+        x[3, 5], x[4], x[7, :9] = np.inf, np.nan, 1e-40
+        wanted = BackEnd("scalar", Team(1)).run(x, row_type, sizes, ops, out)
+        for tiles in PROVEN if kind in library.WIDE else PROVEN[:2]:
+            found = OnGpu("scalar", Team(1), device, tiles).run(x, row_type, sizes, ops, out)
+            assert np.array_equal(found, wanted), (count, row_type, tiles)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

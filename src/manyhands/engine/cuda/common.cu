@@ -2,7 +2,7 @@
  *
  * The arithmetic is docs/arithmetic.md's, operation by operation, as the native engine's (engine/native/). It is compiled with
  * flushed denormals, without contraction, with divisions and roots rounded to nearest (source.py); sums are chains and lanes whose
- * order does not depend on how the work is cut. No kernel uses a library, the tensor cores or an atomic addition.
+ * order does not depend on how the work is cut. No kernel uses a library or an atomic addition; tensor cores add whole numbers alone.
  *
  * A kernel may begin before the one before it is over: each calls await_rows() before it reads or writes what another kernel does, by all its
  * threads, and reads nothing but weights before that.
@@ -66,10 +66,16 @@ INLINE float rounded_if(count_t rounds, float a) { return rounds ? round_bf16(a)
 
 INLINE float from_f16(unsigned h)
 {
+#ifdef __CUDA_ARCH__
+    float found;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(found) : "h"((half_t)h));
+    return found;
+#else
     unsigned sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023;
     if (e == 0)
         return real_of(bits_of((float)m * 5.9604644775390625e-8f) | sign); /* m 2^-24: exact */
     return real_of(sign | (e == 31 ? 0x7F800000 : (e + 112) << 23) | m << 13);
+#endif
 }
 
 #define WHOLE 12582912.0f /* 1.5 2^23: added to a number it leaves the nearest whole one in the lowest bits */

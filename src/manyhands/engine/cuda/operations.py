@@ -1,7 +1,7 @@
 """Which kernels compute an operation, and over which blocks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from manyhands.engine import library
 from manyhands.engine.cuda.launch import MOST_PARTS, NOWHERE, THREADS, Args, Launch, LaunchPart, Place, args
@@ -9,12 +9,29 @@ from manyhands.engine.cuda.room import DEPTH, SMALL, Held, Room, angles_of, head
 from manyhands.engine.library import SIDE
 from manyhands.errors import ModelError
 
-FEW: Final = 32  # rows up to which a product keeps the memory busy rather than the multipliers
 FEW_ROWS: Final = (1, 2, 3, 4, 6, 8)  # that a block of such a product takes
-MANY_ROWS, MANY_THREADS = 32, 128  # of a block of any other
+TILE: Final = 64  # rows and columns of a block of tiles
+SOME_TILE: Final = 32  # where there are too few such blocks: threads of one share the steps
+TILE_THREADS: Final = 128  # of a block of either
+GROUPED_ROWS: Final = 8  # that a block puts into groups
 TYPE_NAMES: Final = {number: name.upper() for name, number in library.TYPES.items()}
-SMALL_ROWS: Final = (1, 2, 4, 8)  # that a block of a product with small weights takes
+SMALL_ROWS: Final = (1, 2, 4, 8)  # that a block of such a product with small weights takes
 WARP: Final = 32
+
+
+class Tiles(NamedTuple):
+    """Which products are cut into tiles. What stands here is fast on an H100.
+
+    few, few_numbers: rows, and numbers of the result, up to which a product is not. side_by_side: blocks of TILE x TILE that
+    a GPU has at once; smaller ones are used where these would leave much of it idle.
+    """
+
+    few: int = 8
+    few_numbers: int = 200_000
+    side_by_side: int = 3 * 132
+
+
+FAST: Final = Tiles()
 
 
 def check(kind: int, numbers: Sequence[int]) -> None:
@@ -27,7 +44,7 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         raise ModelError("a GPU computes no products of some columns with small weights")
 
 
-def launches(room: Room, ops: Sequence[Held], table: int, rows: int) -> Iterator[Launch]:
+def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles = FAST) -> Iterator[Launch]:
     """All kernels of a step of `rows` rows. table: the address of their Rows (common.cu)."""
     for shared in room.shared:
         given = args(
@@ -45,9 +62,9 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int) -> Iterator
         if op.kind == library.PRODUCT and op.numbers[2] >= SMALL:
             if at == 0 or not _grouped_alike(ops[at - 1], op):
                 yield _group(room, room.register(op.numbers[0]), room.widths[op.numbers[0]], rows)
-            yield _small_products(room, some, rows)
+            yield _small_products(room, some, rows, use)
         elif op.kind == library.PRODUCT:
-            yield from _products(room, some, rows)
+            yield from _products(room, some, rows, use)
         elif op.kind == library.ROTARY:
             yield from _rotaries(room, some, rows)
         elif op.kind == library.ATTENTION:
@@ -87,24 +104,38 @@ def _is_like(first: Held, other: Held) -> bool:
     return not any(other.numbers[4:]) and (first.numbers[0], first.numbers[2]) == (other.numbers[0], other.numbers[2])
 
 
-def _products(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
-    first, is_few = ops[0], rows <= FEW
-    source, _, kind, _, column, k, _, _, groups, step, target_step = _product_numbers(room, first)
-    at_once = next(some for some in FEW_ROWS if some >= min(rows, FEW_ROWS[-1])) if is_few else MANY_ROWS
-    panels = 4 if not is_few else 2 if at_once > 3 else 1
+def _products(room: Room, ops: Sequence[Held], rows: int, use: Tiles) -> Iterator[Launch]:
+    source, _, kind, _, column, k, _, _, groups, step, target_step = _product_numbers(room, ops[0])
+    widths = [_product_numbers(room, op)[7] for op in ops]
+    is_few = _is_few(rows, groups * sum(widths), use) or bool(column % 4 or step % 4)  # tiles read four numbers at once
+    side = TILE if _fills(rows, widths, groups, use.side_by_side) else SOME_TILE
+    at_once = next(some for some in FEW_ROWS if some >= min(rows, FEW_ROWS[-1])) if is_few else side
+    columns = side if not is_few else 2 * SIDE if at_once > 3 else SIDE
     tiles, parts, blocks = -(-rows // at_once), list[LaunchPart](), 0
-    for op in ops:
-        _, target, _, activation, _, _, target_column, n, *_ = _product_numbers(room, op)
+    for op, n in zip(ops, widths, strict=True):
+        _, target, _, activation, _, _, target_column, *_ = _product_numbers(room, op)
         parts.append(_part(op, 0, room.register(target).column(target_column), n, activation, blocks))
-        blocks += -(-n // (SIDE * panels))
-    matrix = first.tensors[0]
+        blocks += -(-n // columns)
+    matrix = ops[0].tensors[0]
     assert matrix is not None
     numbers = (k, int(room.rounds), matrix.num_bytes // groups, step, target_step, tiles)
     given = args(room.register(source).column(column), n=numbers, count=rows, parts=parts)
     if is_few:
         yield Launch(f"few_{TYPE_NAMES[kind]}_{at_once}", (blocks * tiles, 1, groups), given)
     else:
-        yield Launch(f"many_{TYPE_NAMES[kind]}", (blocks, tiles, groups), given, MANY_THREADS)
+        name = "many" if side == TILE else "some"
+        yield Launch(f"{name}_{TYPE_NAMES[kind]}", (blocks, tiles, groups), given, TILE_THREADS)
+
+
+def _is_few(rows: int, columns: int, use: Tiles) -> bool:
+    """Whether a product keeps the memory busy rather than the multipliers."""
+    return rows <= use.few or rows * columns <= use.few_numbers
+
+
+def _fills(rows: int, widths: Sequence[int], groups: int, at_once: int) -> bool:
+    """Whether blocks of TILE x TILE keep a GPU busy: taken so many at once, at most a quarter of places stays empty."""
+    blocks = groups * -(-rows // TILE) * sum(-(-n // TILE) for n in widths)
+    return 4 * blocks >= 3 * at_once * -(-blocks // at_once)
 
 
 def _grouped_alike(before: Held, op: Held) -> bool:
@@ -115,22 +146,23 @@ def _grouped_alike(before: Held, op: Held) -> bool:
 
 def _group(room: Room, source: Place, width: int, rows: int) -> Launch:
     """Rows into groups of codes, for products with small weights."""
-    given = args(source, out=Place(room.groups, -(-width // DEPTH)), n=(width,))
-    return _columns("group_rows", -(-width // DEPTH), rows, given)
+    given, steps = args(source, out=Place(room.groups, rows), n=(width,), count=rows), -(-width // DEPTH)
+    return Launch("group_rows", (-(-steps * GROUPED_ROWS // THREADS), -(-rows // GROUPED_ROWS), 1), given)
 
 
-def _small_products(room: Room, ops: Sequence[Held], rows: int) -> Launch:
+def _small_products(room: Room, ops: Sequence[Held], rows: int, use: Tiles) -> Launch:
     source, _, kind = ops[0].numbers[:3]
-    width, parts, blocks = room.widths[source], list[LaunchPart](), 0
-    at_once = next(some for some in SMALL_ROWS if some >= min(rows, SMALL_ROWS[-1]))
-    for op in ops:
-        target, activation = op.numbers[1], op.numbers[3]
-        n = room.widths[target]
-        parts.append(_part(op, 0, room.register(target), n, activation, blocks))
-        blocks += -(-n // SIDE)
-    tiles, grouped = -(-rows // at_once), Place(room.groups, -(-width // DEPTH))
-    given = args(grouped, n=(width, 0, 0, 0, 0, tiles), count=rows, parts=parts)
-    return Launch(f"few_{TYPE_NAMES[kind]}_{at_once}", (blocks * tiles, 1, 1), given)
+    widths, parts, blocks = [room.widths[op.numbers[1]] for op in ops], list[LaunchPart](), 0
+    is_few = _is_few(rows, sum(widths), use)
+    at_once = next(some for some in SMALL_ROWS if some >= min(rows, SMALL_ROWS[-1])) if is_few else TILE
+    for op, n in zip(ops, widths, strict=True):
+        parts.append(_part(op, 0, room.register(op.numbers[1]), n, op.numbers[3], blocks))
+        blocks += -(-n // (SIDE if is_few else TILE))
+    tiles, grouped = -(-rows // at_once), Place(room.groups, rows)
+    given = args(grouped, n=(room.widths[source], 0, 0, 0, 0, tiles), count=rows, parts=parts)
+    if is_few:
+        return Launch(f"few_{TYPE_NAMES[kind]}_{at_once}", (blocks * tiles, 1, 1), given)
+    return Launch(f"many_{TYPE_NAMES[kind]}", (blocks, tiles, 1), given, TILE_THREADS)
 
 
 def _product_numbers(room: Room, op: Held) -> tuple[int, ...]:
@@ -247,7 +279,7 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     given = room.register(source)
     if kind >= SMALL:
         yield _group(room, given, width, rows)
-        given = Place(room.groups, -(-width // DEPTH))
+        given = Place(room.groups, rows)
     parts = [_part(op, 0, gates, inner, 0, 0, 3), _part(op, 1, ups, inner, 0, panels, 4)]
     numbers = (width, rounds, gate.num_bytes // experts, experts, top_k, 0)
     yield Launch(f"expert_{TYPE_NAMES[kind]}", (2 * panels, pairs, 1), args(given, chosen, n=numbers, parts=parts))
@@ -255,7 +287,7 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     given = gates
     if down_kind >= SMALL:
         yield _group(room, given, inner, pairs)
-        given = Place(room.groups, -(-inner // DEPTH))
+        given = Place(room.groups, pairs)
     parts = [_part(op, 2, results, hidden, 0, 0, 5)]
     numbers = (inner, rounds, down.num_bytes // experts, experts, top_k, 1)
     yield Launch(

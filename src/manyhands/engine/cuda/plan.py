@@ -10,7 +10,7 @@ from manyhands.engine import library
 from manyhands.engine.compile import Compiled, Emitted, Registers
 from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.launch import THREADS, Launch, args
-from manyhands.engine.cuda.operations import check, launches
+from manyhands.engine.cuda.operations import FAST, Tiles, check, launches
 from manyhands.engine.cuda.room import Held, Room
 from manyhands.engine.layout import NUMBERS, TENSORS
 from manyhands.engine.library import Array
@@ -117,10 +117,11 @@ class CudaPlan:
         out: int,
         out_type: str,
         workspace: Workspace | None = None,
+        tiles: Tiles = FAST,
     ) -> None:
         """workspace: of other plans whose rows enter and leave alike; None: one of its own. Raises ModelError where no row
         fits it."""
-        self._device, self._ops, self._positions = device, ops, registers.context
+        self._device, self._ops, self._positions, self._tiles = device, ops, registers.context, tiles
         self._widths, self._out = registers.widths, out
         self._types = library.TYPES[registers.row_type], library.TYPES[out_type]
         room = self._room = Room(registers.row_type == "bf16", registers.widths, places, ops)
@@ -190,7 +191,7 @@ class CudaPlan:
         entering, leaving = table + work.most_rows * ROW_BYTES, work.found_there.address
         first = args(out=self._room.register(0), tensors=(entering,), n=(width, self._types[0]))
         yield Launch("widen", (-(-width // THREADS), count, 1), first)
-        yield from launches(self._room, self._ops, table, count)
+        yield from launches(self._room, self._ops, table, count, self._tiles)
         last = args(self._room.register(self._out), tensors=(leaving,), n=(out_width, self._types[1]))
         yield Launch("narrow", (-(-out_width // THREADS), count, 1), last)
 

@@ -12,18 +12,26 @@ struct Group {
     int codes[DEPTH / 4];
 };
 
-/* n: k. Rows of x -> groups in out, `out_stride` of them a row. Columns are groups. */
+/* n: k. Rows of x -> groups in out: those of all rows side by side, `out_stride` from a step's to the next one's. A block has GROUPED rows. Grid
+ * (steps / (THREADS / GROUPED), rows / GROUPED). */
+enum { GROUPED = 8 };
 KERNEL(group_rows)
 {
     await_rows();
-    const count_t step = column_of(), row = blockIdx.y;
-    if (step >= ceil_div(a.n[0], DEPTH))
+    const count_t step = blockIdx.x * (count_t)(THREADS / GROUPED) + threadIdx.x / GROUPED, row = blockIdx.y * (count_t)GROUPED + threadIdx.x % GROUPED;
+    if (step >= ceil_div(a.n[0], DEPTH) || row >= a.count)
         return;
-    const float *x = a.x + row * a.x_stride;
+    const float *x = a.x + row * a.x_stride + step * DEPTH;
+    const int left = a.n[0] - step * DEPTH < DEPTH ? (int)(a.n[0] - step * DEPTH) : DEPTH;
     float v[DEPTH], most = 0;
 #pragma unroll
+    for (int i = 0; i < DEPTH; i += 4) {
+        const float4 four = *(const float4 *)(x + (i < left ? i : 0));
+        v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+    }
+#pragma unroll
     for (int i = 0; i < DEPTH; i++) {
-        v[i] = step * DEPTH + i < a.n[0] ? x[step * DEPTH + i] : 0;
+        v[i] = i < left ? v[i] : 0;
         const float size = size_of(v[i]);
         most = more(size < infinity() ? size : infinity(), most);
     }
@@ -37,7 +45,7 @@ KERNEL(group_rows)
         group.sums[i / 16] += (short)code;
         group.codes[i / 4] |= (code & 0xFF) << i % 4 * 8;
     }
-    ((Group *)a.out)[row * a.out_stride + step] = group;
+    ((Group *)a.out)[step * a.out_stride + row] = group;
 }
 
 template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
@@ -130,10 +138,10 @@ template <int TYPE> INLINE int whole_product(const Codes &codes, const int *row,
     return first + second - codes.zero * (sums[0] + sums[1]);
 }
 
-/* ROWS rows of groups, of `present`, with a panel. A thread has a column of a step. m.x: the first row's groups, `x_stride` of them a row. */
+/* ROWS rows of groups, of `present`, with a panel. A thread has a column of a step. m.x: the first row's first group; `x_stride`: to the next. */
 template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, count_t panel, int present)
 {
-    __shared__ Group rows[ROWS][SMALL_STEPS];
+    __shared__ Group rows[SMALL_STEPS][ROWS];
     __shared__ float2 parts[has_minima<TYPE>() ? 2 : 1][ROWS][SMALL_STEPS][SIDE];
     const int t = threadIdx.x, c = t % SIDE, sub = t / SIDE, depth = (int)ceil_div(m.k, DEPTH);
     const unsigned char *packed = (const unsigned char *)m.packed + panel * depth * (code_bytes<TYPE>() + factor_bytes<TYPE>());
@@ -147,15 +155,14 @@ template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, co
         if (AWAITS && first == 0)
             await_rows();
         enum { WORDS = sizeof(Group) / 4 };
-        for (int e = t; e < ROWS * SMALL_STEPS * WORDS; e += THREADS) {
-            const int r = e / (SMALL_STEPS * WORDS), word = e % (SMALL_STEPS * WORDS);
-            ((int *)rows[r])[word] = r < present && word < steps * WORDS ? ((const int *)(given + r * m.x_stride + first))[word] : 0;
-        }
+#pragma unroll
+        for (int word = c; word < ROWS * WORDS; word += SIDE)
+            ((int *)rows[sub])[word] = sub < steps && word < present * WORDS ? ((const int *)(given + (first + sub) * m.x_stride))[word] : 0;
         __syncthreads();
         if (sub < steps) {
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                const Group &group = rows[r][sub];
+                const Group &group = rows[sub][r];
                 parts[0][r][sub][c] = make_float2((float)whole_product<TYPE>(codes, group.codes, group.sums), codes.scale * group.scale);
                 if (has_minima<TYPE>())
                     parts[has_minima<TYPE>() ? 1 : 0][r][sub][c] = make_float2(codes.least, group.scale * (float)(group.sums[0] + group.sums[1]));
@@ -185,7 +192,7 @@ template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, co
     {                                                                                                                             \
         const count_t block = blockIdx.x / a.n[5], row = blockIdx.x % a.n[5] * rows_;                                             \
         const Part *part = part_of(a, block);                                                                                     \
-        const Matrix m = {part->packed, part->bias, (const float *)((const Group *)a.x + row * a.x_stride),                        \
+        const Matrix m = {part->packed, part->bias, (const float *)((const Group *)a.x + row),                                     \
                           part->out + row * part->out_stride, a.x_stride, part->out_stride, part->n, a.n[0], part->activation, 0}; \
         small<type, rows_, true>(m, block - part->first, (int)(a.count - row < rows_ ? a.count - row : rows_));                         \
     }                                                                                                                             \
@@ -212,9 +219,9 @@ SMALLS(W4Z)
         if (expert < 0)                                                                                                     \
             return;                                                                                                         \
         const Part *part = part_of(a, blockIdx.x);                                                                          \
-        const float *x = (const float *)((const Group *)a.x + (a.n[5] ? pair : pair / a.n[4]) * a.x_stride);                \
+        const float *x = (const float *)((const Group *)a.x + (a.n[5] ? pair : pair / a.n[4]));                             \
         const Matrix m = {part->packed + expert * a.n[2], part->bias ? part->bias + expert * part->n : nullptr, x,          \
-                          part->out + pair * part->out_stride, 0, 0, part->n, a.n[0], 0, 0};                                \
+                          part->out + pair * part->out_stride, a.x_stride, 0, part->n, a.n[0], 0, 0};                                \
         small<type, 1, false>(m, blockIdx.x - part->first, 1);                                                                     \
     }
 SMALL_EXPERT(W8)
