@@ -9,7 +9,7 @@ same run, over the bytes of weights that a token reads.
 `same_bits`: whether the rows of all steps of a short session are those of the CPU's native engine (3 layers).
 With --dtype w8 or w4 `ours` is at that precision, transformers at bf16.
 Holds if `ours` decodes at 1.0x transformers, at 0.6 of the floor in the 8b shape, and the bits are the same. Prefill has no
-target: transformers' products are on tensor cores, which sum in an order of their own; the ratio is reported.
+target: transformers' products are on tensor cores, which sum reals in an order of their own; the ratio is reported.
 Run on a machine with an NVIDIA GPU: python -m bench.gpu [--shape 0.5b|1.1b|8b] [--dtype bf16|w8|w4] [--reps N]
 """
 
