@@ -10,6 +10,15 @@
 #define IN_ORDER(vector) __asm__("" : "+v"(vector))
 #define AGAIN(pointer) __asm__("" : "+r"(pointer))
 
+/* What is read soon; is_far: see mh_fetches_far. */
+INLINE void fetch_codes(int is_far, const uint8_t *at)
+{
+    if (is_far)
+        __builtin_prefetch(at + 16384, 0, 2);
+    else
+        __builtin_prefetch(at + 4096);
+}
+
 /* ---- sixteen int32 sums, one a column: (4 numbers of a row) times (4 numbers of 16 columns) at a time ---- */
 
 #if defined(LANES_AVX512)
@@ -30,7 +39,7 @@ static inline Sums dot_unsigned(Sums sums, __m512i codes, const int8_t *row)
 }
 static inline Sums pairs_added(Sums sums, __m512i pairs) { return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))); }
 
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     Sums sums[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
@@ -38,7 +47,7 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
         __m512i w = _mm512_loadu_si512(codes + j * 64);
-        __builtin_prefetch(codes + j * 64 + 4096);
+        fetch_codes(is_far, codes + j * 64);
         if (has_dot) {
             __m512i shifted = _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); /* w + 128 */
 #pragma GCC unroll 8
@@ -69,7 +78,7 @@ static inline __m512i zeros_of(const uint8_t *factors)
 }
 
 /* Codes of 4 and 5 bit; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
@@ -81,7 +90,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m512i both = _mm512_loadu_si512(codes + j * 64), a = _mm512_and_si512(both, low);
-        __builtin_prefetch(codes + j * 64 + 4096);
+        fetch_codes(is_far, codes + j * 64);
         __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         if (code_bits(type) == 5) {
             a = _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(highs, 4 - j), fifth));
@@ -113,15 +122,15 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
 }
 
 /* Codes of 6 bit, each half of a step times its scale: sums of two products fit into int16. */
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
     __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)scales));
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m512i highs[2] = {_mm512_loadu_si512(codes + 256), _mm512_loadu_si512(codes + 320)};
-    __builtin_prefetch(codes + 256 + 4096);
-    __builtin_prefetch(codes + 320 + 4096);
+    fetch_codes(is_far, codes + 256);
+    fetch_codes(is_far, codes + 320);
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = others[r] = _mm512_setzero_si512();
@@ -131,7 +140,7 @@ INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
-            __builtin_prefetch(codes + (j + i) * 64 + 4096);
+            fetch_codes(is_far, codes + (j + i) * 64);
             w[0][i] = _mm512_and_si512(both, low), w[1][i] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
@@ -193,12 +202,12 @@ INLINE void half_bytes(int count, const char *rows, int64_t step, const uint8_t 
         out[r] = to_reals(sums[r], 0);
 }
 
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
     for (int j = first; j < end; j++)
-        __builtin_prefetch(codes + j * 64 + 4096);
+        fetch_codes(is_far, codes + j * 64);
     half_bytes(count, rows, step, codes, first, end, a);
     AGAIN(rows);
     half_bytes(count, rows, step, codes + 32, first, end, b);
@@ -254,12 +263,12 @@ INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step
     }
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
     for (int j = 0; j < code_bytes(type) / 64; j++)
-        __builtin_prefetch(codes + j * 64 + 4096);
+        fetch_codes(is_far, codes + j * 64);
     half_nibbles(type, count, rows, step, codes, factors, 0, a);
     AGAIN(rows);
     half_nibbles(type, count, rows, step, codes + 32, factors, 1, b);
@@ -300,12 +309,12 @@ INLINE void half_sixes(int count, const char *rows, int64_t step, const uint8_t 
     }
 }
 
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
     for (int j = 0; j < 6; j++)
-        __builtin_prefetch(codes + j * 64 + 4096);
+        fetch_codes(is_far, codes + j * 64);
     half_sixes(count, rows, step, codes, scales, a);
     AGAIN(rows);
     half_sixes(count, rows, step, codes + 32, scales + 16, b);
@@ -335,7 +344,7 @@ static inline int32x4_t dot(int has_dot, int32x4_t sums, int8x16_t w, int8x16_t 
 }
 static inline V to_reals(Sums a, int32_t less) { return EACH(V, vcvtq_f32_s32(vsubq_s32(a.q[i], vdupq_n_s32(less)))); }
 
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
@@ -378,7 +387,7 @@ INLINE int32x4_t half_product(int64_t type, int has_dot, const Group *group, con
     return sums;
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
@@ -390,7 +399,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
 }
 
 /* Codes of 6 bit, each half of a step times its scale. */
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
@@ -407,7 +416,7 @@ INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step
 
 #else /* plain C */
 #define MOST_TOGETHER 2
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
@@ -428,7 +437,7 @@ INLINE void sum_codes(int64_t type, const Group *group, const uint8_t *codes, in
             sums[c] += get_code(type, codes, k, c) * group->codes[k];
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
@@ -441,7 +450,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
 }
 
 /* Codes of 6 bit, each half of a step times its scale. */
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
@@ -470,20 +479,21 @@ INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
     return is_nested(type) ? minus(mul(least, from_bytes(subs + SIDE))) : least;
 }
 
-/* sums[r] += the products of `count` rows with steps [first, end) of a panel. */
+/* sums[r] += the products of `count` rows with steps [first, end) of a panel; count is a constant wherever this is inlined. */
 INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel,
                         int64_t depth, int64_t first, int64_t end, float *sums)
 {
     const char *rows = (const char *)x;
+    const int is_far = (count > 1 || type != W8) && mh_fetches_far;
     for (int64_t step = first; step < end; step++, rows += step_step * 4) {
         const uint8_t *codes = panel + step * code_bytes(type), *factors = factors_at(type, panel, depth, step), *subs = subs_at(type, factors, step);
         V part[MOST_TOGETHER], scale = scales_of(type, factors, subs), least = has_minima(type) ? minima_of(type, factors, subs) : scale;
         if (type == W8)
-            bytes_product(has_dot, count, rows, row_step * 4, codes, 0, 8, part);
+            bytes_product(has_dot, is_far, count, rows, row_step * 4, codes, 0, 8, part);
         else if (type == W6K)
-            sixes_product(has_dot, count, rows, row_step * 4, codes, subs, part);
+            sixes_product(has_dot, is_far, count, rows, row_step * 4, codes, subs, part);
         else
-            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, factors, part);
+            nibbles_product(type, has_dot, is_far, count, rows, row_step * 4, codes, factors, part);
         for (int r = 0; r < count; r++) {
             const Group *group = group_at(rows, r * row_step * 4);
             V sum = fma_(part[r], mul(scale, set(group->scale)), load(sums + r * SIDE));
@@ -494,38 +504,53 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
     }
 }
 
-/* Rows of groups times one panel of small weights: turns of rows go through a step before the next, so that it stays in L1. */
+/* `group_chain` for each type and number of rows, without and with a dot product of bytes: functions of their own, as chains in kernels.c. */
+typedef void GroupChain(const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel, int64_t depth, int64_t first, int64_t end, float *sums);
+#define GROUP_CHAIN(type, dot, n)                                                                                                                 \
+    static __attribute__((noinline)) void group_chain_##type##_##dot##_##n(const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel, \
+                                                                           int64_t depth, int64_t first, int64_t end, float *sums)              \
+    {                                                                                                                                             \
+        group_chain(type, dot, n, x, row_step, step_step, panel, depth, first, end, sums);                                                        \
+    }
+#define GROUP_NAME(type, dot, n) group_chain_##type##_##dot##_##n,
+#if MOST_TOGETHER == 2
+#define EACH_COUNT(name, type, dot) name(type, dot, 1) name(type, dot, 2)
+#elif MOST_TOGETHER == 4
+#define EACH_COUNT(name, type, dot) name(type, dot, 1) name(type, dot, 2) name(type, dot, 3) name(type, dot, 4)
+#elif MOST_TOGETHER == 8
+#define EACH_COUNT(name, type, dot) \
+    name(type, dot, 1) name(type, dot, 2) name(type, dot, 3) name(type, dot, 4) name(type, dot, 5) name(type, dot, 6) name(type, dot, 7) name(type, dot, 8)
+#endif
+#if defined(LANES_AVX512) || defined(LANES_NEON)
+enum { DOTS = 2 };
+#define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0) EACH_COUNT(GROUP_CHAIN, type, 1)
+#define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}, {EACH_COUNT(GROUP_NAME, type, 1)}},
+#else
+enum { DOTS = 1 };
+#define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0)
+#define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}},
+#endif
+#define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) /* as they are numbered */
+EACH_SMALL(EACH_DOT)
+static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_SMALL(NAMES_OF)};
+#undef GROUP_CHAIN
+#undef GROUP_NAME
+#undef EACH_COUNT
+#undef EACH_DOT
+#undef NAMES_OF
+#undef EACH_SMALL
+
+/* Rows of groups times one panel of small weights: turns of rows, about as many in each, go through a step before the next, so that it stays in
+ * L1. has_dot: the CPU's, which some targets do not use. */
 static void group_chains(int64_t type, int has_dot, const Source *source, const uint8_t *panel, float *sums)
 {
-    int64_t count = source->count, depth = source->depth, steps = count > MOST_TOGETHER ? 1 : depth, rows;
-#if !defined(LANES_AVX512) && !defined(LANES_NEON)
-    has_dot = 0; /* the CPU's, which this target does not use */
-#endif
+    int64_t count = source->count, depth = source->depth, turns = ceil_div(count, MOST_TOGETHER), steps = turns > 1 ? 1 : depth;
+    int64_t most = turns ? ceil_div(count, turns) : 1;
     for (int64_t step = 0; step < depth; step += steps)
-        for (int64_t row = 0; row < count; row += rows) {
-            const float *x = source->rows + row * source->row_step + step * source->step_step;
-            rows = at_most(count - row, MOST_TOGETHER);
-            rows = rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
-#define TURN(name, dot, n) \
-    if (type == name && has_dot == dot && rows == n) \
-        group_chain(name, dot, n, x, source->row_step, source->step_step, panel, depth, step, step + steps, sums + row * SIDE);
-#define TURNS(name, dot) \
-    TURN(name, dot, 1) \
-    TURN(name, dot, 2) \
-    if (MOST_TOGETHER >= 4) \
-        TURN(name, dot, 4) \
-    if (MOST_TOGETHER >= 8) \
-        TURN(name, dot, 8)
-#define TYPES_OF(dot) \
-    TURNS(W8, dot) TURNS(W4, dot) TURNS(W4M, dot) TURNS(W5, dot) TURNS(W5M, dot) TURNS(W4K, dot) TURNS(W5K, dot) TURNS(W6K, dot) TURNS(W4F, dot) TURNS(W4Z, dot)
-            TYPES_OF(0)
-#if defined(LANES_AVX512) || defined(LANES_NEON)
-            TYPES_OF(1)
-#endif
-#undef TURN
-#undef TURNS
-#undef TYPES_OF
-        }
+        for (int64_t row = 0; row < count; row += most)
+            GROUP_CHAINS[type - W8][has_dot && DOTS == 2][at_most(count - row, most) - 1](
+                source->rows + row * source->row_step + step * source->step_step, source->row_step, source->step_step, panel, depth, step, step + steps,
+                sums + row * SIDE);
 }
 
 #endif
