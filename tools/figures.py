@@ -41,7 +41,7 @@ _STEP = (
     "in process, of llama.cpp's bf16: decode {of_llama_cpp.decode} x, prefill {of_llama_cpp.prefill} x]]"
 )
 _STEP_TARGET = (
-    "decode {target.decode_x} x, prefill {target.prefill_x} x[[; of llama.cpp's {target.decode_of_llama_cpp} x, "
+    "decode {target.decode_x} x[[, prefill {target.prefill_x} x]][[; of llama.cpp's {target.decode_of_llama_cpp} x, "
     "{target.prefill_of_llama_cpp} x]]"
 )
 _SMALL = (

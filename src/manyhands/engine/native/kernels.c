@@ -74,12 +74,12 @@ INLINE void chain(int64_t type, int count, int is_far, const float *x, int64_t r
 }
 
 /* `chain` for each type and number of rows: functions of their own, or variables of all of them would fill the registers of each. */
-typedef void Chain(const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
-#define CHAIN(type, n)                                                                                                                             \
-    static __attribute__((noinline)) void chain_##type##_##n(const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, \
-                                                             float *sums, int64_t sum_step)                                                        \
-    {                                                                                                                                              \
-        chain(type, n, n > 2 && mh_fetches_far, x, row_step, step_step, panel, depth, sums, sum_step);                                              \
+typedef void Chain(int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
+#define CHAIN(type, n)                                                                                                                     \
+    static __attribute__((noinline)) void chain_##type##_##n(int is_far, const float *x, int64_t row_step, int64_t step_step,              \
+                                                             const char *panel, int64_t depth, float *sums, int64_t sum_step)              \
+    {                                                                                                                                      \
+        chain(type, n, n > 2 && is_far, x, row_step, step_step, panel, depth, sums, sum_step);                                              \
     }
 #if LANES_ROWS == 2
 #define COUNTS(name, type) name(type, 1) name(type, 2)
@@ -107,16 +107,16 @@ static Chain *const CHAINS[5][LANES_ROWS] = {
 enum { TURN_ROWS = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain where they take turns */
 
 /* sums[r * sum_step] += chains of `count` rows (any number) with a panel. More than registers have sums for take turns, about as many in each, and
- * go through a step of K before the next: the panel stays in L1. */
-static void chains(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
+ * go through a step of K before the next: the panel stays in L1. is_far: see mh_fetches_far; other panels lie behind this one. */
+static void chains(int64_t type, int64_t count, int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
                    float *sums, int64_t sum_step)
 {
     int64_t steps = count > LANES_ROWS ? 1 : depth, bytes = step_bytes(type);
     int64_t most = count > LANES_ROWS ? ceil_div(count, ceil_div(count, TURN_ROWS)) : count ? count : 1;
     for (int64_t step = 0; step < depth; step += steps)
         for (int64_t row = 0; row < count; row += most)
-            CHAINS[type - SCALED][at_most(count - row, most) - 1](x + row * row_step + step * step_step, row_step, step_step, panel + step * bytes, steps,
-                                                                  sums + row * sum_step, sum_step);
+            CHAINS[type - SCALED][at_most(count - row, most) - 1](is_far, x + row * row_step + step * step_step, row_step, step_step, panel + step * bytes,
+                                                                  steps, sums + row * sum_step, sum_step);
 }
 
 /* A panel's steps as fp32: of each 16 even rows, then 16 odd ones. Those of `apart` panels lie beside each other. */
@@ -304,7 +304,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         else if (source->form == GROUPED)
             group_chains(matrix->type, mh_has_dot, source, (const uint8_t *)packed, sums);
         else
-            chains(matrix->type, source->count, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
+            chains(matrix->type, source->count, mh_fetches_far, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
         finish(matrix, panel, panels, source->count, sums, out, stride);
     }
 #ifdef TILES
@@ -631,7 +631,7 @@ static void attend_rows(const Kind *kind, const float *queries, int64_t first, i
         if (!is_tiled)
             memset(scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
         for (int64_t p = 0; p < BLOCK / SIDE && !is_tiled; p++)
-            chains(key_type(kind), high - low, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
+            chains(key_type(kind), high - low, 0, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
                    scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t r = low; r < high; r++) {
             int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
@@ -650,7 +650,7 @@ static void attend_rows(const Kind *kind, const float *queries, int64_t first, i
         for (int64_t p = 0; p < panels && !is_tiled; p++) {
             if (kind->has_codes && p % (DEPTH / SIDE) == 0)
                 scale_weights(scores + low * BLOCK, high - low, scales + p * SIDE / DEPTH * BLOCK, scaled + low * BLOCK);
-            chains(value_type(kind), high - low, (kind->has_codes ? scaled : scores) + low * BLOCK, BLOCK, DEPTH, values + p * panel, BLOCK / DEPTH,
+            chains(value_type(kind), high - low, 0, (kind->has_codes ? scaled : scores) + low * BLOCK, BLOCK, DEPTH, values + p * panel, BLOCK / DEPTH,
                    sums + (p * room + low) * SIDE, SIDE);
         }
     }
