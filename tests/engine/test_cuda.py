@@ -76,12 +76,13 @@ def test_operations_reproduce_the_golden_digests_with_every_kernel(device: HostD
     for form, kind in KEPT.items():
         matrices(device, kind, partial(small, form))
     named = re.findall(r"KERNEL(?:_OF)?\((\w+)", source.text())
-    there = {name for name in named if not name.startswith(("few_", "many_", "expert_")) and name != "name"}
+    there = {name for name in named if not name.startswith(("few_", "many_", "expert_", "attend_many_")) and name != "name"}
     floats, codes = ("BF16", "F16", "F32"), [kind.upper() for kind in KEPT.values()]
     there |= {f"few_{kind}_{n}" for kind in floats for n in (1, 2, 3, 4, 6, 8)} | {f"some_{kind}" for kind in floats}
     there |= {f"few_{kind}_{n}" for kind in codes for n in (1, 2, 4, 8)} | {"expert_sum"}
     there |= {f"many_{kind}" for kind in (*floats, *codes)}
     there |= {f"expert_{kind}" for kind in (*floats, *codes)}
+    there |= {f"attend_many_{kind}_{columns}" for kind in ("BF16", "F32") for columns in (64, 128)}
     assert there - set(device.launched) == set()
 
 

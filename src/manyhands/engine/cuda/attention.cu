@@ -1,13 +1,28 @@
 /* Attention over caches in blocks of 64 positions (docs/arithmetic.md; the layout of a block: engine/native/kernels.h). */
 
 /* How heads are cached: n of the kernels below. */
-enum { KEY_HEADS = 1, WIDTH, VALUE_WIDTH, WINDOW, IS_LATENT, ROUNDS, LAYER, HEAD, KEYS }; /* n[0]: heads. LAYER: where the layer's heads begin in a
-    block of all layers, HEAD: bytes of a head's block, KEYS: of its keys */
+enum { KEY_HEADS = 1, WIDTH, VALUE_WIDTH, WINDOW, IS_LATENT, ROUNDS, LAYER, HEAD, KEYS, IN_TILES }; /* n[0]: heads. LAYER: where the layer's heads begin in a
+    block of all layers, HEAD: bytes of a head's block, KEYS: of its keys; IN_TILES: whether attend_many computes what it can */
+enum { QUERIES = 32 }; /* of a tile of attend_many */
 
 INLINE char *block_of(const Args &a, const Row &row, count_t head, count_t block)
 {
     return row.blocks[block] + a.n[LAYER] + head * a.n[HEAD];
 }
+
+/* Rows that a tile has a part of: the first, and how many. */
+struct TileRows {
+    int first, count;
+};
+
+INLINE TileRows rows_of_tile(const Args &a, int tile)
+{
+    const int group = (int)(a.n[0] / a.n[KEY_HEADS]), end = (int)a.count - 1, first = tile * QUERIES / group;
+    const int last = (tile * QUERIES + QUERIES - 1) / group;
+    return {first, (last < end ? last : end) - first + 1};
+}
+
+INLINE bool is_of_one_session(const Args &a, TileRows rows) { return a.rows[rows.first].left >= rows.count - 1; }
 
 /* Where column c, row k of a panel lies: bf16 in pairs of rows, fp32 by even and odd rows. */
 INLINE count_t place_in_panel(count_t rounds, count_t k, count_t c)
@@ -80,19 +95,18 @@ template <int TYPE, bool LATENT> INLINE float weighed(const char *keys, const ch
     return even + odd;
 }
 
-/* One query head of one row: grid (heads, rows). BLOCKS_AT_ONCE blocks of keys side by side: scores, weights and what each 32 positions add
- * to the result do not depend on each other; the running maximum, sum and result go from block to block. */
-template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
+/* One query head of one row. BLOCKS_AT_ONCE blocks of keys side by side: scores, weights and what each 32 positions add to the result do
+ * not depend on each other; the running maximum, sum and result go from block to block. */
+template <int TYPE, bool LATENT> INLINE void attend_row(const Args &a, int row_number, int head, int key_head)
 {
     __shared__ __align__(16) float query[MOST_WIDTH], scores[THREADS], weights[THREADS], parts[BLOCKS_AT_ONCE * 2 * MOST_VALUES],
         maxima[BLOCKS_AT_ONCE], totals[BLOCKS_AT_ONCE], factors[BLOCKS_AT_ONCE];
-    await_rows();
-    const Row row = a.rows[blockIdx.y];
+    const Row row = a.rows[row_number];
     const int t = threadIdx.x, own = t / BLOCK, width = (int)a.n[WIDTH], value_width = (int)a.n[VALUE_WIDTH], depth = (width + DEPTH - 1) / DEPTH;
-    const int head = blockIdx.x, key_head = head / (int)(a.n[0] / a.n[KEY_HEADS]), position = (int)row.position, window = (int)a.n[WINDOW];
+    const int position = (int)row.position, window = (int)a.n[WINDOW];
     const int from = window && position >= window ? position - window + 1 : 0, last = position / BLOCK;
     const char *next = from / BLOCK + own <= last ? block_of(a, row, key_head, from / BLOCK + own) : 0; /* of the thread, in the next turn */
-    const float *sinks = (const float *)a.tensors[0], *given = a.x + blockIdx.y * a.x_stride + head * width;
+    const float *sinks = (const float *)a.tensors[0], *given = a.x + row_number * a.x_stride + head * width;
     const float scale = (float)a.reals[0], cap = (float)a.reals[1];
     for (int i = t; i < depth * DEPTH; i += THREADS)
         query[i] = i < width ? rounded_if(a.n[ROUNDS], given[i]) : 0;
@@ -170,7 +184,20 @@ template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
 #pragma unroll
     for (int j = 0; j < MOST_VALUES / THREADS; j++)
         if (t + j * THREADS < value_width)
-            a.out[blockIdx.y * a.out_stride + head * value_width + t + j * THREADS] = result[j] / total;
+            a.out[row_number * a.out_stride + head * value_width + t + j * THREADS] = result[j] / total;
+}
+
+/* Grid (heads, rows or fewer): a block computes every gridDim.y-th row, but those that are attend_many's. */
+template <int TYPE, bool LATENT> INLINE void attend(const Args &a)
+{
+    await_rows();
+    const int group = (int)(a.n[0] / a.n[KEY_HEADS]), head = blockIdx.x;
+    for (int row = blockIdx.y; row < (int)a.count; row += gridDim.y) {
+        if (a.n[IN_TILES] && is_of_one_session(a, rows_of_tile(a, (row * group + head % group) / QUERIES)))
+            continue;
+        attend_row<TYPE, LATENT>(a, row, head, head / group);
+        __syncthreads();
+    }
 }
 
 KERNEL(attend_BF16) { attend<BF16, false>(a); }

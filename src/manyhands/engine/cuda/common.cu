@@ -16,10 +16,10 @@ enum { SIDE = 16, DEPTH = 32, BLOCK = 64, THREADS = 256 }; /* columns of a panel
 enum { BF16, F16, F32 };                                   /* types of stored numbers (engine/library.py) */
 enum { MOST_PARTS = 4, MOST_EXPERTS = 1024, MOST_WIDTH = 1024, MOST_VALUES = 512, BLOCKS_AT_ONCE = 4 };
 
-/* A row of the step: the addresses of its session's blocks, and its position there. */
+/* A row of the step: the addresses of its session's blocks, its position there, and how many rows after it are the positions after it. */
 struct Row {
     char *const *blocks;
-    count_t position;
+    count_t position, left;
 };
 
 /* A matrix of a product, packed in panels of 16 columns (engine/native/kernels.h), and where its result goes. first: its first block among
@@ -81,10 +81,9 @@ INLINE float from_f16(unsigned h)
 #define WHOLE 12582912.0f /* 1.5 2^23: added to a number it leaves the nearest whole one in the lowest bits */
 INLINE float power_of_two(float whole) { return real_of((bits_of(whole) << 23) + 0x3F800000); }
 
-INLINE float exponential(float number)
+/* Of a number from -104 to 89, or of none. */
+INLINE float exponential_within(float x)
 {
-    float x = more(number, -104);
-    x = minus(more(minus(x), -89));
     float shifted = fma_(x, 1.44269504f, WHOLE), n = shifted - WHOLE;
     float r = fma_(n, -0.693359375f, x);
     r = fma_(n, 2.12194440e-4f, r);
@@ -96,8 +95,15 @@ INLINE float exponential(float number)
     p = fma_(p, r, 0.5f);
     p = fma_(r * r, p, r) + 1;
     float first = fma_(n, 0.5f, WHOLE), second = (n - (first - WHOLE)) + WHOLE;
-    p = (p * power_of_two(first)) * power_of_two(second);
-    return is_nan(number) ? number : p;
+    return (p * power_of_two(first)) * power_of_two(second);
+}
+
+INLINE float exponential(float number)
+{
+    float x = more(number, -104);
+    x = minus(more(minus(x), -89));
+    float found = exponential_within(x);
+    return is_nan(number) ? number : found;
 }
 
 INLINE float sigmoid(float x)

@@ -17,18 +17,24 @@ GROUPED_ROWS: Final = 8  # that a block puts into groups
 TYPE_NAMES: Final = {number: name.upper() for name, number in library.TYPES.items()}
 SMALL_ROWS: Final = (1, 2, 4, 8)  # that a block of such a product with small weights takes
 WARP: Final = 32
+QUERIES: Final = 32  # of one key head in a tile of attention
+VALUE_COLUMNS: Final = (64, 128)  # of values that a block of it takes
+CHECKED_ROWS: Final = 8  # that a block of the kernel for few rows looks at where others have tiles
 
 
 class Tiles(NamedTuple):
-    """Which products are cut into tiles. What stands here is fast on an H100.
+    """Which products, and which attention, are cut into tiles. What stands here is fast on an H100.
 
     few, few_numbers: rows, and numbers of the result, up to which a product is not. side_by_side: blocks of TILE x TILE that
-    a GPU has at once; smaller ones are used where these would leave much of it idle.
+    a GPU has at once; smaller ones are used where these would leave much of it idle. few_queries: of attention, rows times
+    heads, up to which each reads keys for itself. narrow: columns of values up to which the kernel for the fewest is used.
     """
 
     few: int = 8
     few_numbers: int = 200_000
     side_by_side: int = 3 * 132
+    few_queries: int = 2_048
+    narrow: int = 64
 
 
 FAST: Final = Tiles()
@@ -68,7 +74,7 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles 
         elif op.kind == library.ROTARY:
             yield from _rotaries(room, some, rows)
         elif op.kind == library.ATTENTION:
-            yield from _attention(room, op, room.layers[at], table, rows)
+            yield from _attention(room, op, room.layers[at], table, rows, use)
         elif op.kind == library.ADD and count > 1:
             yield from _norm(room, some[1], rows, op)
         else:
@@ -178,14 +184,14 @@ def _part(op: Held, matrix: int, out: Place, n: int, activation: int, first: int
     return LaunchPart(op.address(matrix), op.address(bias), out.address, out.stride, n, activation, first)
 
 
-def _attention(room: Room, op: Held, layer: int, table: int, rows: int) -> Iterator[Launch]:
+def _attention(room: Room, op: Held, layer: int, table: int, rows: int, use: Tiles) -> Iterator[Launch]:
     query, key, value, target, count, key_heads, width, value_width, window, is_latent, *_ = op.numbers
     heads = heads_of(op, 2 if room.rounds else 4)
+    is_many = rows * count > use.few_queries and not is_latent and width % 4 == 0  # tiles read four numbers at once
     shape = (count, key_heads, width, value_width, window, is_latent, int(room.rounds))
-    numbers = (*shape, layer, heads.head_bytes, heads.key_bytes)
+    numbers = (*shape, layer, heads.head_bytes, heads.key_bytes, int(is_many))
     cached = args(room.register(key), room.register(value), n=numbers, rows=table)
     yield Launch("remember", (key_heads, rows, 1), cached)
-    name = f"attend_{'latents_' if is_latent else ''}{'BF16' if room.rounds else 'F32'}"
     asked = args(
         room.register(query),
         out=room.register(target),
@@ -193,8 +199,15 @@ def _attention(room: Room, op: Held, layer: int, table: int, rows: int) -> Itera
         n=numbers,
         reals=op.reals,
         rows=table,
+        count=rows,
     )
-    yield Launch(name, (count, rows, 1), asked)
+    kind = "BF16" if room.rounds else "F32"
+    left = -(-rows // CHECKED_ROWS) if is_many else rows
+    yield Launch(f"attend_{'latents_' if is_latent else ''}{kind}", (count, left, 1), asked)
+    if is_many:
+        columns = VALUE_COLUMNS[value_width > use.narrow]
+        grid = (key_heads, -(-rows * (count // key_heads) // QUERIES), -(-value_width // columns))
+        yield Launch(f"attend_many_{kind}_{columns}", grid, asked, TILE_THREADS)
 
 
 def _norm(room: Room, op: Held, rows: int, added: Held | None = None) -> Iterator[Launch]:

@@ -19,7 +19,7 @@ from manyhands.errors import ContextOverflow, ModelError
 MOST_ROWS: Final = 512  # that go through the operations at once
 ROOM_BYTES: Final = 1 << 27  # of registers, where they do not need more for LEAST_ROWS
 LEAST_ROWS: Final = 16
-ROW_BYTES: Final = 16  # of Row in common.cu
+ROW_BYTES: Final = 24  # of Row in common.cu
 RECORDED: Final = 32  # numbers of rows whose steps are recorded
 
 
@@ -67,7 +67,7 @@ class Workspace:
         self.found = device.staging(most * out_bytes)
         self.given_there = device.allocate(self.given.nbytes)
         self.found_there = device.allocate(self.found.nbytes)
-        self.table: NDArray[Any] = self.given[: most * ROW_BYTES].view(np.int64).reshape(most, 2)
+        self.table: NDArray[Any] = self.given[: most * ROW_BYTES].view(np.int64).reshape(most, 3)
 
 
 class CudaLayers:
@@ -197,7 +197,8 @@ class CudaPlan:
 
 
 def _table(piece: Positions) -> NDArray[np.int64]:
-    found = np.empty((piece.count, 2), np.int64)
+    found = np.empty((piece.count, 3), np.int64)
     found[:, 0] = piece.blocks
     found[:, 1] = np.arange(piece.start, piece.start + piece.count)
+    found[:, 2] = np.arange(piece.count - 1, -1, -1)
     return found

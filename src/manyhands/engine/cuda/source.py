@@ -10,6 +10,7 @@ FILES: Final = (
     "products.cu",
     "many.cu",
     "attention.cu",
+    "many_attention.cu",
     "experts.cu",
     "small.cu",
     "many_small.cu",
