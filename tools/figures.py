@@ -319,7 +319,6 @@ ROWS = [
     Row("engine-0.5b", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
     Row("engine-1.1b-w8", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
     Row("engine-1.1b-w4", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
-    Row("engine-1.1b-w4", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
     Row(
         "gpu-0.5b",
         "the {shape} shape in bf16 on one {gpu} (`--device cuda`), against transformers there",
