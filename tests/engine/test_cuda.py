@@ -76,7 +76,9 @@ def test_operations_reproduce_the_golden_digests_with_every_kernel(device: HostD
     for form, kind in KEPT.items():
         matrices(device, kind, partial(small, form))
     named = re.findall(r"KERNEL(?:_OF)?\((\w+)", source.text())
-    there = {name for name in named if not name.startswith(("few_", "many_", "expert_", "attend_many_")) and name != "name"}
+    there = {
+        name for name in named if not name.startswith(("few_", "many_", "expert_", "attend_many_")) and name != "name"
+    }
     floats, codes = ("BF16", "F16", "F32"), [kind.upper() for kind in KEPT.values()]
     there |= {f"few_{kind}_{n}" for kind in floats for n in (1, 2, 3, 4, 6, 8)} | {f"some_{kind}" for kind in floats}
     there |= {f"few_{kind}_{n}" for kind in codes for n in (1, 2, 4, 8)} | {"expert_sum"}
