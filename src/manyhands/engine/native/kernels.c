@@ -35,25 +35,23 @@ INLINE void chain(int64_t type, int count, int is_far, const float *x, int64_t r
                   float *sums, int64_t sum_step)
 {
     const int64_t pair = 2 * SIDE * size_of_type(type);
-    const int passes = count > BOTH_ROWS ? 2 : 1;
+    const int passes = count > BOTH_ROWS ? 2 : 1, halves = 2 / passes; /* of a step: even numbers, odd ones */
     for (int64_t step = 0; step < depth; step++, panel += step_bytes(type), x += step_step) {
         V all[2][LANES_ROWS];
 #pragma GCC unroll 2
         for (int pass = 0; pass < passes; pass++) {
 #pragma GCC unroll 2
-            for (int half = pass; half < pass + 3 - passes; half++)
+            for (int half = pass; half < pass + halves; half++)
 #pragma GCC unroll 16
                 for (int r = 0; r < count; r++)
                     all[half][r] = set(0);
 #pragma GCC unroll 4
             for (int i = 0; i < SIDE; i++) {
                 const char *at = panel + i * pair;
-                if (pass == 0 && is_far)
-                    __builtin_prefetch(at + 16384, 0, 2);
-                else if (pass == 0)
-                    __builtin_prefetch(at + 4096);
+                if (pass == 0)
+                    fetch_weights(is_far, at);
 #pragma GCC unroll 2
-                for (int half = pass; half < pass + 3 - passes; half++) {
+                for (int half = pass; half < pass + halves; half++) {
                     V w = half ? odd_of(type, at) : even_of(type, at);
                     w = passes == 2 ? in_register(w) : w;
 #pragma GCC unroll 16

@@ -86,6 +86,13 @@ typedef struct {
 } Kernels;
 
 extern int mh_fetches_far; /* whether this CPU multiplies several rows faster if weights are fetched into L2 long before, and not into L1 soon before */
+INLINE void fetch_weights(int is_far, const void *at)
+{
+    if (is_far)
+        __builtin_prefetch((const char *)at + 16384, 0, 2);
+    else
+        __builtin_prefetch((const char *)at + 4096);
+}
 extern int mh_has_dot; /* whether this CPU multiplies bytes and sums by fours: VNNI, ARM's dot product */
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
 extern const Kernels kernels_amx __attribute__((weak)); /* absent where the compiler knows no tiles */

@@ -10,15 +10,6 @@
 #define IN_ORDER(vector) __asm__("" : "+v"(vector))
 #define AGAIN(pointer) __asm__("" : "+r"(pointer))
 
-/* What is read soon; is_far: see mh_fetches_far. */
-INLINE void fetch_codes(int is_far, const uint8_t *at)
-{
-    if (is_far)
-        __builtin_prefetch(at + 16384, 0, 2);
-    else
-        __builtin_prefetch(at + 4096);
-}
-
 /* ---- sixteen int32 sums, one a column: (4 numbers of a row) times (4 numbers of 16 columns) at a time ---- */
 
 #if defined(LANES_AVX512)
@@ -47,7 +38,7 @@ INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, 
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
         __m512i w = _mm512_loadu_si512(codes + j * 64);
-        fetch_codes(is_far, codes + j * 64);
+        fetch_weights(is_far, codes + j * 64);
         if (has_dot) {
             __m512i shifted = _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); /* w + 128 */
 #pragma GCC unroll 8
@@ -90,7 +81,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, co
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m512i both = _mm512_loadu_si512(codes + j * 64), a = _mm512_and_si512(both, low);
-        fetch_codes(is_far, codes + j * 64);
+        fetch_weights(is_far, codes + j * 64);
         __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         if (code_bits(type) == 5) {
             a = _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(highs, 4 - j), fifth));
@@ -129,8 +120,8 @@ INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, 
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m512i highs[2] = {_mm512_loadu_si512(codes + 256), _mm512_loadu_si512(codes + 320)};
-    fetch_codes(is_far, codes + 256);
-    fetch_codes(is_far, codes + 320);
+    fetch_weights(is_far, codes + 256);
+    fetch_weights(is_far, codes + 320);
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = others[r] = _mm512_setzero_si512();
@@ -140,7 +131,7 @@ INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, 
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
-            fetch_codes(is_far, codes + (j + i) * 64);
+            fetch_weights(is_far, codes + (j + i) * 64);
             w[0][i] = _mm512_and_si512(both, low), w[1][i] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
@@ -207,7 +198,7 @@ INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, 
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
     for (int j = first; j < end; j++)
-        fetch_codes(is_far, codes + j * 64);
+        fetch_weights(is_far, codes + j * 64);
     half_bytes(count, rows, step, codes, first, end, a);
     AGAIN(rows);
     half_bytes(count, rows, step, codes + 32, first, end, b);
@@ -268,7 +259,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, co
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
     for (int j = 0; j < code_bytes(type) / 64; j++)
-        fetch_codes(is_far, codes + j * 64);
+        fetch_weights(is_far, codes + j * 64);
     half_nibbles(type, count, rows, step, codes, factors, 0, a);
     AGAIN(rows);
     half_nibbles(type, count, rows, step, codes + 32, factors, 1, b);
@@ -314,7 +305,7 @@ INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, 
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
     for (int j = 0; j < 6; j++)
-        fetch_codes(is_far, codes + j * 64);
+        fetch_weights(is_far, codes + j * 64);
     half_sixes(count, rows, step, codes, scales, a);
     AGAIN(rows);
     half_sixes(count, rows, step, codes + 32, scales + 16, b);
