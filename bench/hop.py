@@ -68,7 +68,7 @@ def token_s(run: Run) -> float:
 async def cold(home: Base, warm: Origin) -> Run:
     """A request of a node that knows no other yet: dials, surveys, opens."""
     request = RequestConfig(draft="off")
-    async with tls_node(home.ticket, None, is_ephemeral=True, request=request) as newcomer:
+    async with tls_node(home.ticket, None, request=request) as newcomer:
         return await generate(Origin(newcomer, home.model, home.device, warm.routes.addrs), prompt_ids(PROMPT), 2)
 
 

@@ -129,7 +129,7 @@ async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 @asynccontextmanager
 async def insider(siege: Target, family: str) -> AsyncIterator[Insider]:
-    async with tls_node(Ticket.parse(siege.ticket), None, is_ephemeral=True) as node:
+    async with tls_node(Ticket.parse(siege.ticket), None) as node:
         await node.listen(NodeAddr("127.0.0.1", 0))
         yield Insider(siege, node, family)
 

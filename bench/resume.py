@@ -101,7 +101,7 @@ async def scene(stack: AsyncExitStack, home: Base, threads: int, capacity: int) 
     options = NodeOptions(str(home.folder), "bf16", threads=threads, num_spares=1, extra=extra)
     spans = [*even_cut(layers, NODES), Span(0, layers)]
     running = await stack.enter_async_context(node_processes(spans, options, home.ticket))
-    other = await stack.enter_async_context(tls_node(home.ticket, None, is_ephemeral=True))
+    other = await stack.enter_async_context(tls_node(home.ticket, None))
     addrs = [node.address for node in running]
     first, second = (Origin(node, home.model, home.device, addrs) for node in (home.node, other))
     return Scene(first, second, capacity)

@@ -45,7 +45,7 @@ async def base(
     device = Device.start(threads)
     try:
         request = request or RequestConfig(draft="off")
-        async with tls_node(ticket, None, is_ephemeral=True, request=request) as node:
+        async with tls_node(ticket, None, request=request) as node:
             model = await device.run(lambda: OriginModel(folder, precision))
             yield Base(folder, ticket, node, model, device)
     finally:

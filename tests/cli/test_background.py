@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from manyhands.cli import app
-from manyhands.cli.background import Tee, check_not_running
+from manyhands.cli.background import Tee
 from manyhands.cli.log_file import LogFile, follow, last_lines, log_path, older
 from manyhands.cli.progress import Screen
-from manyhands.cli.runfile import run_file
+from manyhands.cli.runfile import check_not_running, run_file
 from manyhands.errors import BadRequest, NotFound
 
 
@@ -107,7 +107,7 @@ def test_logs_shows_the_last_lines_and_names_what_there_is(tmp_path: Path) -> No
     LogFile(log_path("nas"))
     with pytest.raises(NotFound, match=r"which node\? there are those of desk, nas"):
         CliRunner().invoke(app, ["logs"], catch_exceptions=False)
-    with run_file("desk"):
+    with run_file("desk", log_path("desk")):
         assert CliRunner().invoke(app, ["logs", "-n", "1"]).stdout.endswith("three\n"), "the one that runs"
 
 
@@ -156,6 +156,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from manyhands.cli import log_file
 from manyhands.cli.background import go_on_in_background
 from manyhands.cli.runfile import run_file
+from pathlib import Path
 import typer
 try:
     here = go_on_in_background("desk", as_json={as_json})
@@ -163,7 +164,7 @@ except typer.Exit as end:
     sys.exit(end.exit_code)
 """
 SERVE = """
-with run_file("desk"):
+with run_file("desk", Path(sys.executable)):
     print("serving layers 0-11", flush=True)
     here.serves()
     print("a node has come", flush=True)
@@ -268,8 +269,11 @@ def test_serve_goes_on_in_the_background_once_it_serves(ended: list[int]) -> Non
     serving, background = [json.loads(line) for line in lines]
     ended.append(background["pid"])
     assert (serving["event"], background["event"], background["name"]) == ("serving", "background", "nas")
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert again.returncode == 2 and "nas runs here already" in again.stderr
+    for name, said in (("nas", "nas runs here already"), ("other", "node.key runs here already (there are nas)")):
+        words[words.index("--name") + 1] = name
+        again = subprocess.run([*command[:3], *words], capture_output=True, text=True, timeout=120)
+        assert again.returncode == 2 and said in again.stderr
+        assert [json.loads(line)["event"] for line in again.stdout.splitlines()] == ["error"]
     assert CliRunner().invoke(app, ["stop", "nas"]).stdout == "nas has left\n"
     ended.clear()
     log = log_path("nas").read_text()

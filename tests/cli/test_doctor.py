@@ -109,7 +109,7 @@ from manyhands.cli.connect import tls_node
 from manyhands.core import NodeAddr
 from manyhands.swarm.ticket import Ticket
 async def main():
-    async with tls_node(Ticket.parse(sys.argv[1]), None, is_ephemeral=True, name="door") as node:
+    async with tls_node(Ticket.parse(sys.argv[1]), None, name="door") as node:
         print(await node.listen(NodeAddr("127.0.0.1", 0)), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())

@@ -56,7 +56,7 @@ def test_the_only_node_needs_no_name(process: subprocess.Popen[bytes]) -> None:
     with pytest.raises(NotFound, match="no node runs here"):
         CliRunner().invoke(app, ["stop"], catch_exceptions=False)
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
-    with run_file("nas"), pytest.raises(NotFound, match=r"which node\? there are desk, nas"):
+    with run_file("nas", Path(__file__)), pytest.raises(NotFound, match=r"which node\? there are desk, nas"):
         CliRunner().invoke(app, ["stop"], catch_exceptions=False)
     assert CliRunner().invoke(app, ["stop"]).stdout == "desk has left\n"
 
@@ -105,7 +105,7 @@ def test_files_that_name_no_process(text: str) -> None:
 
 
 def test_names_that_run_are_told() -> None:
-    with run_file("desk"):
+    with run_file("desk", Path(__file__)):
         assert running_pid(run_path("desk")) == os.getpid()
         with pytest.raises(NotFound, match="there are desk"):
             CliRunner().invoke(app, ["stop", "nas"], catch_exceptions=False)
@@ -114,7 +114,7 @@ def test_names_that_run_are_told() -> None:
 
 def test_two_nodes_of_one_name_are_refused(process: subprocess.Popen[bytes]) -> None:
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
-    with pytest.raises(BadRequest, match=f"process {process.pid}.*another --name"), run_file("desk"):
+    with pytest.raises(BadRequest, match=f"process {process.pid}.*--name NAME"), run_file("desk", Path(__file__)):
         pass
     assert running_pid(run_path("desk")) == process.pid
 

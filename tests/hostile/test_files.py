@@ -119,7 +119,7 @@ def test_a_link_in_place_of_a_run_file_leads_nowhere(home: Path, tmp_path: Path)
     path = run_path("desk")
     path.parent.mkdir(parents=True)
     path.symlink_to(victim)
-    with run_file("desk"):
+    with run_file("desk", victim):
         assert running_pid(path) == os.getpid() and not path.is_symlink()
         assert path.stat().st_mode & 0o077 == 0
     assert victim.read_text() == "precious" and not path.exists()

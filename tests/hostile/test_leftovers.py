@@ -224,7 +224,7 @@ def test_failed_dials_leave_nothing(patience_s: float) -> None:
     left = Left(60)
 
     async def main() -> None:
-        async with tls_node(Ticket.new("leftovers"), None, is_ephemeral=True) as node:
+        async with tls_node(Ticket.new("leftovers"), None) as node:
             with socket.create_server(("127.0.0.1", 0), backlog=128) as silent, socket.socket() as bound:
                 bound.bind(("127.0.0.1", 0))  # and does not listen: its port refuses
                 port = (bound if patience_s > 1 else silent).getsockname()[1]

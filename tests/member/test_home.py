@@ -12,11 +12,11 @@ from manyhands.errors import BadRequest, TicketError
 from manyhands.member.home import Running, announced, check_name, list_running, load_ticket, save_ticket
 from manyhands.swarm.ticket import Ticket
 
-NODE, OTHER = NodeId("ab" * 32), NodeId("cd" * 32)
+NODE = NodeId("ab" * 32)
 
 
-def running(name: str = "desk", node: NodeId = NODE) -> Running:
-    return Running(name, os.getpid(), node, "home", "127.0.0.1:1")
+def running() -> Running:
+    return Running("desk", os.getpid(), NODE, "home", "127.0.0.1:1")
 
 
 def test_the_ticket_is_kept_and_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -48,14 +48,6 @@ def test_what_runs_is_listed_with_its_gateway(tmp_path: Path) -> None:
         assert (found.name, found.pid, found.api) == ("desk", os.getpid(), "http://127.0.0.1:8000")
         assert (tmp_path / "run" / "desk.json").stat().st_mode & 0o777 == 0o600
     assert list_running(tmp_path) == []
-
-
-def test_one_key_runs_once(tmp_path: Path) -> None:
-    with announced(tmp_path, running()):
-        with pytest.raises(BadRequest, match="with this key runs here already"), announced(tmp_path, running("second")):
-            pass
-        with announced(tmp_path, running("second", OTHER)):
-            assert [found.name for found in list_running(tmp_path)] == ["desk", "second"]
 
 
 def test_files_of_ended_processes_and_of_other_forms_do_not_count(tmp_path: Path) -> None:

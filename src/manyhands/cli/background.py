@@ -19,21 +19,10 @@ import typer
 
 from manyhands.cli.log_file import LogFile, log_path
 from manyhands.cli.progress import ERASE
-from manyhands.cli.runfile import run_path, running_pid
-from manyhands.errors import BadRequest
 
 START_S: Final = 600.0  # for a node to serve; a model may have to be fetched first
 END_S: Final = 10.0  # for one that is interrupted before it serves
 _SERVES, _IS_SLOW = b"1", b"0"
-
-
-def check_not_running(name: str) -> None:
-    """Raise BadRequest if a node of this name runs on this machine already."""
-    if (pid := running_pid(run_path(name))) is not None:
-        raise BadRequest(
-            f"{name} runs here already (process {pid}): `manyhands status` shows it, `manyhands stop {name}` ends it; "
-            "for a second node on this machine give --name NAME --key FILE"
-        )
 
 
 class Tee:
@@ -111,9 +100,8 @@ def go_on_in_background(name: str, *, as_json: bool = False) -> Background:
     """Return in a new process, which is in the background; in this one wait until that serves, say so, and raise typer.Exit.
 
     Exit code 0 if it serves, 1 if it does not within START_S, else what the new process ended with, which has said why.
-    Raises BadRequest if a node of this name runs already or its log cannot be written.
+    Raises BadRequest if its log cannot be written.
     """
-    check_not_running(name)
     log = LogFile(log_path(name))
     reading, writing = os.pipe()
     sys.stdout.flush()

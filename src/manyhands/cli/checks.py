@@ -105,7 +105,7 @@ async def _dial_all(ticket: Ticket) -> list[Check]:
     from manyhands.cli.connect import tls_node
 
     addrs = [addr for addr in ticket.addresses if "%" not in addr.host]
-    async with tls_node(ticket, None, is_ephemeral=True, name="doctor") as node:
+    async with tls_node(ticket, None, name="doctor") as node:
         return list(await asyncio.gather(*(_dial(node, addr) for addr in addrs)))
 
 

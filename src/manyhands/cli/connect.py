@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.drafters import load_drafter
 from manyhands.cli.progress import doing
-from manyhands.cli.tls import own_key, policy_of, tls_transport
+from manyhands.cli.tls import policy_of, tls_transport
 from manyhands.config import RequestConfig, SwarmConfig
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
@@ -27,19 +27,12 @@ if TYPE_CHECKING:
     from manyhands.member.member import Member
 
 
-def tls_node(
-    ticket: Ticket,
-    key_file: Path | None,
-    *,
-    is_ephemeral: bool = False,
-    swarm: SwarmConfig | None = None,
-    **options: Any,
-) -> FullNode:
-    """A node with every role and the key in `key_file` (`own_key`), or a key that lasts as long as it does.
+def tls_node(ticket: Ticket, key: NodeKey | None, *, swarm: SwarmConfig | None = None, **options: Any) -> FullNode:
+    """A node with every role and the key given; None: one that lasts as long as it does.
 
     It dials the nodes that `swarm` admits; None: every member. Raises BadRequest if it admits none.
     """
-    key = NodeKey.generate() if is_ephemeral else own_key(key_file)
+    key = key or NodeKey.generate()
     return FullNode(tls_transport(ticket, key, swarm), key.private_key, **options)
 
 

@@ -7,9 +7,9 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
-from manyhands.cli.background import check_not_running
 from manyhands.cli.member_options import MemberOptions
 from manyhands.cli.progress import doing
+from manyhands.cli.runfile import check_not_running
 from manyhands.errors import BadRequest
 from manyhands.net.pairing.code import TICKET_WAY, read_code
 

@@ -263,7 +263,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
             node_processes(
                 spans, plan.node_options(folder, can_load), ticket, waiting.serves, waiting.loads
             ) as running,
-            tls_node(ticket, None, is_ephemeral=True, request=request) as node,
+            tls_node(ticket, None, request=request) as node,
         ):
             addrs = [n.address for n in running]
             origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs, called=name)

@@ -86,17 +86,17 @@ async def _run(
 ) -> None:
     from manyhands.cli.connect import member_transport
     from manyhands.cli.runfile import run_file
+    from manyhands.cli.tls import own_key, own_key_file
     from manyhands.config import home_from_env
     from manyhands.member.home import Running, announced, load_ticket
     from manyhands.member.member import Member
-    from manyhands.swarm.identity import NodeKey
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import device_of_process
 
     began = time.monotonic()  # what comes now is not Python loading libraries
     home = home_from_env()
     name = wish.node_name
-    key = NodeKey.load_or_create(wish.key or home / "node.key")
+    key = own_key(wish.key)
     found = options.settings()
     wanted = (named.directory if named else "") or found.swarm.directory
     if ticket is None and found.swarm.ticket:
@@ -104,11 +104,12 @@ async def _run(
     ticket = ticket or load_ticket(home) or Ticket.new(name, wanted)
     ticket.agree(wanted)
     config = config_of(wish, name, key, ticket, found)
-    with StopSignals(while_stdin=while_stdin) as signals, device_of_process(wish.threads) as device:
+    alone = run_file(name, own_key_file(wish.key))
+    with StopSignals(while_stdin=while_stdin) as signals, alone, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
         async with Member(key, ticket, config, made, worker=found.worker, request=request) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
-            with run_file(name), announced(home, me) as announce:
+            with announced(home, me) as announce:
                 work = _serve(member, api, named, device, home, tell, announce, signals, began)
                 await signals.run(work)
         tell("left", "left")

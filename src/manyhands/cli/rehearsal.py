@@ -82,7 +82,7 @@ async def rehearse() -> Rehearsal:
     try:
         async with AsyncExitStack() as stack:
             config = RequestConfig(draft="off", reuse=False)
-            node = await stack.enter_async_context(tls_node(ticket, None, is_ephemeral=True, request=config))
+            node = await stack.enter_async_context(tls_node(ticket, None, request=config))
             model = await device.run(lambda: OriginModel(folder, "bf16"))
             spans = [Span(0, model.num_layers)] * 2
             running = await stack.enter_async_context(node_processes(spans, NodeOptions(str(folder)), ticket))

@@ -11,21 +11,39 @@ from manyhands.member.process import is_running, start_ticks
 
 
 @contextlib.contextmanager
-def run_file(name: str) -> Iterator[None]:
-    """While the block runs, the file of `name` holds this process's id. Raises BadRequest if another node has the name."""
+def run_file(name: str, key: Path) -> Iterator[None]:
+    """While the block runs, the file of `name` holds this process's id, and the key file `key`, which exists, is locked.
+
+    Raises BadRequest if another node has the name or the key.
+    """
     from manyhands.files import private_folder, write_private
 
     path = run_path(name)
-    with _alone(private_folder(path.parent)):
-        pid = running_pid(path)
-        if pid not in (None, os.getpid()):
-            raise BadRequest(f"a node named {name} runs here already (process {pid}): give another --name")
-        ticks = start_ticks(os.getpid())
-        write_private(path, str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+    with open(key, "rb") as held:
+        with _alone(private_folder(path.parent)):
+            check_not_running(name)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadRequest(
+                    f"a node with the key {key} runs here already ({nodes_here()}): stop it, or start this one with "
+                    "--name NAME --key FILE"
+                ) from None
+            ticks = start_ticks(os.getpid())
+            write_private(path, str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def check_not_running(name: str) -> None:
+    """Raise BadRequest if a node of this name runs on this machine already, in another process."""
+    if (pid := running_pid(run_path(name))) not in (None, os.getpid()):
+        raise BadRequest(
+            f"{name} runs here already (process {pid}): `manyhands status` shows it, `manyhands stop {name}` ends it; "
+            "for a second node on this machine give --name NAME --key FILE"
+        )
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from manyhands.errors import ManyhandsError
 if TYPE_CHECKING:
     from manyhands.config import RequestConfig, SwarmConfig, WorkerConfig
     from manyhands.host_node import HostNode
+    from manyhands.swarm.identity import NodeKey
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
     from manyhands.worker.serve import SpanHost
@@ -156,6 +157,7 @@ async def _serve(
 ) -> None:
     """Serve until told to leave. `serves` is called once everything that is there from the start has been said."""
     from manyhands.cli.signals import StopSignals
+    from manyhands.cli.tls import own_key, own_key_file
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.shelf import in_use
     from manyhands.worker.execute import device_of_process
@@ -165,19 +167,25 @@ async def _serve(
     found = options.settings()
     # Children of `local` share with it alone: no other process has its ticket.
     swarm = None if job.is_child else found.swarm
-    with StopSignals(while_stdin=job.is_child) as signals, device_of_process(job.threads) as device, in_use(folder):
+    key = own_key(job.key)
+    # Children of `local` are not stopped by name, and several `local` have nodes of the same names.
+    alone = contextlib.nullcontext() if job.is_child else run_file(job.name, own_key_file(job.key))
+    with (
+        StopSignals(while_stdin=job.is_child) as signals,
+        alone,
+        device_of_process(job.threads) as device,
+        in_use(folder),
+    ):
 
         async def work() -> None:
-            async with _node(job, ticket, swarm, worker, request) as node:
+            async with _node(job, key, ticket, swarm, worker, request) as node:
                 given = await _host(job, node, folder, device, ticket, as_json)
-                # Children of `local` are not drained by name, and several `local` have nodes of the same names.
-                with contextlib.nullcontext() if job.is_child else run_file(job.name):
-                    async with _api(job, node, folder, device, given, as_json):
-                        async with steady_memory():
-                            serves()
-                            await signals.leaving()
-                    _say(as_json, "draining")
-                    await node.worker.drain()
+                async with _api(job, node, folder, device, given, as_json):
+                    async with steady_memory():
+                        serves()
+                        await signals.leaving()
+                _say(as_json, "draining")
+                await node.worker.drain()
 
         await signals.run(work())
     _say(as_json, "stopped")
@@ -185,18 +193,23 @@ async def _serve(
 
 
 def _node(
-    job: _Job, ticket: "Ticket", swarm: "SwarmConfig | None", worker: "WorkerConfig", request: "RequestConfig"
+    job: _Job,
+    key: "NodeKey",
+    ticket: "Ticket",
+    swarm: "SwarmConfig | None",
+    worker: "WorkerConfig",
+    request: "RequestConfig",
 ) -> "HostNode":
     """One that only hosts, which starts in half the time; with --api, one that also owns requests."""
     if job.api.addr is None:
-        from manyhands.cli.tls import own_key, tls_transport
+        from manyhands.cli.tls import tls_transport
         from manyhands.host_node import HostNode
         from manyhands.origin.sampling import sampling
 
-        return HostNode(tls_transport(ticket, own_key(job.key), swarm), sampling, name=job.name, worker=worker)
+        return HostNode(tls_transport(ticket, key, swarm), sampling, name=job.name, worker=worker)
     from manyhands.cli.connect import tls_node
 
-    return tls_node(ticket, job.key, swarm=swarm, name=job.name, worker=worker, request=request)
+    return tls_node(ticket, key, swarm=swarm, name=job.name, worker=worker, request=request)
 
 
 async def _host(

@@ -13,9 +13,14 @@ from manyhands.swarm.ticket import Ticket
 from manyhands.wire.message import Hello, Lane
 
 
+def own_key_file(key_file: Path | None) -> Path:
+    """`key_file`, or this machine's: $MANYHANDS_HOME/node.key."""
+    return key_file or home_from_env() / "node.key"
+
+
 def own_key(key_file: Path | None) -> NodeKey:
-    """The key in `key_file` (default: $MANYHANDS_HOME/node.key), made if there is none."""
-    return NodeKey.load_or_create(key_file or home_from_env() / "node.key")
+    """The key in `own_key_file`, made if there is none."""
+    return NodeKey.load_or_create(own_key_file(key_file))
 
 
 def tls_transport(

@@ -43,8 +43,8 @@ def up(
 
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
-    from manyhands.cli.background import check_not_running
     from manyhands.cli.membership import Named, start
+    from manyhands.cli.runfile import check_not_running
 
     is_said = dtype not in ("", "auto") or options.check_cache_dtype(cache_dtype)
     precision = options.precision_of(dtype or "auto", model, cache_dtype) if is_said else None

@@ -86,15 +86,7 @@ class Running:
 
 @contextlib.contextmanager
 def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
-    """Say that a node runs, until the block ends; yields what to call with the URL of its gateway.
-
-    Raises BadRequest if its key is in use."""
-    for other in list_running(home):
-        if other.node == running.node:
-            raise BadRequest(
-                f"a node with this key runs here already ({other.name}, process {other.pid}): stop it "
-                f"(manyhands stop {other.name}), or start this one with --key FILE --name NAME"
-            )
+    """Say that a node runs, until the block ends; yields what to call with the URL of its gateway."""
     running = replace(running, began=start_ticks(running.pid))
     path = home / "run" / f"{running.name}.json"
     write_private(path, json.dumps(asdict(running)))
