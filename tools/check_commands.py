@@ -3,7 +3,7 @@
     python -m tools.check_commands --device cuda
 
 Parts, each with *tales* and processes of its own; whatever a command answers on the CPU, it is to answer on the device:
-  local   one answer over node processes: precisions, caches of 8 bit, sampling, a drafter, star, ends at the edges, one node
+  local   one answer over node processes: precisions, sampling, a drafter, star, ends at the edges, one node
   deaths  hops that are killed or asked to leave in the middle of an answer: the text of the undisturbed one, one repair
   mixed   `serve` on the device, with a spare node on the CPU: a node of the device is killed while `infer` prints
   api     `local --api`: a chat of three turns, and eight streams at once
@@ -29,7 +29,7 @@ from typing import Any
 PROMPT = "Once upon a time there was a king who"
 LOCAL = {
     "bf16": [], "fp32": ["--dtype", "fp32"], "w8": ["--dtype", "w8"], "w4": ["--dtype", "w4"],
-    "cache w8": ["--cache-dtype", "w8"], "sampled": ["-t", "0.9", "--seed", "7"], "drafted": ["--draft", "model"],
+    "sampled": ["-t", "0.9", "--seed", "7"], "drafted": ["--draft", "model"],
     "star": ["--path", "star"], "edges": ["--ends", "edges"], "one node": ["--nodes", "1"],
 }  # fmt: skip
 DEATHS = {
