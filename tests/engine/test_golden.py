@@ -134,6 +134,19 @@ def test_functions_are_near_the_true_ones(name: str, true: np.ufunc) -> None:
     assert (np.abs(library.apply("scalar", name, x) - right) <= 2.2e-7 * np.abs(right)).all()
 
 
+@pytest.mark.parametrize("back_end", library.supported())
+def test_powers_of_negative_numbers_have_the_bits_of_all(back_end: str) -> None:
+    """sigmoid takes e^-|x| in fewer operations than exp does: one in 997 of the negative numbers, and all from -104 to -87."""
+    around = np.array([-104, -87], np.float32).view(np.uint32)
+    bits = np.concatenate(
+        [np.arange(1 << 31, 0xFF800000, 997, np.uint32), np.arange(around[1], around[0], dtype=np.uint32)]
+    )
+    bits = bits[::16] if back_end == "scalar" else bits
+    x = np.resize(bits, -(-len(bits) // 16) * 16).view(np.float32)
+    small = library.apply(back_end, "exp", x)
+    assert np.array_equal(library.apply(back_end, "sigmoid", x), small / (1 + small))
+
+
 def test_double_functions_are_near_the_true_ones() -> None:
     x = np.linspace(1e-3, 100, 10001)
     assert np.abs(library.double("exp", x) / np.exp(x) - 1).max() < 5e-16

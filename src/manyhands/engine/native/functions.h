@@ -7,12 +7,9 @@
 #define WHOLE 0x1.8p23f /* added to a number it leaves the nearest whole one in the lowest bits */
 #define HORNER(p, x, c) p = fma_(p, x, set(c))
 
-/* e^x: 2^n e^r with |r| <= ln 2 / 2; infinity above 89, zero below -104. */
-static inline V exponential(V number)
+/* e^r, r = x - n ln 2, |r| <= ln 2 / 2. */
+static inline V power_near_one(V x, V n)
 {
-    V x = more(number, set(-104));
-    x = minus(more(minus(x), set(-89)));
-    V shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE));
     V r = fma_(n, set(-0.693359375f), x);
     r = fma_(n, set(2.12194440e-4f), r);
     V p = set(0.00019899286f);
@@ -21,16 +18,32 @@ static inline V exponential(V number)
     HORNER(p, r, 0.041666467f);
     HORNER(p, r, 0.16666667f);
     HORNER(p, r, 0.5f);
-    p = add(fma_(mul(r, r), p, r), set(1));
+    return add(fma_(mul(r, r), p, r), set(1));
+}
+
+/* e^x: 2^n e^r; infinity above 89, zero below -104. */
+static inline V exponential(V number)
+{
+    V x = more(number, set(-104));
+    x = minus(more(minus(x), set(-89)));
+    V shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE)), p = power_near_one(x, n);
     V first = fma_(n, set(0.5f), set(WHOLE)), second = add(sub(n, sub(first, set(WHOLE))), set(WHOLE));
     p = mul(mul(p, power_of_two(first)), power_of_two(second));
     return pick(is_nan(number), number, p);
 }
 
+/* e^x of numbers that are at most zero: the bits of `exponential`, in two thirds of the operations. Below -88 a result would be denormal, and
+ * is zero. From there 2^n is normal, or zero for n = -127, where the result is. */
+static inline V exponential_down(V number)
+{
+    V x = more(number, set(-88)), shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE));
+    return pick(is_nan(number), number, mul(power_near_one(x, n), power_of_two(shifted)));
+}
+
 /* 1 / (1 + e^-x) as e / (1 + e) or 1 / (1 + e) with e = e^-|x|. */
 static inline V sigmoid(V x)
 {
-    V small = exponential(minus(size_of(x)));
+    V small = exponential_down(minus(size_of(x)));
     return div_(pick(below(x, set(0)), small, set(1)), add(set(1), small));
 }
 

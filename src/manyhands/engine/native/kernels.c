@@ -542,11 +542,11 @@ static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t
     }
     float most = tree_more(top);
     for (int p = 0; p < BLOCK / LANES; p++) {
-        V weight = exponential(sub(score[p], set(most)));
+        V weight = exponential_down(sub(score[p], set(most)));
         total = add(total, weight);
         store(scores + p * LANES, kind->rounds && !kind->has_codes ? as_bf16(weight) : weight);
     }
-    float less = *max - most, scale = less == 0 ? 1 : first_lane(exponential(set(less))); /* e^0 is 1 */
+    float less = *max - most, scale = less == 0 ? 1 : first_lane(exponential_down(set(less))); /* e^0 is 1 */
     *sum = *sum * scale + tree_sum(total);
     *max = most;
     return scale;
@@ -631,6 +631,8 @@ static void attend_rows(const Kind *kind, const float *queries, int64_t first, i
         for (int64_t p = 0; p < BLOCK / SIDE && !is_tiled; p++)
             chains(key_type(kind), high - low, 0, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
                    scores + low * BLOCK + p * SIDE, BLOCK);
+        for (int64_t at = 0; block < last / BLOCK && at < 4096; at += LINE) /* as fetch_weights does within a block */
+            __builtin_prefetch(cached->blocks[block + 1] + cached->offset + at);
         for (int64_t r = low; r < high; r++) {
             int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
             float scale = soften_block(kind, scores + r * BLOCK, from, at + 1 - block * BLOCK, max + r, total + r);
@@ -787,7 +789,7 @@ static void score_all(const Routing *routing, const float *logits, float *scores
         top = set(tree_more(top));
     }
     for (int64_t at = 0; at < n; at += LANES) {
-        V v = routing->is_sigmoid ? sigmoid(load_part(scores + at, n - at)) : exponential(sub(load(scores + at), top));
+        V v = routing->is_sigmoid ? sigmoid(load_part(scores + at, n - at)) : exponential_down(sub(load(scores + at), top));
         total = add(total, v);
         store(scores + at, v);
     }
