@@ -97,6 +97,9 @@ def qwen3_moe(f: Fields) -> Program:
     s, act, bias = Sizes.read(f), f.activation(), f.flag("attention_bias")
     count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 128, high=4096)
     f.only("num_experts", count)
+    f.only("qkv_bias", False)  # these three are in the configs of Qwen3-Coder
+    f.only("shared_expert_intermediate_size", 0)
+    f.only("use_qk_norm", True)
     inner, normalise = f.count("moe_intermediate_size", 768, high=1 << 20), f.flag("norm_topk_prob")
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
     window = f.count("sliding_window", 4096) if f.flag("use_sliding_window") else None

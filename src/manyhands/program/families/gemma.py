@@ -64,7 +64,9 @@ class Wrapped:
 def gemma2(f: Fields) -> Program:
     """gemma with norms before and behind, windows in every second layer, soft caps."""
     s, rope = Sizes.read(f, head=256), RopeReader(f)
-    found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), f.count("sliding_window", 4096))
+    window = f.count("sliding_window", 4096)
+    f.only("sliding_window_size", window)  # an older name, in the configs of the 9B and 27B
+    found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), window)
     caps = f.optional("attn_logit_softcapping", 50.0), f.optional("final_logit_softcapping", 30.0)
     return _wrapped(f, s, rope, Wrapped([rope.plain(s.head)], [0] * s.layers, found, *caps))
 

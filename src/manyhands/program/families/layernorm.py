@@ -29,6 +29,8 @@ def stablelm(f: Fields) -> Program:
     heads = NormStyle("layer", norm.eps) if f.flag("qk_layernorm") else None
     names = ("self_attn.q_layernorm.norms.{head}", "self_attn.k_layernorm.norms.{head}")
     style = AttentionStyle(head_scale(s.head), bias=f.flag("use_qkv_bias"), head_norm=heads, norm_names=names)
+    f.only("num_heads", s.heads)
+    f.only("rotary_scaling_factor", 1.0)
     rope, beside = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.25)), f.flag("use_parallel_residual")
 
     def layer(n: TensorNames, i: int) -> Ops:
@@ -117,6 +119,7 @@ def starcoder2(f: Fields) -> Program:
     """One switch for all biases; a window in every layer, if any."""
     s, act = Sizes.read(f), f.activation("hidden_act", "gelu_pytorch_tanh")
     norm, bias = NormStyle("layer", f.number("norm_epsilon", 1e-5), bias=True), f.flag("use_bias", True)
+    _starcoder2_as_trained(f, norm)
     window = f.optional_count("sliding_window")
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, window=window)
     rope = RopeReader(f)
@@ -128,6 +131,15 @@ def starcoder2(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(tied=True), layer)
 
 
+def _starcoder2_as_trained(f: Fields, norm: NormStyle) -> None:
+    """Fields of the published configs that transformers does not read: each must say what it computes."""
+    f.only("layer_norm_epsilon", norm.eps)
+    f.only("mlp_type", "default")
+    f.only("norm_type", "layer_norm")
+    f.only("scale_attn_weights", True)
+    f.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+
+
 def cohere2(f: Fields) -> Program:
     """One norm without bias, attention and block side by side; layers without a window have no positions either."""
     s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
@@ -135,6 +147,7 @@ def cohere2(f: Fields) -> Program:
     every = f.count("sliding_window_pattern", 4)
     full = range(every - 1, s.layers, every)
     found = windows(f, s.layers, sliding(s.layers, full), f.count("sliding_window", 4096))
+    _cohere2_as_trained(f, every)
     rope = RopeReader(f)
 
     def layer(n: TensorNames, i: int) -> Ops:
@@ -145,3 +158,16 @@ def cohere2(f: Fields) -> Program:
 
     ends = EndsStyle(tied=True, scale=f.number("logit_scale", 0.0625))
     return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)
+
+
+def _cohere2_as_trained(f: Fields, every: int) -> None:
+    """Fields of the published configs that transformers does not read: each must say what it computes."""
+    f.only("layer_switch", every)
+    f.only("order_of_interleaved_layers", "local_attn_first")
+    f.only("position_embedding_type", "rope_gptj")
+    f.only("rotary_pct", 1.0)
+    f.only("use_embedding_sharing", f.flag("tie_word_embeddings", True))
+    f.only("use_gated_activation", True)
+    f.only("use_parallel_block", True)
+    f.only("use_qk_norm", False)
+    f.ignore("_sliding_window_pattern", "use_parallel_embedding")

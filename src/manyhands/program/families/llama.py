@@ -45,6 +45,8 @@ def usual(
 def llama(f: Fields) -> Program:
     """Also the pattern of the others here. In GGUF files the rows of q and k are ordered for pairs that turn."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
+    f.only("is_llama_config", True)  # these two are in the configs of SmolLM
+    f.only("rope_interleaved", False)
     style = AttentionStyle(head_scale(s.head), pairs=f.stored("interleaved_rope"), bias=bias, out_bias=bias)
     return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle(), bias=f.flag("mlp_bias"))
 
@@ -85,6 +87,9 @@ def phi3(f: Fields) -> Program:
     """Fused tensors; a part of a head may turn; original_max_position_embeddings stands outside of the rotary fields."""
     s = Sizes.read(f, kv=False)
     window = f.optional_count("sliding_window")
+    f.only("full_attn_mod", 1)  # these three are in the configs of Phi-4-mini
+    f.only("interpolate_factor", 1)
+    f.only("lm_head_bias", False)
     style = AttentionStyle(head_scale(s.head), fused="self_attn.qkv_proj", window=window)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 1.0), original=4096)
     return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1e-5, fused=True, partial=True)
@@ -99,7 +104,7 @@ def smollm3(f: Fields) -> Program:
         raise f.refuse("no_rope_layers", f"a switch for each of the {s.layers} layers is needed")
     wanted = f.flag("use_sliding_window") and f.has("sliding_window")
     window = f.count("sliding_window") if wanted else None
-    f.ignore("sliding_window")
+    f.ignore("sliding_window", "max_window_layers")
     full = [i for i in range(s.layers) if turns[i] or not wanted]
     found = windows(f, s.layers, sliding(s.layers, full), window)
     styles = [

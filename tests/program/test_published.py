@@ -1,0 +1,83 @@
+"""Fields of published configs that no recipe needs: served as they stand, refused where they ask for something else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from manyhands.errors import ModelError
+from manyhands.program.families import build_program
+from manyhands.testing.tiny import _config as make
+
+# Fields of published configs that transformers does not read, as they stand there: they say what is computed anyway.
+SPOKEN: dict[str, dict[str, Any]] = {
+    "cohere2": {  # Command R7B, Command A
+        "layer_switch": 4,
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": True,
+        "_sliding_window_pattern": 4,
+    },
+    "gemma2": {"sliding_window_size": 24},  # Gemma 2 9B and 27B
+    "gpt_neox": {  # GPT-NeoX-20B, h2oGPT
+        "attention_probs_dropout_prob": 0,
+        "hidden_dropout_prob": 0,
+        "custom_pipelines": {"text-generation": {"impl": "h2oai_pipeline.H2OTextGenerationPipeline"}},
+    },
+    "llama": {  # SmolLM2
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"}},
+    },
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},  # Phi-4-mini
+    "qwen2": {"use_mrope": False},  # Qwen2.5-0.5B, DeepSeek-R1-Distill-Qwen
+    "qwen3_moe": {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},  # Qwen3-Coder
+    "smollm3": {"max_window_layers": 28},
+    "stablelm": {"num_heads": 4, "rotary_scaling_factor": 1.0},
+    "starcoder2": {
+        "attention_softmax_in_fp32": True,
+        "layer_norm_epsilon": 1e-05,
+        "mlp_type": "default",
+        "norm_type": "layer_norm",
+        "scale_attention_softmax_in_fp32": True,
+        "scale_attn_weights": True,
+    },
+}
+
+
+def tiny(family: str) -> dict[str, Any]:
+    """The config.json of a tiny model."""
+    config: dict[str, Any] = json.loads(make(family, 3, 64, 264, 512, {}).to_json_string())
+    return config
+
+
+@pytest.mark.parametrize("family", SPOKEN)
+def test_a_published_field_that_says_what_is_computed_anyway_changes_nothing(family: str) -> None:
+    config = {**tiny(family), "sliding_window_pattern": 4} if family == "cohere2" else tiny(family)
+    assert build_program({**config, **SPOKEN[family]}) == build_program(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("cohere2", "layer_switch", 3),
+        ("cohere2", "order_of_interleaved_layers", "global_attn_first"),
+        ("cohere2", "use_embedding_sharing", False),
+        ("cohere2", "use_parallel_block", False),
+        ("gemma2", "sliding_window_size", 4096),
+        ("llama", "rope_interleaved", True),
+        ("phi3", "lm_head_bias", True),
+        ("qwen2", "use_mrope", True),
+        ("qwen3_moe", "shared_expert_intermediate_size", 64),
+        ("qwen3_moe", "use_qk_norm", False),
+        ("stablelm", "rotary_scaling_factor", 2.0),
+        ("starcoder2", "norm_type", "rms_norm"),
+    ],
+)
+def test_the_same_field_with_another_value_is_refused(family: str, field: str, value: object) -> None:
+    with pytest.raises(ModelError, match=f"{field} is {value!r}"):
+        build_program({**tiny(family), field: value})
