@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from manyhands.errors import ModelError
-from manyhands.program.families import build_program
+from manyhands.program.families import FAMILIES, build_program
 from manyhands.testing.tiny import _config as make
 
 # Fields of published configs that transformers does not read, as they stand there: they say what is computed anyway.
@@ -69,6 +70,7 @@ def test_a_published_field_that_says_what_is_computed_anyway_changes_nothing(fam
         ("cohere2", "use_embedding_sharing", False),
         ("cohere2", "use_parallel_block", False),
         ("gemma2", "sliding_window_size", 4096),
+        ("gpt_neox", "rope_theta", 500000.0),
         ("llama", "rope_interleaved", True),
         ("phi3", "lm_head_bias", True),
         ("qwen2", "use_mrope", True),
@@ -81,3 +83,14 @@ def test_a_published_field_that_says_what_is_computed_anyway_changes_nothing(fam
 def test_the_same_field_with_another_value_is_refused(family: str, field: str, value: object) -> None:
     with pytest.raises(ModelError, match=f"{field} is {value!r}"):
         build_program({**tiny(family), field: value})
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:
+    config = tiny(family)
+    del config["rope_parameters"]
+    if family == "gpt_oss":
+        config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    theirs = CONFIG_MAPPING[family](**config).rope_parameters
+    base = theirs.get("full_attention", theirs)["rope_theta"]
+    assert build_program(config).ropes == build_program({**config, "rope_theta": base}).ropes

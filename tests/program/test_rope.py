@@ -15,6 +15,7 @@ from manyhands.program.fields import Fields
 from manyhands.program.rope import RopeReader, exp, log
 
 YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 2.5},
     "llama3": {
@@ -27,12 +28,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn": YARN,
     "yarn with scales": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 24, "beta_slow": 2},
     "yarn, not truncated": {**YARN, "truncate": False, "factor": 32.0},
-    "longrope": {
-        "rope_type": "longrope",
-        "short_factor": [1.0 + i / 64 for i in range(64)],
-        "long_factor": [2.0] * 64,
-        "original_max_position_embeddings": 4096,
-    },
+    "longrope": {**LONG, "short_factor": [1.0 + i / 64 for i in range(64)], "long_factor": [2.0] * 64},
 }
 
 
@@ -91,8 +87,10 @@ def test_scalings_that_switch_hold_the_model_to_the_length_before(kind: str) -> 
         ({"rope_theta": 0.5}, "rope_theta is 0.5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"mrope_section": [1, 2]}, "mrope_section is"),
-        ({"rope_type": "longrope", "short_factor": [1.0, 2.0]}, "short_factor is .*, a list of 8 positive numbers"),
-        ({"rope_type": "longrope", "short_factor": "x" * 8}, "short_factor is .*, a list of 8 positive numbers"),
+        ({**LONG, "short_factor": [1.0, 2.0]}, "short_factor is .*, a list of 8 positive numbers"),
+        ({**LONG, "short_factor": "x" * 8}, "short_factor is .*, a list of 8 positive numbers"),
+        ({"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings is None"),
+        ({**LONG, "short_factor": [1.0] * 8}, "factor is None"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(given: dict[str, Any], message: str) -> None:

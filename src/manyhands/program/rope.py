@@ -64,7 +64,8 @@ class RopeReader:
         self, fields: Fields, *, theta: float = 10000.0, fraction: float = 1.0, original: int | None = None
     ) -> None:
         self.fields = fields
-        self.context = self._length = fields.count("max_position_embeddings", 2048)
+        self.context = fields.count("max_position_embeddings", 2048)
+        self._length = self.context if fields.has("max_position_embeddings") else None  # a scaling does not guess it
         self._outer_original = fields.optional_count("original_max_position_embeddings", original)
         self._theta = theta
         self._fraction = fraction
@@ -128,8 +129,12 @@ class RopeReader:
 
     def _original(self, inner: Fields) -> int:
         """Positions before a scaling; a value outside of the rotary fields goes before one inside (phi3)."""
-        inside = inner.count("original_max_position_embeddings", self._length)
+        inside = inner.count("original_max_position_embeddings", self._outer_original or self._length)
         return self._outer_original or inside
+
+    def _factor(self, inner: Fields, original: int) -> float:
+        """How much longer the model is than before the scaling, if `inner` does not say."""
+        return inner.number("factor", None if self._length is None else self._length / original)
 
     def default(self, inner: Fields, base: float, width: int) -> Rope:
         """No scaling. (Fields of scalings may stay behind in a config; they are not read then.)"""
@@ -169,7 +174,7 @@ class RopeReader:
     def yarn(self, inner: Fields, base: float, width: int) -> Rope:
         """Between a first and a last column, from unscaled to divided by a factor; tables times a factor of their own."""
         original = self._original(inner)
-        factor = inner.number("factor", self._length / original)
+        factor = self._factor(inner, original)
         fast, slow = inner.number("beta_fast", 32.0), inner.number("beta_slow", 1.0)
 
         def column(rotations: float) -> float:
@@ -201,7 +206,7 @@ class RopeReader:
         inner.ignore("long_factor")
         factors = inner.raw("short_factor")
         self._check_factors(inner, factors, width // 2)
-        factor = inner.number("factor", self._length / original)
+        factor = self._factor(inner, original)
         given = inner.optional("attention_factor")
         if given is None:
             given = 1.0 if factor <= 1.0 else math.sqrt(1.0 + log(factor) / log(original))

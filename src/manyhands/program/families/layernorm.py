@@ -78,7 +78,9 @@ def gpt_neox(f: Fields) -> Program:
         fused="attention.query_key_value",
         interleaved=True,
     )
-    rope = RopeReader(f, theta=f.number("rotary_emb_base", 10000.0), fraction=f.number("rotary_pct", 0.25))
+    base = f.number("rotary_emb_base", 10000.0)
+    f.only("rope_theta", base)  # transformers does not read it here
+    rope = RopeReader(f, theta=base, fraction=f.number("rotary_pct", 0.25))
     beside, names = f.flag("use_parallel_residual", True), ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 
     def layer(n: TensorNames, i: int) -> Ops:

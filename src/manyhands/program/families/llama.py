@@ -111,7 +111,7 @@ def smollm3(f: Fields) -> Program:
         AttentionStyle(head_scale(s.head), rope=0 if turn else None, bias=bias, out_bias=bias, window=w)
         for turn, w in zip(turns, found, strict=True)
     ]
-    return usual(f, s, RopeReader(f), styles, EndsStyle(tied=True), bias=f.flag("mlp_bias"))
+    return usual(f, s, RopeReader(f, theta=2000000.0), styles, EndsStyle(tied=True), bias=f.flag("mlp_bias"))
 
 
 def granite(f: Fields) -> Program:
