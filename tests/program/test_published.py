@@ -85,6 +85,18 @@ def test_the_same_field_with_another_value_is_refused(family: str, field: str, v
         build_program({**tiny(family), field: value})
 
 
+def test_norms_of_heads_without_end_are_refused_before_they_are_listed() -> None:
+    """A config of a kilobyte made a Program of 2 GB."""
+    sizes = {
+        "num_hidden_layers": 1024,
+        "hidden_size": 1 << 16,
+        "num_attention_heads": 4096,
+        "num_key_value_heads": 4096,
+    }
+    with pytest.raises(ModelError, match="num_attention_heads is 4096, with qk_layernorm at most 65536 heads"):
+        build_program({**tiny("stablelm"), **sizes, "qk_layernorm": True})
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:
     config = tiny(family)

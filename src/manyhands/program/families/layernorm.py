@@ -1,5 +1,7 @@
 """Recipes of families with layer norms: stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2."""
 
+from typing import Final
+
 from manyhands.program.blocks import (
     AttentionStyle,
     Branch,
@@ -21,12 +23,16 @@ from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 from manyhands.program.rope import RopeReader
 
+MOST_NORMS: Final = 1 << 16  # heads of stablelm with a norm of their own: 1,280 in the 12B
+
 
 def stablelm(f: Fields) -> Program:
     """A quarter of a head turns; norms of heads with weights of each head; sequential or parallel."""
     s, act = Sizes.read(f, free_head=False), f.activation()
     norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5), bias=True)
     heads = NormStyle("layer", norm.eps) if f.flag("qk_layernorm") else None
+    if heads and s.heads * s.layers > MOST_NORMS:
+        raise f.refuse("num_attention_heads", f"with qk_layernorm at most {MOST_NORMS} heads in all layers are read")
     names = ("self_attn.q_layernorm.norms.{head}", "self_attn.k_layernorm.norms.{head}")
     style = AttentionStyle(head_scale(s.head), bias=f.flag("use_qkv_bias"), head_norm=heads, norm_names=names)
     f.only("num_heads", s.heads)
