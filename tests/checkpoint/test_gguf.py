@@ -208,6 +208,9 @@ def change(raw: bytes, **facts: Any) -> header.Gguf:
         ({"llama__attention__head_count": np.array([4, 2], np.int32)}, "a whole number from 1 is needed"),
         ({"llama__new__field": 1}, "'llama.new.field' is not known here"),
         ({"llama__rope__scaling__type": "odd"}, "positions are scaled by 'odd'"),
+        ({"llama__rope__scaling__type": "longrope"}, "scaled by longrope .*, without factors of columns"),
+        ({"llama__rope__scaling__attn_factor": 1.5}, "attn_factor 1.5, without factors of columns"),
+        ({"llama__attention__causal": False}, "its attention looks ahead"),
         ({"llama__attention__value_length": 8}, "heads of different widths"),
         ({"split__count": 3}, "join them with"),
     ],
@@ -217,6 +220,27 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
     found = header.Gguf(found.file, found.facts, tuple(t for t in found.tensors if "rope" not in t.name), 0)
     with pytest.raises(ModelError, match=message):
         config_json(found, lambda start, end: b"")
+
+
+@pytest.mark.parametrize("facts", [{"llama__rope__scaling__type": "yarn"}, {"llama__rope__scaling__factor": 4.0}])
+def test_positions_that_are_scaled_twice_are_refused(facts: dict[str, Any], real: bytes) -> None:
+    with pytest.raises(ModelError, match=r"scaled twice: by \w+ and by rope_freqs.weight"):
+        config_json(change(real, **facts), lambda start, end: real[start:end])
+
+
+def test_a_factor_without_a_scaling_scales_nothing(real: bytes) -> None:
+    found = change(real, llama__rope__scaling__type="none", llama__rope__scaling__factor=4.0)
+    tensors = tuple(tensor for tensor in found.tensors if "rope" not in tensor.name)
+    config = config_json(header.Gguf(found.file, found.facts, tensors, 0), lambda start, end: b"")
+    assert "rope_scaling" not in json.loads(config)
+
+
+def test_biases_of_some_products_are_not_left_out(real: bytes) -> None:
+    """llama.cpp adds those that there are; transformers has a bias for all products of attention, or for none."""
+    found = parse(real)
+    one = header.GgufTensor("blk.0.attn_q.bias", "F32", (64,), 0, 256)
+    with pytest.raises(ModelError, match="biases of attn_q, and not of attn_k, attn_output, attn_v"):
+        config_json(header.Gguf(found.file, found.facts, (*found.tensors, one), 0), lambda start, end: real[start:end])
 
 
 def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None:

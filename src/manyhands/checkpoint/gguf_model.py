@@ -41,6 +41,8 @@ _LLAMA: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_ATTENTION: Final = ("attn_q", "attn_k", "attn_v", "attn_output")
+_BLOCK: Final = ("ffn_gate", "ffn_up", "ffn_down")
 _QWEN3: Final = {**_LLAMA, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _QWEN3_MOE: Final = {
     **_QWEN3,
@@ -102,7 +104,7 @@ class _Keys:
     def finish(self) -> None:
         """Raises ModelError for the first key that nothing read and that may change the arithmetic."""
         ours = {key for key in self.gguf.facts if key.startswith(f"{self.arch}.")}
-        harmless = {f"{self.arch}.{name}" for name in ("vocab_size", "rope.scaling.finetuned", "attention.causal")}
+        harmless = {f"{self.arch}.{name}" for name in ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")}
         for key in sorted(ours - self._used - harmless):
             raise self.refused(f"the key {key[:80]!a} is not known here and may change the model's arithmetic")
 
@@ -269,9 +271,21 @@ def _sizes(keys: _Keys, arch: _Architecture, shapes: Mapping[str, GgufTensor]) -
         "tie_word_embeddings": "output.weight" not in shapes,
         "quantization_config": {"quant_method": GGUF_METHOD, **dict.fromkeys(arch.conventions, True)},
     }
-    for name, tensor in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_gate")):
-        if f"blk.0.{tensor}.bias" in shapes:
-            config[name] = True
+    if keys.get("attention.causal", True) is not True:
+        raise keys.refused("its attention looks ahead: it is no model that writes text")
+    return config | _biases(keys, arch, shapes)
+
+
+def _biases(keys: _Keys, arch: _Architecture, shapes: Mapping[str, GgufTensor]) -> Config:
+    """Which products have biases: all of attention or none, and of a block; in qwen2 those of queries, keys and values."""
+    found = {name.split(".")[2] for name in shapes if name.startswith("blk.") and name.endswith(".bias")}
+    config: Config = {}
+    for field, group in (("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK)):
+        here = tuple(name for name in group if name in found)
+        if here == group:
+            config[field] = True
+        elif here and (arch.model_type, here) != ("qwen2", _ATTENTION[:3]):
+            raise keys.refused(f"it has biases of {', '.join(here)}, and not of {', '.join(sorted({*group} - found))}")
     return config
 
 
@@ -285,11 +299,20 @@ def _rotary(keys: _Keys, shapes: Mapping[str, GgufTensor], config: Config, read:
     )
     if turned != head:
         found["partial_rotary_factor"] = turned / head if head else 0.0
-    kind = keys.get("rope.scaling.type", "none")
+    kind = keys.get("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    factor = 1.0 if kind == "none" else factor
     original = keys.count("rope.scaling.original_context_length", context)
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     own = next((shapes[name] for name in _DROPPED[:2] if name in shapes), None)
+    if kind not in ("linear", "none", "longrope", "yarn"):
+        raise keys.refused(f"its positions are scaled by {kind!r:.40}; known are linear, yarn and factors of columns")
+    if own is None and (kind == "longrope" or attention != 1.0):
+        raise keys.refused(
+            f"its positions are scaled by {kind} with rope.scaling.attn_factor {attention}, without factors of columns"
+        )
+    if own is not None and (kind == "yarn" or factor != 1.0):
+        raise keys.refused(f"its positions are scaled twice: by {kind} and by {own.name}")
     if own is not None:
         factors = _numbers(keys, own, read)
         original = context if own.name == _DROPPED[0] else original
@@ -303,10 +326,8 @@ def _rotary(keys: _Keys, shapes: Mapping[str, GgufTensor], config: Config, read:
         found |= {"original_max_position_embeddings": original} if config["model_type"] == "phi3" else {}
     elif kind == "yarn":
         found["rope_scaling"] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    elif kind in ("linear", "none") and factor != 1.0:
+    elif factor != 1.0:
         found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    elif kind not in ("linear", "none", "longrope"):
-        raise keys.refused(f"its positions are scaled by {kind!r:.40}; known are linear, yarn and factors of columns")
     return found
 
 
