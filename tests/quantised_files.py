@@ -130,7 +130,7 @@ def quantised_tiny(
         if scale_type == torch.bfloat16:
             q.scales = torch.from_numpy(q.scales).bfloat16().float().numpy().astype(np.float16)
         for part, value in pack(q).items():
-            tensor = torch.from_numpy(np.ascontiguousarray(value))
+            tensor = torch.from_numpy(np.array(value, order="C"))
             stored[f"{name.removesuffix('.weight')}.{part}"] = (
                 tensor.to(scale_type) if tensor.dtype == torch.float16 else tensor
             )

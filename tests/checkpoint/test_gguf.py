@@ -199,6 +199,9 @@ def change(raw: bytes, **facts: Any) -> header.Gguf:
     return found
 
 
+TWO = np.array([1, 2], np.int32)
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -213,6 +216,9 @@ def change(raw: bytes, **facts: Any) -> header.Gguf:
         ({"llama__attention__causal": False}, "its attention looks ahead"),
         ({"llama__attention__value_length": 8}, "heads of different widths"),
         ({"split__count": 3}, "join them with"),
+        ({"split__count": TWO}, "'split.count' is a list; one value is needed"),
+        ({"llama__expert_count": TWO}, "'llama.expert_count' is a list"),
+        ({"llama__rope__scaling__type": TWO}, "'llama.rope.scaling.type' is a list"),
     ],
 )
 def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], message: str, real: bytes) -> None:

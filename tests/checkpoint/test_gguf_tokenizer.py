@@ -116,6 +116,7 @@ def test_the_chat_template_is_the_files(tmp_path: Path) -> None:
         ({"tokenizer.ggml.tokens": "abc"}, "tokens is no list"),
         ({"tokenizer.ggml.token_type": np.zeros(3, np.int32)}, "not one number for each"),
         ({"tokenizer.ggml.bos_token_id": 1 << 30}, "bos_token_id is 1073741824"),
+        ({"tokenizer.ggml.eos_token_id": np.zeros(2, np.int32)}, "eos_token_id' is a list; one value is needed"),
         ({"tokenizer.ggml.merges": np.zeros(2, np.int32)}, "merges is no list"),
         ({"tokenizer.ggml.add_bos_token": 3}, "add_bos_token is no bool"),
     ],

@@ -181,6 +181,7 @@ HOSTILE: dict[str, tuple[str, Spoil, str]] = {
     "g_idx beyond": ("gptq", lambda p: {**p, "g_idx": p["g_idx"] + 1}, "g_idx must name"),
     "g_idx below": ("gptq", lambda p: {**p, "g_idx": p["g_idx"] - 2}, "g_idx must name"),
     "g_idx short": ("gptq", lambda p: {**p, "g_idx": p["g_idx"][:-1]}, "g_idx must name"),
+    "g_idx of one number": ("gptq", lambda p: {**p, "g_idx": p["g_idx"][0]}, "g_idx must name"),
     "no codes at all": ("awq", lambda p: {**p, "qweight": p["qweight"][:0]}, "which is none of awq"),
     "codes in 3 dimensions": ("awq", lambda p: {**p, "qweight": p["qweight"][None]}, "which is none of awq"),
     "zeros where sym is promised": ("gptq", lambda p: {**p, "qzeros": p["qzeros"] + 1}, "`sym` in config.json asks for 8"),

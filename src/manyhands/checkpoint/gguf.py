@@ -64,6 +64,13 @@ class Gguf:
     tensors: tuple[GgufTensor, ...]
     data_start: int
 
+    def one(self, key: str, default: Any = None) -> Any:
+        """The value of a key that holds no list, `default` where it is absent. Raises ModelError."""
+        value = self.facts.get(key, default)
+        if isinstance(value, list | np.ndarray):
+            raise ModelError(f"{self.file} refused: the key {key[:80]!a} is a list; one value is needed")
+        return value
+
 
 class _Short(Exception):
     """The header goes on behind the bytes that were read."""

@@ -82,6 +82,10 @@ class _Keys:
         self._used.add(key)
         return self.gguf.facts.get(key, default)
 
+    def one(self, name: str, default: Any = None) -> Any:
+        self.get(name)
+        return self.gguf.one(f"{self.arch}.{name}", default)
+
     def refused(self, what: str) -> ModelError:
         return ModelError(f"{self.gguf.file} refused: {what}")
 
@@ -185,11 +189,11 @@ def _architecture(gguf: Gguf) -> tuple[str, _Architecture]:
     if found is None or not isinstance(arch, str):
         known = ", ".join(_ARCHITECTURES)
         raise ModelError(f"{gguf.file} refused: its architecture is {arch!r:.60}; served from GGUF are {known}")
-    if gguf.facts.get("split.count", 1) not in (0, 1):
+    if gguf.one("split.count", 1) not in (0, 1):
         raise ModelError(
             f"{gguf.file} refused: it is one of several files; join them with llama.cpp's llama-gguf-split --merge"
         )
-    is_mixtral = arch == "llama" and gguf.facts.get("llama.expert_count", 0)
+    is_mixtral = arch == "llama" and gguf.one("llama.expert_count", 0)
     return arch, _MIXTRAL_LLAMA if is_mixtral else found
 
 
@@ -244,7 +248,7 @@ def config_json(gguf: Gguf, read: ReadRange) -> bytes:
     config = _sizes(keys, found, shapes)
     config |= _rotary(keys, shapes, config, read)
     config |= found.more(keys, config)
-    if found.model_type != "mixtral" and keys.get("expert_count", 0) and "num_local_experts" not in config:
+    if found.model_type != "mixtral" and keys.one("expert_count", 0) and "num_local_experts" not in config:
         raise keys.refused(f"{arch} with experts is not served from GGUF")
     keys.get("expert_used_count")
     keys.finish()
@@ -299,7 +303,7 @@ def _rotary(keys: _Keys, shapes: Mapping[str, GgufTensor], config: Config, read:
     )
     if turned != head:
         found["partial_rotary_factor"] = turned / head if head else 0.0
-    kind = keys.get("rope.scaling.type", "linear")
+    kind = keys.one("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     factor = 1.0 if kind == "none" else factor
     original = keys.count("rope.scaling.original_context_length", context)

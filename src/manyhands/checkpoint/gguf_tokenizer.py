@@ -100,7 +100,7 @@ class _Vocabulary:
 
     def _special(self, name: str, default: int | None = None) -> str | None:
         """The token that the key `name` names by its id."""
-        id = self._gguf.facts.get(f"tokenizer.ggml.{name}_token_id", default)
+        id = self._gguf.one(f"tokenizer.ggml.{name}_token_id", default)
         if id is None or id == 0xFFFFFFFF:
             return None
         if type(id) is not int or not 0 <= id < len(self._tokens):

@@ -280,7 +280,7 @@ def _groups(folded: Folded, count: int, group: int) -> NDArray[np.int64]:
 
 def _ordered(order: Array | None, folded: Folded, count: int, group: int) -> NDArray[np.int64]:
     """As _groups, or as g_idx says."""
-    if order is None or (len(order) and bool((order == -1).all())):
+    if order is None or (order.ndim == 1 and len(order) and bool((order == -1).all())):
         return _groups(folded, count, group)
     if order.dtype != np.int32 or order.shape != folded.shape[1:] or order.min() < 0 or order.max() >= count:
         raise ModelError(
