@@ -8,6 +8,7 @@ arrivals      links that peers dialled and that were not taken yet
 incoming      how many links one peer may hold open
 certificate   membership: a certificate chain that the swarm's secret signed
 admission     tokens checked before TLS, and bounds on callers without one
+names         names looked up, and TCP connections to them
 listener      the listening socket behind admission
 tls           TCP + TLS 1.3
 alpn          protocols that hold a connection until the right one takes over

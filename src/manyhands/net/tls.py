@@ -33,6 +33,7 @@ from manyhands.net.incoming import Incoming
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
 from manyhands.net.liveness import MAX_STRETCH_S, stretched_s
+from manyhands.net.names import LOOKUPS, connected
 from manyhands.net.turn import Turn
 from manyhands.stalls import Stalls, tick_forever
 from manyhands.wire.message import Hello, Lane
@@ -173,8 +174,7 @@ class TlsTransport:
     async def _connect(self, link: FramedLink, addr: NodeAddr) -> None:
         await asyncio.get_running_loop().create_connection(
             lambda: link,
-            addr.host,
-            addr.port,
+            sock=await connected(addr.host, addr.port),
             ssl=self._client_context,
             server_hostname=self.tokens.make(),
             ssl_handshake_timeout=self._policy.handshake_s + MAX_STRETCH_S,
@@ -318,7 +318,7 @@ class TlsTransport:
 async def _bind(addr: NodeAddr) -> socket.socket:
     """A listening, non-blocking socket. Raises BadRequest."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(addr.host, addr.port, type=socket.SOCK_STREAM)
+        found = await LOOKUPS.find(addr.host, addr.port)
         family, _, _, _, name = found[0]
         return _listening(family, name)
     except OSError as exc:

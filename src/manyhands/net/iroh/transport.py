@@ -31,6 +31,7 @@ from manyhands.net.incoming import Incoming
 from manyhands.net.iroh import PREFIX
 from manyhands.net.iroh.pipe import IrohPipe, load
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
+from manyhands.net.names import LOOKUPS
 from manyhands.net.tls import TlsPolicy
 from manyhands.net.turn import Turn
 from manyhands.wire.message import Hello, Lane
@@ -154,7 +155,7 @@ class IrohTransport:
         iroh = load()
         iroh.iroh_ffi.uniffi_set_event_loop(asyncio.get_running_loop())
         host = NodeAddr(addr.host.removeprefix(PREFIX), addr.port)
-        found = await asyncio.get_running_loop().getaddrinfo(host.host, host.port, type=socket.SOCK_DGRAM)
+        found = await LOOKUPS.find(host.host, host.port, socket.SOCK_DGRAM)
         mode = (
             iroh.RelayMode.custom_from_urls(list(self._relay_urls)) if self._relay_urls else iroh.RelayMode.disabled()
         )
@@ -184,7 +185,7 @@ class IrohTransport:
         """The address as iroh takes it: numbers. None if it cannot be found, which leaves the relay."""
         with suppress(OSError):
             host = addr.host.removeprefix(PREFIX)
-            found = await asyncio.get_running_loop().getaddrinfo(host, addr.port, type=socket.SOCK_DGRAM)
+            found = await LOOKUPS.find(host, addr.port, socket.SOCK_DGRAM)
             return [str(NodeAddr(str(name[0]), addr.port)) for *_, name in found]
         return []
 

@@ -13,6 +13,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import LinkClosed, ProtocolError, WrongCode
 from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context, own_certificate
+from manyhands.net.names import connected
 from manyhands.net.pairing.exchange import (
     ELEMENT_BYTES,
     MAX_SEALED_BYTES,
@@ -52,22 +53,12 @@ async def ask_ticket(ways: Sequence[NodeAddr], swarm: str, code: str) -> str:
 
 async def _connect(ways: Sequence[NodeAddr]) -> tuple[NodeAddr, socket.socket]:
     """A TCP connection to the first address that takes one within CONNECT_S. Raises LinkClosed."""
-    loop = asyncio.get_running_loop()
     failures = []
     for addr in ways:
-        connection: socket.socket | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                family, kind, _, _, name = (await loop.getaddrinfo(addr.host, addr.port, type=socket.SOCK_STREAM))[0]
-                connection = socket.socket(family, kind)
-                connection.setblocking(False)
-                await loop.sock_connect(connection, name)
-            return addr, connection
-        except BaseException as error:
-            if connection is not None:
-                connection.close()
-            if not isinstance(error, OSError):
-                raise
+                return addr, await connected(addr.host, addr.port)
+        except OSError as error:
             failures.append(f"{addr}: {error.strerror or str(error) or f'no answer within {CONNECT_S:g} s'}")
     raise LinkClosed(f"cannot be reached at {'; '.join(failures) or 'no address'}")
 

@@ -18,6 +18,7 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.certificate import client_context
 from manyhands.net.link import CLOSE_S, FramedLink
+from manyhands.net.names import connected
 from manyhands.net.relay.relay import (
     ALIVE,
     ALIVE_S,
@@ -188,8 +189,7 @@ class Tunnels:
         try:
             await asyncio.get_running_loop().create_connection(
                 lambda: line,
-                relay.host,
-                relay.port,
+                sock=await connected(relay.host, relay.port),
                 ssl=self._context,
                 server_hostname=self._tls.tokens.make(),
                 ssl_handshake_timeout=HANDSHAKE_S,
