@@ -122,7 +122,7 @@ def test_a_machine_that_was_suspended_calls_every_member_at_once(play: Play) -> 
             place.faults.cut(first.node, other.node)
             place.faults.cut(other.node, first.node)
         dialled: list[NodeAddr] = []
-        first._bootstrap.dial = lambda addr: note_dial(dialled, addr)  # type: ignore[method-assign]
+        first.bootstrap.dial = lambda addr: note_dial(dialled, addr)  # type: ignore[method-assign]
         place.slept_s = 3600.0
         await asyncio.sleep(1.5)
         assert not first.edges() or len(dialled) <= 2
@@ -152,10 +152,10 @@ def test_what_is_remembered_is_bounded(play: Play) -> None:
         assert {addr.node for addr in saved[1:4]} == {other.id for other in others}, "linked nodes first"
         assert set(saved[4:]) <= set(many)
         first.found_on_lan(NodeAddr("10.0.0.2", 1 + index, node_of(index)) for index in range(10 * MAX_LAN_ADDRESSES))
-        assert len(first._bootstrap.addresses()) <= MAX_LAN_ADDRESSES + MAX_ADDRESSES + MAX_MET
-        first._bootstrap._behind.update((NodeAddr("10.0.0.3", 1 + i), node_of(i)) for i in range(1000))
+        assert len(first.bootstrap.addresses()) <= MAX_LAN_ADDRESSES + MAX_ADDRESSES + MAX_MET
+        first.bootstrap._behind.update((NodeAddr("10.0.0.3", 1 + i), node_of(i)) for i in range(1000))
         await asyncio.sleep(2 * REDIAL_S)
-        assert set(first._bootstrap._behind) <= set(first._bootstrap.addresses()), "those of addresses now forgotten"
+        assert set(first.bootstrap._behind) <= set(first.bootstrap.addresses()), "those of addresses now forgotten"
 
     play(scene)
 

@@ -107,11 +107,14 @@ async def _run(
     alone = run_file(name, own_key_file(wish.key))
     with StopSignals(while_stdin=while_stdin) as signals, alone, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
-        async with Member(key, ticket, config, made, worker=found.worker, request=request) as member:
-            me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
-            with announced(home, me) as announce:
-                work = _serve(member, api, named, device, home, tell, announce, signals, began)
-                await signals.run(work)
+
+        async def work() -> None:
+            async with Member(key, ticket, config, made, worker=found.worker, request=request) as member:
+                me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
+                with announced(home, me) as announce:
+                    await _serve(member, api, named, device, home, tell, announce, signals, began)
+
+        await signals.run(work())
         tell("left", "left")
         signals.check_interrupted()
 
@@ -217,14 +220,24 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
     if named is not None:
         return await weights_of(named.model, named.precision, member.records(), home, bar, holders)
     if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
-        if complaints := member.complaints():
-            raise BadRequest(complaints[0])
-        raise BadRequest(
-            f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
-        )
+        raise _without_model(member)
     known = known_kinds(member.records(), lambda node: member.node.pool.find(node, "control") is not None)
     kind = min(known, key=lambda kind: not missing_spans(kind, known[kind], with_spares=False))
     return await weights_in(kind, holders(kind), home, bar)
+
+
+def _without_model(member: "Member") -> ManyhandsError:
+    """Why no record of the swarm names a model, and what to do."""
+    name, answered = member.ticket.name, member.bootstrap.answered()
+    if complaints := member.complaints():
+        return BadRequest(complaints[0])
+    if answered and not any(record.node != member.id for record in member.records()):
+        where = ", ".join(map(str, answered[:3]))
+        return ShardUnavailable(
+            f"{where} took the call and says nothing of swarm {name}: stop that node and start it again, or join by the "
+            "ticket of another member"
+        )
+    return BadRequest(f"swarm {name} serves no model yet: run `manyhands up MODEL` on one of its machines")
 
 
 @contextlib.asynccontextmanager

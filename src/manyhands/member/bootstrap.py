@@ -61,6 +61,10 @@ class Bootstrap:
         """Nodes that are or were linked (the latest MAX_MET), and where to dial them; the latest last."""
         return self._met
 
+    def answered(self) -> list[NodeAddr]:
+        """Known addresses that a node took a call at."""
+        return list(self._behind)
+
     def note_linked(self, link: Link) -> None:
         """There is a control link: remember where its node can be dialled."""
         said = link.hello.listen

@@ -89,7 +89,7 @@ class Member:
             unix_clock,
         )
         self.addresses: tuple[NodeAddr, ...] = ()
-        self._bootstrap = Bootstrap(self.node, self.id, ticket, config.nodes, lambda: self.addresses, suspended)
+        self.bootstrap = Bootstrap(self.node, self.id, ticket, config.nodes, lambda: self.addresses, suspended)
         self.claims: list[SpanInfo] = []
         self.layer_s: dict[Span, float] = {}  # measured before the first request
         self.span_bytes: dict[Span, int] = {}  # weights and cache of what is served
@@ -118,14 +118,14 @@ class Member:
             self.node.handle(DirectoryUpdate, self._on_update),
             self.node.observe_links(linked=self._on_linked, gone=self._on_gone, unreachable=self._on_unreachable),
         ]
-        self.node.start(self._bootstrap.keep_linked())
+        self.node.start(self.bootstrap.keep_linked())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_leaving = True
-        self._bootstrap.stop()
+        self.bootstrap.stop()
         for undo in self._registered:
             undo()
         try:
@@ -136,7 +136,7 @@ class Member:
     async def leave(self) -> None:
         """Offer nothing any more, hand the sessions over, return when none is left. Deadline: the caller's."""
         self.is_leaving = True
-        self._bootstrap.stop()
+        self.bootstrap.stop()
         self.directory.announce()
         await self.node.worker.drain()
 
@@ -198,7 +198,7 @@ class Member:
 
     async def call(self) -> int:
         """Call every node that the ticket names; returns how many answered. Raises as Bootstrap.call."""
-        return await self._bootstrap.call()
+        return await self.bootstrap.call()
 
     async def wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for the directory to change so that `is_so`, at most so long. Returns whether it is."""
@@ -214,7 +214,7 @@ class Member:
 
     def found_on_lan(self, addrs: Iterable[NodeAddr]) -> None:
         """LAN discovery found members of this swarm at `addrs`: dial those without a link (see Bootstrap.found_on_lan)."""
-        self._bootstrap.found_on_lan(addrs)
+        self.bootstrap.found_on_lan(addrs)
 
     # -- what the directory needs -------------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Member:
     def _on_linked(self, link: Link) -> None:
         if link.lane != "control":
             return
-        self._bootstrap.note_linked(link)
+        self.bootstrap.note_linked(link)
         self.directory.joined(self._peer(link.peer, link), [info.model for info in link.hello.spans])
 
     def _on_gone(self, node: NodeId) -> None:
@@ -313,7 +313,7 @@ class Member:
 
     def edges(self) -> dict[NodeId, EdgeHealth]:
         """Control links to others."""
-        return self._bootstrap.edges()
+        return self.bootstrap.edges()
 
     def complaints(self) -> list[str]:
         """What a person should mend: clocks, keys used twice."""
@@ -335,7 +335,7 @@ class Member:
 
     def remembered(self) -> Ticket:
         """The ticket to save: as many addresses as it holds. This node's, linked nodes', then those known from earlier."""
-        linked, known = self.edges(), self._bootstrap.met
+        linked, known = self.edges(), self.bootstrap.met
         met = [addr for node, addr in reversed(known.items()) if node in linked]
         gone = [addr for node, addr in reversed(known.items()) if node not in linked]
         others = [a for a in self.ticket.addresses if a.node not in known and a.node != self.id]

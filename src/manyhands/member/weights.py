@@ -264,21 +264,24 @@ def _hub_id(name: str) -> str | None:
 
 async def _described(kind: ServedModel, providers: Sequence[Provider]) -> tuple[Manifest, bytes]:
     """Manifest and config.json from a provider whose bytes are proven by the model's id."""
-    found = await first_answer(providers, partial(_ask, kind), NEXT_S, MAX_ASKED)
+    failures: list[str] = []
+    found = await first_answer(providers, partial(_ask, kind, failures), NEXT_S, MAX_ASKED)
     if found is None:
+        why = f": {'; '.join(failures[:3])}" if failures else ""
         raise ShardUnavailable(
-            f"no node of the swarm has the manifest of {kind.name} {kind.model[:12]} ({len(providers)} asked): is "
+            f"no node of the swarm has the manifest of {kind.name} {kind.model[:12]} ({len(providers)} asked{why}): is "
             "the one that holds it up?"
         )
     return found
 
 
-async def _ask(kind: ServedModel, provider: Provider) -> tuple[Manifest, bytes] | None:
+async def _ask(kind: ServedModel, failures: list[str], provider: Provider) -> tuple[Manifest, bytes] | None:
     """What one provider says of a model; None if that is nothing, or not proven. Raises ModelError."""
     try:
         raw = await provider.file(kind.model, MANIFEST)
         config = await provider.file(kind.model, "config.json")
-    except ProviderError:
+    except ProviderError as error:
+        failures.append(f"{provider.name} ({provider.node[:8]}): {error}")
         return None
     return None if raw is None or config is None else await asyncio.to_thread(_proven, kind.model, raw, config)
 
