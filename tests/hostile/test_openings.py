@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.config import RequestConfig
+from manyhands.core import SessionId
 from manyhands.errors import (
     Apart,
     BadRequest,
@@ -22,7 +23,8 @@ from manyhands.origin import Answer
 from manyhands.origin.opener import QUICK_S
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Fault, Open
+from manyhands.wire.message import Fault, Open, Step
+from manyhands.worker.early import LINK_SESSIONS
 from tests.origin.scenes import HOT, PROMPT, play
 
 LONGER = replace(HOT, max_tokens=40)
@@ -145,5 +147,41 @@ def test_a_member_that_cannot_reach_any_next_hop_costs_two_waits(
                 assert told.routing.is_star and names(told)[0] == "n0" and took_s < 2 * QUICK_S
             else:
                 assert names(told)[0] == "n8"
+
+    play(main)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT])
+def test_rows_of_other_sessions_on_a_shared_link_cost_a_request_one_more_opening(
+    folder: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member opens sessions on n0 alone, whose rows fill what n1 holds of the link until the Opens come. The rows of a
+    request whose Open is late were dropped: it ended with `pipeline_stalled` (where others have n1's layers, it took 15 s).
+    """
+
+    async def main() -> None:
+        async with swarm_with(folder) as swarm:
+            calm = await swarm.origin.complete(swarm.origin.request_ids(prompt, LONGER))
+            victim, dropped = swarm.hops[1].worker, list[Step]()
+            hold, on_open = victim._unopened.hold, victim.on_open
+
+            def flooded(step: Step, link: Link) -> bool:
+                if not dropped:
+                    dropped.append(step)
+                    hold(step, link)
+                    for number in range(LINK_SESSIONS):
+                        hold(step._replace(session=SessionId(number.to_bytes(16, "big"))), link)
+                    return True
+                return hold(step, link)
+
+            def late(message: Open, link: Link) -> None:
+                asyncio.get_running_loop().call_later(0.0 if dropped else 0.1, on_open, message, link)
+
+            monkeypatch.setattr(victim._unopened, "hold", flooded)
+            monkeypatch.setattr(victim, "on_open", late)
+            began = asyncio.get_running_loop().time()
+            told = await swarm.origin.complete(swarm.origin.request_ids(prompt, LONGER))
+            assert dropped and told.token_ids == calm.token_ids and not told.repairs
+            assert asyncio.get_running_loop().time() - began < 1  # of virtual time
 
     play(main)

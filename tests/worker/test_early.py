@@ -5,7 +5,7 @@ from typing import cast
 from manyhands.core import NodeId, SessionId
 from manyhands.net.transport import Link
 from manyhands.wire.message import Payload, Step
-from manyhands.worker.early import EARLY_BYTES, LINK_BYTES, LINK_SESSIONS, MAX_ENDED, EarlySteps, Unopened
+from manyhands.worker.early import EARLY_BYTES, LINK_BYTES, LINK_SESSIONS, MAX_DROPPED, MAX_ENDED, EarlySteps, Unopened
 from tests.worker.hop import BEFORE, Notes, opening, session_id, step
 
 
@@ -69,13 +69,28 @@ def test_one_link_holds_a_bounded_number_of_bytes_the_oldest_go() -> None:
     assert LINK_BYTES - EARLY_BYTES < len(held) * EARLY_BYTES * 3 // 4 <= LINK_BYTES
 
 
+def test_what_was_dropped_is_known_as_such_and_not_begun_again_in_the_middle() -> None:
+    """Its origin waited for 15 s, or for 60 s and in vain: it had sent those rows, and sends them once."""
+    early, way = Unopened(), link()
+    for number in range(LINK_SESSIONS + 1):
+        early.hold(rows(number), way)
+    assert early.hold(rows(0)._replace(position=1), way)
+    gone = early.take(opening(0))
+    assert gone.is_short and not gone.steps
+    assert not early.take(opening(1)).is_short, "it is the oldest now, and still here"
+    assert not early.take(opening(0, epoch=2)).is_short, "a repair sends again what it needs"
+    for number in range(LINK_SESSIONS + 1, LINK_SESSIONS + MAX_DROPPED + 2):
+        early.hold(rows(number), way)
+    assert not early.take(opening(0)).is_short and early.take(opening(LINK_SESSIONS + 1)).is_short  # no more are known
+
+
 def test_one_session_holds_a_bounded_number_of_bytes() -> None:
     for size, ids in ((EARLY_BYTES // 4, None), (0, None), (0, (1,) * 1000)):
         early = EarlySteps()
         for _ in range(10_000):
             early.add(rows(1, size)._replace(ids=ids), link())
         held = sum(len(each.payload.data) + 28 * len(each.ids or ()) for each, _ in early.steps if each.payload)
-        assert early.steps and held <= EARLY_BYTES and len(early.steps) <= EARLY_BYTES // 1024
+        assert early.is_short and early.steps and held <= EARLY_BYTES and len(early.steps) <= EARLY_BYTES // 1024
 
 
 def test_a_step_larger_than_that_is_dropped_whole() -> None:

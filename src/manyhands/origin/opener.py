@@ -49,9 +49,15 @@ class RouteOpener:
             return tuple(route), await self._node.requests.open(route, lease, None, first)
         patience_s, loop, pause_s = self._node.request.patience_s, asyncio.get_running_loop(), ASK_AGAIN_S
         began = loop.time()
+
+        async def attempt() -> Opened:
+            nonlocal first  # which leave once: with the next route they wait until it stands
+            now, first = first, None
+            return await self._open_best(lease, around, now)
+
         while True:
             try:
-                return await self._waiting.run(lambda: self._open_best(lease, around, first), patience_s)
+                return await self._waiting.run(attempt, patience_s)
             except Busy:
                 raise
             except ShardUnavailable as refusal:

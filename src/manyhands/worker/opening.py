@@ -37,6 +37,11 @@ class Opening:
     task: "asyncio.Task[None] | None" = None
     early: EarlySteps = field(default_factory=EarlySteps)  # what came before it was carried out
 
+    def check_early(self) -> None:
+        """Raise Busy if rows came before this Open that are not here any more: their origin would wait for them in vain."""
+        if self.early.is_short:
+            raise Busy("the first rows came before this session was open, and more than are held: open it again")
+
     def cancel(self) -> None:
         task, self.task = self.task, None  # which leads back here
         if task is not None:

@@ -118,9 +118,10 @@ class SpanHost:
     async def open(self, opening: Opening, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
 
-        The caller has connected `successor`. Deadline: the caller's. Raises LinkClosed if that link is gone by now.
+        The caller has connected `successor`. Deadline: the caller's. Raises LinkClosed if that link is gone by now; Busy.
         """
         await self.engine.ensure_loaded()
+        opening.check_early()
         message, origin = opening.message, opening.origin
         place = (message.session, message.span)
         parked, cache, cached = resumable(opening, self.parking, self._places.values()), None, 0
