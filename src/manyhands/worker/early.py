@@ -20,9 +20,8 @@ EARLY_SESSIONS: Final = 16  # that an origin has at a time
 LINK_SESSIONS: Final = 256
 LINK_BYTES: Final = EARLY_SESSIONS * EARLY_BYTES
 MAX_ENDED: Final = 1024  # sessions of which late steps are known as such
-MAX_DROPPED: Final = 4096  # places whose steps were dropped for lack of room, so that their Opens are refused
+MAX_DROPPED: Final = 4096  # sessions of which steps were dropped for lack of room, so that their Opens are refused
 STEP_BYTES, ID_BYTES = 1 << 10, 40  # of memory, for a step and for an id, beside the rows
-Place = tuple[SessionId, int]  # a session and the hop that its steps are for
 
 
 class EarlySteps:
@@ -45,44 +44,72 @@ class EarlySteps:
             self.num_bytes += size
 
 
-class Unopened:
-    """The early steps of sessions whose Open has not come, by the link that they came on: at most LINK_SESSIONS and LINK_BYTES
-    of each. The oldest are dropped, and remembered as such."""
+class HeldOfLink:
+    """The early steps that came on one link, by session and hop: found by name, never looked for."""
 
     def __init__(self) -> None:
-        self._by_link: dict[Link, dict[Place, EarlySteps]] = {}
+        self.sessions: dict[SessionId, dict[int, EarlySteps]] = {}
+        self.num_bytes = 0
+
+    def add(self, step: Step, link: Link) -> bool:
+        """Keep `step`; False if its place has no room for it."""
+        early = self.sessions.setdefault(step.session, {}).setdefault(step.hop, EarlySteps())
+        self.num_bytes -= early.num_bytes
+        early.add(step, link)
+        self.num_bytes += early.num_bytes
+        return not early.is_short
+
+    def pop(self, session: SessionId) -> dict[int, EarlySteps]:
+        """What is held of a session, by hop; nothing of it is here any more."""
+        places = self.sessions.pop(session, {})
+        self.num_bytes -= sum(early.num_bytes for early in places.values())
+        return places
+
+
+class Unopened:
+    """The early steps of sessions whose Open has not come, by the link that they came on: at most LINK_SESSIONS and LINK_BYTES
+    of each. The oldest sessions are dropped, and remembered as such."""
+
+    def __init__(self) -> None:
+        self._by_link: dict[Link, HeldOfLink] = {}
         self._ended: dict[SessionId, None] = {}
-        self._dropped: dict[Place, None] = {}
+        self._dropped: dict[SessionId, None] = {}
 
     def hold(self, step: Step, link: Link) -> bool:
         """Keep `step`, unless it comes too late, not too early (False): its session has ended, or was repaired."""
         if step.epoch > 1 or step.session in self._ended:
             return False
-        sessions, name = self._by_link.setdefault(link, {}), (step.session, step.hop)
-        if name in self._dropped:
-            return True
-        sessions.setdefault(name, EarlySteps()).add(step, link)
-        while len(sessions) > LINK_SESSIONS or sum(each.num_bytes for each in sessions.values()) > LINK_BYTES:
-            oldest = next(iter(sessions))
-            del sessions[oldest]
-            _remember(self._dropped, oldest, MAX_DROPPED)
+        if step.session not in self._dropped:
+            held = self._by_link.setdefault(link, HeldOfLink())
+            if not held.add(step, link):
+                self._drop(held, step.session)
+            while len(held.sessions) > LINK_SESSIONS or held.num_bytes > LINK_BYTES:
+                self._drop(held, next(iter(held.sessions)))
         return True
+
+    def _drop(self, held: HeldOfLink, session: SessionId) -> None:
+        held.pop(session)
+        _remember(self._dropped, session, MAX_DROPPED)
 
     def take(self, message: Open) -> EarlySteps:
         """What the predecessor that `message` names has sent for its place. Nothing comes early for a later epoch."""
-        name = message.session, message.hop
-        found = [(link.peer, sessions.pop(name)) for link, sessions in self._by_link.items() if name in sessions]
+        taken = EarlySteps()
+        for link, held in self._by_link.items():
+            places = held.sessions.get(message.session, {})
+            if (early := places.pop(message.hop, None)) is not None:
+                held.num_bytes -= early.num_bytes
+                taken = early if link.peer == message.predecessor else taken
+                if not places:
+                    del held.sessions[message.session]
         if message.epoch > 1:
             return EarlySteps()
-        early = next((early for peer, early in found if peer == message.predecessor), EarlySteps())
-        early.is_short |= name in self._dropped
-        return early
+        taken.is_short |= message.session in self._dropped
+        return taken
 
     def end(self, session: SessionId) -> None:
         """Its origin has closed it; some of its steps may be on their way."""
-        for sessions in self._by_link.values():
-            for name in [name for name in sessions if name[0] == session]:
-                del sessions[name]
+        for held in self._by_link.values():
+            held.pop(session)
         _remember(self._ended, session, MAX_ENDED)
 
     def drop(self, link: Link) -> None:
