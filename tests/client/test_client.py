@@ -200,6 +200,33 @@ def test_a_client_that_cannot_open_says_so_each_time() -> None:
     client.close()
 
 
+def test_a_client_closes_while_the_hub_is_asked_and_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question stood in the way of the client's own loop: `close`, and so Ctrl-C, waited for the hub's deadlines, 90 s."""
+    asked, ends, answered = threading.Event(), threading.Event(), list[str]()
+
+    def ask(model: str, home: Path) -> str:
+        asked.set()
+        ends.wait(TIMEOUT_S / 4)
+        answered.append(model)
+        return "bf16"
+
+    def use() -> None:
+        with pytest.raises(BadRequest, match="closed while it was being opened"):
+            swarm.models()
+        told.set()
+
+    monkeypatch.setattr("manyhands.place.shape.stored_precision", ask)
+    swarm, told = manyhands.local_swarm("org/name"), threading.Event()
+    user = threading.Thread(target=use)
+    user.start()
+    assert asked.wait(TIMEOUT_S)
+    swarm.close()
+    assert not answered
+    ends.set()
+    user.join(TIMEOUT_S)
+    assert told.is_set()
+
+
 def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
     with pytest.raises(ManyhandsError, match="1024"):
         client.generate("hi", max_tokens=5000)

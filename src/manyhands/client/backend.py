@@ -242,9 +242,11 @@ async def ticket_backend(ticket: str, model: str, threads: int | None) -> AsyncI
 @asynccontextmanager
 async def local_backend(model: str, nodes: int, cut: str, threads: int | None) -> AsyncIterator[AnswerSource]:
     """Node processes on this machine and this process as their origin. Raises as cli/local.py:local_swarm."""
+    from manyhands.aside import aside
     from manyhands.cli.local import LocalPlan, local_swarm
     from manyhands.cli.options import Computing
 
-    plan = LocalPlan(model, nodes, cut, precision=Computing().precision(model), threads=threads)
+    precision = await aside(Computing().precision, model)  # its config may be the hub's
+    plan = LocalPlan(model, nodes, cut, precision=precision, threads=threads)
     async with local_swarm(plan) as (origin, _):
         yield SwarmAnswers(origin, model)

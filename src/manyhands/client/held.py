@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 
 from manyhands.client.backend import AnswerSource
+from manyhands.errors import BadRequest
 
 SourceOpening = Callable[[], AbstractAsyncContextManager[AnswerSource]]
 # Of a gateway, that one client reads at once; more wait.
@@ -47,6 +48,18 @@ class HeldSource:
             self._loop.call_soon_threadsafe(self._end.set)
 
     async def _hold(self) -> None:
+        """Hold it until `close`, which also ends an opening."""
+        holding, ending = asyncio.ensure_future(self._held()), asyncio.ensure_future(self._end.wait())
+        await asyncio.wait([holding, ending], return_when=asyncio.FIRST_COMPLETED)
+        if not self.ready.done():
+            holding.cancel()
+            self.ready.set_exception(BadRequest("this client was closed while it was being opened: connect again"))
+            self.ready.exception()  # seen, as below
+        ending.cancel()
+        with suppress(asyncio.CancelledError):
+            await holding
+
+    async def _held(self) -> None:
         """One task enters and leaves. If it cannot be opened, every use tells why until `close`."""
         try:
             async with self._opening() as source:
