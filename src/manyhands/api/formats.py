@@ -5,7 +5,7 @@ bytes ─ ModelFormats.prepare ─► Prepared: at once if it is small and plain
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -126,7 +126,7 @@ class ModelFormats:
             meant = error.model or self.gateway.unnamed(caller)
             await self.gateway.bring(meant)
             await self.open()
-            if self.gateway.names.find(meant, self._known) not in self._known:
+            if self.gateway.names.find(meant, self.gateway.models) not in self._known:
                 raise self.gateway.absent(meant) from error
         return await self._prepare(path, body, caller, client, meant)
 
@@ -135,6 +135,8 @@ class ModelFormats:
     ) -> tuple[ModelFormat, Prepared]:
         """`unnamed`: the model of a request that names none, where that has been found out."""
         limits, names, own = self.gateway.limits, self.gateway.names, self.gateway.own
+        if names.aliases:  # they stand behind the names of what is offered and would be loaded
+            names = replace(names, offered=frozenset(self.gateway.models))
         who = (caller.models, caller.name)
         unnamed = unnamed or (own if own in self._speakers and (caller.models is None or own in caller.models) else "")
         made, numbers = None, (limits.max_choices, limits.default_max_tokens)

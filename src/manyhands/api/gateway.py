@@ -205,7 +205,7 @@ class Gateway:
 
     def name(self, model: str) -> str:
         """The name of the model that is meant by it. Raises ModelNotFound."""
-        meant = self.names.find(model, self.origins)
+        meant = self.names.find(model, self.origins if model in self.origins else self.models)
         if meant not in self.origins:
             raise self.absent(model)
         return meant

@@ -13,9 +13,10 @@ SHOWN: Final = 400  # characters of a list of names: members make them up
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """`aliases`: (alias, model)."""
+    """`aliases`: (alias, model). `offered`: models whose own names go before aliases, though they are not loaded."""
 
     aliases: tuple[tuple[str, str], ...] = ()
+    offered: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, given: Iterable[str]) -> "ModelNames":
@@ -26,7 +27,7 @@ class ModelNames:
         """The model that `name` means; `name` itself where it means none."""
         known = dict(self.aliases)
         for form in (name, name.removesuffix(LATEST)):
-            if form in served:
+            if form in served or form in self.offered:
                 return form
             if form in known:
                 return known[form]
