@@ -139,7 +139,7 @@ def test_powers_of_negative_numbers_have_the_bits_of_all(back_end: str) -> None:
     """sigmoid takes e^-|x| in fewer operations than exp does: one in 997 of the negative numbers, and all from -104 to -87."""
     around = np.array([-104, -87], np.float32).view(np.uint32)
     bits = np.concatenate(
-        [np.arange(1 << 31, 0xFF800000, 997, np.uint32), np.arange(around[1], around[0], dtype=np.uint32)]
+        [np.arange(1 << 31, 0xFF800000, 997, dtype=np.uint32), np.arange(around[1], around[0], dtype=np.uint32)]
     )
     bits = bits[::16] if back_end == "scalar" else bits
     x = np.resize(bits, -(-len(bits) // 16) * 16).view(np.float32)
