@@ -55,7 +55,7 @@ LOOKUPS: Final = Lookups()
 
 async def connected(host: str, port: int) -> socket.socket:
     """A TCP connection to the first address of `host` that takes one. Deadline: the caller's. Raises OSError, ValueError."""
-    reason = OSError(errno.EADDRNOTAVAIL, "no address is known")
+    reason: OSError | None = None
     for family, kind, _, _, name in await LOOKUPS.find(host, port):
         connection = socket.socket(family, kind)
         try:
@@ -69,4 +69,7 @@ async def connected(host: str, port: int) -> socket.socket:
             raise
         else:
             return connection
-    raise reason
+    try:
+        raise reason or OSError(errno.EADDRNOTAVAIL, "no address is known")
+    finally:
+        reason = None  # it leads to this frame, which would keep both
