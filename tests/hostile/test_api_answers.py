@@ -228,7 +228,7 @@ def test_a_body_that_is_refused_is_not_read_for_ever(
 ) -> None:
     """Of a body after its answer, what is small is thrown away; more than that, or slower, ends the connection."""
     if is_kept:
-        monkeypatch.setattr("manyhands.api.http.server.DRAIN_S", GUARD_S)
+        monkeypatch.setattr("manyhands.api.http.connection.DRAIN_S", GUARD_S)
 
     async def main() -> None:
         keys = KeyRing(tmp_path / "keys.json")
@@ -255,7 +255,7 @@ def test_a_body_that_is_refused_is_not_read_for_ever(
 
 
 def test_a_body_that_is_refused_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.api.http.server.DRAIN_S", 0.2)
+    monkeypatch.setattr("manyhands.api.http.connection.DRAIN_S", 0.2)
 
     async def main() -> None:
         async with served(folder) as it:

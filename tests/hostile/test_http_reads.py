@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.api.http.server import MAX_HEADER_LINES, MAX_PIPELINED, MAX_TARGET_BYTES, PART_BYTES, Http
+from manyhands.api.http.connection import MAX_HEADER_LINES, MAX_PIPELINED, MAX_TARGET_BYTES, PART_BYTES, Http
 from tests.api.served import MODEL, Served, make_model, raw, raw_slowly, served
 
 HOST = b"host: localhost\r\n"
@@ -60,7 +60,7 @@ def test_lines_of_a_header_and_bytes_of_a_target_are_counted(folder: Path) -> No
 
 def test_parts_of_a_body_are_counted_by_its_length(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a program writes piece by piece is read; a long body of nothing but single bytes is not."""
-    monkeypatch.setattr("manyhands.api.http.server.MAX_PARTS", 100)
+    monkeypatch.setattr("manyhands.api.http.connection.MAX_PARTS", 100)
     asked = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 1}).encode()
 
     async def scene(it: Served) -> None:

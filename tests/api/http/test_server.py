@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,6 +16,7 @@ from manyhands.api.http import server as server_module
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import _Server, serving
 from manyhands.testing.clock import run_virtual
+from tests.waiting import GUARD_S
 
 
 class _Counting(_Server):
@@ -87,4 +89,57 @@ def test_what_is_not_over_in_time_is_refused_where_no_answer_has_begun_and_cut_w
         assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in head and b"connection: close" in head
         assert json.loads(body)["error"]["code"] == "draining" and b"stopping" in body
     assert streamed.startswith(b"HTTP/1.1 200 ") and not streamed.endswith(b"0\r\n\r\n"), "it is no whole answer"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_stop_that_is_cancelled_waits_for_nobody(
+    is_stopping: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second Ctrl-C, before the stop has begun or during it: a reader that took nothing held it, and left a traceback."""
+    monkeypatch.setattr(server_module, "STOP_TIMEOUT_S", 600.0)
+    caplog.set_level(logging.WARNING)
+    router, full, closed = APIRouter(), asyncio.Event(), list[str]()
+
+    class Part:
+        async def open(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            closed.append("part")
+
+    async def parts() -> AsyncIterator[bytes]:
+        while True:
+            asyncio.get_running_loop().call_later(0.2, full.set)  # none was asked for since: nothing more is taken
+            yield bytes(1 << 20)
+            await asyncio.sleep(0)
+
+    @router.get("/v1/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(parts())
+
+    async def main() -> None:
+        ready, leave = asyncio.get_running_loop().create_future(), asyncio.Event()
+        gateway = Gateway({})
+        gateway.parts.append(Part())
+
+        async def serve() -> None:
+            async with serving(create_app(gateway, routers=[router]), "127.0.0.1", 0) as addr:
+                ready.set_result(addr)
+                await leave.wait()
+
+        task = asyncio.create_task(serve())
+        addr = await ready
+        with socket.create_connection((addr.host, addr.port)) as reader:
+            reader.sendall(f"GET /v1/stream HTTP/1.1\r\nhost: {addr}\r\n\r\n".encode())
+            await full.wait()
+            if is_stopping:
+                leave.set()
+                await asyncio.sleep(0)
+            task.cancel()
+            async with asyncio.timeout(GUARD_S):
+                await asyncio.wait([task])
+        assert task.cancelled() and closed == ["part"]
+
+    asyncio.run(main())
     assert not caplog.records
