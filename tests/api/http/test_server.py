@@ -93,7 +93,7 @@ def test_what_is_not_over_in_time_is_refused_where_no_answer_has_begun_and_cut_w
 
 
 @pytest.mark.parametrize("is_stopping", [False, True])
-def test_a_stop_that_is_cancelled_waits_for_nobody(
+def test_a_stop_that_is_cancelled_does_not_wait(
     is_stopping: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A second Ctrl-C, before the stop has begun or during it: a reader that took nothing held it, and left a traceback."""
