@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from manyhands.errors import BadRequest
-from manyhands.text.prompt import Tokenizer, render_chat
+from manyhands.text.prompt import Tokenizer, render_chat, render_text
 from manyhands.text.reasoning import find_thinking
+from manyhands.text.template import RenderBudget
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import (
     GLM,
@@ -202,6 +203,23 @@ def test_a_conversation_ends_where_the_assistant_begins(family: str, tokenizer: 
     assert said.count(tokenizer.special_tokens_map["bos_token"]) == (
         tokenizer.special_tokens_map["bos_token"] in said[:10]
     )
+
+
+# Words that stand in markers of turns, or in what templates write behind the last one.
+BEGUN = ("<", "end", "e", "|", "\n", "<|im_end|>", "model", "eos", "{", "Yes. ", " no", "CONTINUE_FINAL_MESSAGE_TAG")
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_goes_on_from_its_words_whatever_they_are(family: str, begun: str, tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = FAMILIES[family][0]
+
+    def said(words: str) -> str:
+        messages = [USER, {"role": "assistant", "content": words}]
+        return render_text(tokenizer, messages, (), RenderBudget(), begun=words)
+
+    before = said("Qxz").removesuffix("Qxz")
+    assert said(begun) in (before + begun, (before + begun.strip()).rstrip())  # some trim
 
 
 @pytest.mark.parametrize("family", FAMILIES)

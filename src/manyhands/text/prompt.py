@@ -3,13 +3,16 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import TemplateError
 
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
 
+# Stands behind the words that an answer goes on from: where they end cannot be told by themselves, as "<" and "end" stand in
+# markers of turns too. Its space shows whether a template trims.
+_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 Tokenizer = Any  # a TextTokenizer; tests also give transformers' own
 
 
@@ -54,8 +57,9 @@ def render_text(
     """The text of which `render_chat` returns the ids; with `begun`, the content of the last message, it ends with that, so
     that an answer goes on from it. Raises as it does."""
     if begun:
-        text = render_text(tokenizer, messages, tools, budget, add_generation_prompt=False, **variables)
-        return _up_to(text, begun)
+        marked = [*messages[:-1], {**messages[-1], "content": begun + _MARK}]
+        text = render_text(tokenizer, marked, tools, budget, add_generation_prompt=False, **variables)
+        return _up_to_mark(text, begun)
     if not messages:
         raise BadRequest("messages is empty: send at least one message")
     try:
@@ -77,12 +81,14 @@ def render_text(
         raise BadRequest(f"the chat template of this model refuses these messages: {said}") from error
 
 
-def _up_to(text: str, begun: str) -> str:
-    """`text` until the end of the last `begun` in it. Raises BadRequest."""
-    for words in (begun, begun.strip()):
-        if words and (at := text.rfind(words)) >= 0:
-            return text[: at + len(words)]
-    raise BadRequest("the chat template of this model changes the last message: no answer can go on from it")
+def _up_to_mark(text: str, begun: str) -> str:
+    """`text` until `begun`, behind which _MARK stands. Raises BadRequest if the template shows it otherwise."""
+    before, mark, after = text.rpartition(_MARK.rstrip())
+    if not after.startswith(" "):  # the template trims: also what is written before
+        before = before.rstrip()
+    if not mark or not before.rstrip().endswith(begun.strip()):
+        raise BadRequest("the chat template of this model changes the last message: no answer can go on from it")
+    return before
 
 
 def find_template(tokenizer: Tokenizer, *, has_tools: bool) -> ChatTemplate:
