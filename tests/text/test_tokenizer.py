@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
 from manyhands.errors import ModelError
@@ -25,6 +25,7 @@ TEXTS = [
     "line\nbreak\t",
     "\ud7ff\u0000",
 ]
+FORM = ("lstrip", "rstrip", "normalized", "special", "single_word")
 # Made anew: other tests share the cached ones and give them templates.
 KINDS = {made.__name__: made.__wrapped__ for made in (byte_level, metaspace, byte_fallback)}
 
@@ -101,6 +102,28 @@ def test_tokens_that_only_the_config_has_are_added(tmp_path: Path) -> None:
     assert ours.get_added_vocab()["<tool>"] == size
     assert ours.special_tokens_map["pad_token"] == "<pad>"
     assert {"<one>", "<two>"} <= set(ours.all_special_tokens)
+
+
+@pytest.mark.parametrize("change", FORM)
+@pytest.mark.parametrize("token", ["<tool>", END])
+def test_the_config_says_how_a_token_is_matched(token: str, change: str, tmp_path: Path) -> None:
+    """Where it says otherwise than tokenizer.json, as transformers reads the two."""
+    KINDS["byte_level"]().save_pretrained(tmp_path)
+    backend = load_tokenizer(tmp_path).backend_tokenizer
+    backend.add_tokens([AddedToken("<tool>", normalized=False)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    added = backend.get_added_tokens_decoder()
+    form = {name: {key: getattr(each, key) for key in FORM} | {"content": each.content} for name, each in added.items()}
+    changed = form[backend.token_to_id(token)]
+    changed[change] = not changed[change]
+    rewrite(tmp_path, added_tokens_decoder={str(id): each for id, each in form.items()})
+    ours = compare(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    for text in (f"the {token} cat", f"the{token}cat", f"  {token}\n\n{token.upper()} "):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text), skip_special_tokens=True) == theirs.decode(
+            theirs.encode(text), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
 
 def test_special_tokens_of_an_older_file(tmp_path: Path) -> None:

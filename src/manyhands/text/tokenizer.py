@@ -5,7 +5,7 @@ refused with the remedy. Loading takes 0.1 s for a vocabulary of 150,000.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,16 +129,26 @@ def _content(token: object) -> str | None:
 
 
 def _add(backend: Any, decoder: Mapping[str, Any], special: Sequence[str]) -> None:
-    """What the config adds to tokenizer.json, in the order of ids; then special tokens that are nowhere yet."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
-        if token["content"] not in known:
-            form = {
-                name: bool(token.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
-            }
-            backend.add_tokens([AddedToken(token["content"], **form)])
-            known.add(token["content"])
-    backend.add_special_tokens([AddedToken(text, special=True) for text in special if text not in known])
+    """What the config adds to tokenizer.json, or says otherwise of its tokens, in the order of ids; then special tokens that
+    are nowhere yet."""
+    known = {repr(token) for token in _added(backend)}
+    stated = [_token(token) for _, token in sorted(decoder.items(), key=lambda item: int(item[0]))]
+    changed = [token for token in stated if repr(token) not in known]
+    for token in changed:
+        token.special |= token.content in special
+    backend.add_tokens(changed)
+    contents = {token.content for token in _added(backend)}
+    backend.add_special_tokens([AddedToken(text, special=True) for text in special if text not in contents])
+
+
+def _added(backend: Any) -> Collection[AddedToken]:
+    found: Collection[AddedToken] = backend.get_added_tokens_decoder().values()
+    return found
+
+
+def _token(stated: Mapping[str, Any]) -> AddedToken:
+    form = {name: bool(stated.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+    return AddedToken(stated["content"], **form)
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
