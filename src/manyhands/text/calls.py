@@ -12,6 +12,7 @@ from typing import Any, Final
 ARGS: Final = "[ARGS]"
 CALL_ID: Final = "[CALL_ID]"
 MAX_ID: Final = 64
+_ARGUMENTS: Final = frozenset({"arguments", "parameters"})
 _HEAD: Final = re.compile(r"([\w-]+)(?:\[CALL_ID\][^\[]{0,64})?\[ARGS\]\s*")
 
 
@@ -39,11 +40,13 @@ class _Call:
 
 
 class JsonCall(_Call):
-    """Reads one JSON object {"name": ..., <arguments>: {...}} a character at a time; order and other keys are free."""
+    """Reads one JSON object {"name": ..., "arguments": {...}} a character at a time; order and other keys are free.
 
-    def __init__(self, arguments_key: str) -> None:
+    Models that are taught "arguments" write "parameters" now and then, and the other way round: the first of the two counts.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._key_of_arguments = arguments_key
         self._key: str | None = None  # of the value being read; None while a key is read
         self._part: list[str] = []
         self._has_arguments = False
@@ -89,24 +92,25 @@ class JsonCall(_Call):
             self._end_value()
 
     def _keep(self, char: str) -> None:
-        is_streamed = self._key == self._key_of_arguments and (self._part or char) and not self._is_quoted(char)
-        if is_streamed:
+        if self._is_arguments and (self._part[0] if self._part else char) not in '"n':
             self._fresh.append(char)
-            self._has_arguments = True
         self._part.append(char)
 
-    def _is_quoted(self, char: str) -> bool:
-        """Whether the arguments are JSON within a string, as some models write them: read whole, at the end."""
-        return (self._part[0] if self._part else char) == '"'
+    @property
+    def _is_arguments(self) -> bool:
+        """Whether the value that is read is the arguments. JSON within a string, as some models write them, and null are read
+        whole, at the end."""
+        return self._key in _ARGUMENTS and not self._has_arguments
 
     def _end_value(self) -> None:
         value = "".join(self._part)
         if self._key == "name" and self.name is None:
             name = _load(value)
             self.name = name if isinstance(name, str) else None
-        elif self._key == self._key_of_arguments and value.startswith('"'):
-            said = str(_load(value))
-            self._fresh.append(said.encode(errors="replace").decode())  # half of a pair of surrogates is no text
+        elif self._is_arguments and value != "null":
+            if value.startswith('"'):
+                said = str(_load(value))
+                self._fresh.append(said.encode(errors="replace").decode())  # half of a pair of surrogates is no text
             self._has_arguments = True
         self._key = None
         self._part.clear()

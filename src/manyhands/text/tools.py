@@ -69,7 +69,7 @@ class Dialect:
         """A reader of the next call."""
         if self.tags is not None:
             return TaggedCall(self.tags, functions)
-        return NamedCall(functions) if self.name == "mistral11" else JsonCall(self.arguments)
+        return NamedCall(functions) if self.name == "mistral11" else JsonCall()
 
 
 HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", "arguments")
@@ -147,8 +147,8 @@ class ToolReader:
         marker = self._dialect.marker
         before, found, after = self._held.partition(marker) if marker else (self._held, "", "")
         if found:
-            self._held, self._opened, self._state = after, marker, "gap"
             kept = before.rstrip()
+            self._held, self._opened, self._state = after, before[len(kept) :] + marker, "gap"
         else:
             kept = before[: len(before) - overlap(before, marker)].rstrip() if marker else before
             self._held = before[len(kept) :]
@@ -164,6 +164,7 @@ class ToolReader:
         elif rest and close.startswith(rest):
             return
         elif rest and rest.startswith(begins):
+            self._opened += self._held[: len(self._held) - len(rest)]
             self._begin(rest)
         elif rest and not begins.startswith(rest):
             self._state = "text"
