@@ -292,5 +292,12 @@ def test_the_switch_of_thoughts_is_the_templates(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = QWEN3_CHAT
     thinking = find_thinking(tokenizer)
     assert thinking is not None and thinking.switch == "enable_thinking"
+    for name in ("thinking", "enable_thinking"):
+        tokenizer.chat_template = f"{{% if not {name} %}}</think>{{% endif %}}"
+        thinking = find_thinking(tokenizer)
+        assert thinking is not None and thinking.switch == name
+    tokenizer.chat_template = "{% set ns = namespace(enable_thinking=true) %}</think>{{ ns.enable_thinking }}"
+    thinking = find_thinking(tokenizer)
+    assert thinking is not None and thinking.switch is None  # nemotron nano v2: it takes none from outside
     assert say(tokenizer, "qwen3", USER, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
     assert say(tokenizer, "glm-4.5", USER, enable_thinking=False).endswith("<think></think>")

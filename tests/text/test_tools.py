@@ -293,6 +293,8 @@ def test_hostile_ends_of_a_tagged_call() -> None:
         ("{% if tools %}[TOOL_CALLS][{% endif %}", MISTRAL),
         ("{% if tools %}[TOOL_CALLS]name[ARGS]{% endif %}", MISTRAL11),
         ("{% if tools %}ipython{% endif %}", LLAMA3),
+        ("{% if tools %}<|python_tag|><function=name>{% endif %}", None),  # functionary: not read
+        ("{% if xml_tools %}# Tools\n<tool_call>{% endif %}", None),  # smollm3: it would not be told of them
         ("{% if tools %}something else{% endif %}", None),
         ("<tool_call>", None),
     ],

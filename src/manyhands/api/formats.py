@@ -20,7 +20,7 @@ from manyhands.errors import BadRequest, ModelError, ModelNotFound
 from manyhands.origin import Origin
 from manyhands.plain import one_line
 from manyhands.text.grammar import Grammar, Grammars, KeptGrammars
-from manyhands.text.reasoning import find_thinking, template_of
+from manyhands.text.reasoning import find_thinking, variables_of
 from manyhands.text.tokenizer_parts import MAX_TOKEN_BYTES, is_plain
 from manyhands.text.tools import PYTHON_TAG, find_dialect
 
@@ -52,7 +52,7 @@ class ModelFormat:
             "dialect": dialect,
             "thinking": thinking,
             "special": {text: ids[text] for text in markers if text in ids and ids[text] not in model.eos_ids},
-            "has_levels": "reasoning_effort" in template_of(tokenizer),
+            "has_levels": "reasoning_effort" in variables_of(tokenizer),
             "is_plain": is_plain(tokenizer.backend_tokenizer),
         }
         if shared["longest"] > MAX_TOKEN_BYTES:

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyhands.text.detokenize import overlap
+from manyhands.text.template import find_variables
 
 # Pairs that chat templates write; the first whose closing marker a template names is the model's.
 _PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+# Variables by which templates are told whether to think: the usual one, and that of deepseek v3.1 and granite.
+_SWITCHES = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ def find_thinking(tokenizer: Any) -> Thinking | None:
     for opens, closes in _PAIRS:
         if closes in template:
             vocabulary: Mapping[str, int] = tokenizer.get_added_vocab()
-            switch = "enable_thinking" if "enable_thinking" in template else None
+            switch = next((name for name in _SWITCHES if name in variables_of(tokenizer)), None)
             return Thinking(opens, closes, vocabulary.get(opens), vocabulary.get(closes), switch)
     return None
 
@@ -36,6 +39,13 @@ def template_of(tokenizer: Any) -> str:
     """The chat template, all of them where there are several; "" if there is none."""
     template = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+
+
+def variables_of(tokenizer: Any) -> frozenset[str]:
+    """The variables that its chat templates take."""
+    template = tokenizer.chat_template or ""
+    sources = [template] if isinstance(template, str) else map(str, template.values())
+    return frozenset[str]().union(*map(find_variables, sources))
 
 
 class ThoughtReader:

@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -212,6 +212,15 @@ class ChatTemplate:
 def compile_template(source: str) -> ChatTemplate:
     """A ChatTemplate, made once. Raises TemplateError."""
     return ChatTemplate(source)
+
+
+@lru_cache(maxsize=16)
+def find_variables(source: str) -> frozenset[str]:
+    """The variables that a template takes from outside; none if it is no template."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_Environment().parse(source)))
+    except TemplateError:
+        return frozenset()
 
 
 def _with_thoughts(message: Mapping[str, Any]) -> Object:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from manyhands.text.calls import ARGS, CALL_ID, JsonCall, NamedCall
 from manyhands.text.detokenize import overlap
-from manyhands.text.reasoning import template_of
+from manyhands.text.reasoning import template_of, variables_of
 from manyhands.text.tagged import GLM_TAGS, QWEN3_TAGS, TaggedCall, Tags
 
 
@@ -85,13 +85,14 @@ _SPACE = " \t\r\n"
 def find_dialect(tokenizer: Any) -> Dialect | None:
     """The dialect of a model, by its chat template; None if it takes no tools, or writes calls as we cannot read."""
     template = template_of(tokenizer)
-    if "tools" not in template:
+    if "tools" not in variables_of(tokenizer):
         return None
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
     if MISTRAL.marker in template:
         return MISTRAL11 if ARGS in template else MISTRAL
-    return LLAMA3 if "ipython" in template or PYTHON_TAG in template else None
+    is_llama3 = "ipython" in template or PYTHON_TAG in template
+    return LLAMA3 if is_llama3 and "<function=" not in template else None  # functionary has a form of its own
 
 
 class ToolReader:
