@@ -19,6 +19,7 @@ from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
 from manyhands.api.streams import ChoiceProgress, Stream
 from manyhands.origin import Origin, Token
 from manyhands.route.offer import Rules
+from manyhands.text.channels import ChannelReader
 from manyhands.text.grammar import Grammar
 from manyhands.text.reasoning import Thinking, ThoughtReader
 from manyhands.text.received import ReceivedText
@@ -106,7 +107,9 @@ class Choice:
 
     def __init__(self, plan: GenerationPlan) -> None:
         made = plan.made
-        self._thoughts = ThoughtReader(plan.thinking, is_open=made.is_open)
+        thinking = plan.thinking
+        in_channels = thinking is not None and thinking.in_channels
+        self._thoughts = ChannelReader(made.functions) if in_channels else ThoughtReader(thinking, is_open=made.is_open)
         dialect = plan.model_format.speaker.dialect
         self._tools = ToolReader(dialect, made.functions) if made.functions and dialect else None
         self._is_parallel, self._is_call = made.is_parallel, made.is_call

@@ -41,7 +41,7 @@ class ModelFormat:
         tokenizer = model.tokenizer
         dialect, thinking = find_dialect(tokenizer), find_thinking(tokenizer)
         markers = {PYTHON_TAG, *(dialect.marks if dialect else ())}
-        markers |= {thinking.opens, thinking.closes} if thinking else set()
+        markers |= thinking.marks if thinking else set()
         ids = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         shared: dict[str, Any] = {
             "name": name,

@@ -55,7 +55,7 @@ class Function:
 
 def json_grammar(schema: Mapping[str, Any] | None) -> str:
     """Any JSON object, or what `schema` describes."""
-    return f"start: {_json(schema if schema is not None else {'type': 'object'})}\n"
+    return f"start: {json_rule(schema if schema is not None else {'type': 'object'})}\n"
 
 
 def calls_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, parallel: bool) -> str:
@@ -78,7 +78,7 @@ def answer_grammar(
             "a call of this model is JSON without a mark, as is the answer: send tool_choice none or required"
         )
     calls = _calls(dialect, functions, marks, parallel=parallel, forced=False)
-    return f"start: calls | answer\nanswer: {_json(schema if schema is not None else {'type': 'object'})}\n{calls}"
+    return f"start: calls | answer\nanswer: {json_rule(schema if schema is not None else {'type': 'object'})}\n{calls}"
 
 
 def _calls(
@@ -86,7 +86,7 @@ def _calls(
 ) -> str:
     """The rule `calls` and those below it."""
     body = _body(dialect, functions, marks, forced=forced)
-    marker = _marker(dialect.marker, marks)
+    marker = marker_rule(dialect.marker, marks)
     if dialect.name == "llama3":
         return f"calls: call\n{body}"
     if dialect.name == "mistral":
@@ -104,7 +104,7 @@ def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mappi
         return f"start: (call | OTHER)?\nOTHER: /[^{{\\s](.|\\n)*/\n{body}"
     inside = '"[" call (", " call)* "]"' if dialect.name == "mistral" else _inside(dialect, marks)
     if dialect.marker in marks:
-        return f"start: tag* TEXT\ntag: TEXT {_marker(dialect.marker, marks)} {inside}\n{body}"
+        return f"start: tag* TEXT\ntag: TEXT {marker_rule(dialect.marker, marks)} {inside}\n{body}"
     trigger = f"trigger[lazy]: TEXT {json.dumps(dialect.marker)}\n"
     return f"start: tag* tail\ntail: TEXT\ntag: trigger {inside}\n{trigger}{body}"
 
@@ -113,11 +113,11 @@ def _inside(dialect: Dialect, marks: Mapping[str, int]) -> str:
     """What stands behind the marker of a call."""
     match dialect.name:
         case "hermes":
-            return f'"\\n" call "\\n" {_marker(dialect.close, marks)}'
+            return f'"\\n" call "\\n" {marker_rule(dialect.close, marks)}'
         case "qwen3":
-            return f'"\\n" call {_marker(dialect.close, marks)}'
+            return f'"\\n" call {marker_rule(dialect.close, marks)}'
         case "glm":
-            return f"call {_marker(dialect.close, marks)}"
+            return f"call {marker_rule(dialect.close, marks)}"
     return "call"
 
 
@@ -132,16 +132,19 @@ def _call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[
     if dialect.tags is not None:
         return tagged_rules(function.name, index, schema, dialect.tags, marks)
     if dialect.name == "mistral11":
-        return f"call_{index}: {json.dumps(function.name)} {_marker(ARGS, marks)} args_{index}\nargs_{index}: {_json(schema)}\n"
+        head = f"{json.dumps(function.name)} {marker_rule(ARGS, marks)}"
+        return f"call_{index}: {head} args_{index}\nargs_{index}: {json_rule(schema)}\n"
     begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "{dialect.arguments}": ')
-    return f'call_{index}: {begin} args_{index} "}}"\nargs_{index}: {_json(schema)}\n'
+    return f'call_{index}: {begin} args_{index} "}}"\nargs_{index}: {json_rule(schema)}\n'
 
 
-def _marker(text: str, marks: Mapping[str, int]) -> str:
+def marker_rule(text: str, marks: Mapping[str, int]) -> str:
+    """A marker: a token if it is special, else its text."""
     return f"<[{marks[text]}]>" if text in marks else json.dumps(text)
 
 
-def _json(schema: Mapping[str, Any]) -> str:
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """JSON by a schema."""
     return "%json " + json.dumps({**schema, "x-guidance": STYLE})
 
 

@@ -1,4 +1,7 @@
-"""Thoughts and answer: splits the text of models that think aloud between two markers. Sans-I/O."""
+"""Thoughts and answer: splits the text of models that think aloud between two markers. Sans-I/O.
+
+Models that answer in channels (gpt-oss) are known here and read in channels.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from manyhands.text.template import find_variables
 
 # Pairs that chat templates write; the first whose closing marker a template names is the model's.
 _PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+CHANNEL, MESSAGE, START, END, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"
 # Variables by which templates are told whether to think: the usual one, and that of deepseek v3.1 and granite.
 _SWITCHES = ("enable_thinking", "thinking")
 
@@ -22,11 +26,19 @@ class Thinking:
     open_id: int | None
     close_id: int | None
     switch: str | None  # the template's variable that turns it off
+    in_channels: bool = False  # the whole answer is messages in channels
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """All the markers, which a tokenizer may have as special tokens."""
+        return frozenset((CHANNEL, MESSAGE, START, END, CONSTRAIN) if self.in_channels else (self.opens, self.closes))
 
 
 def find_thinking(tokenizer: Any) -> Thinking | None:
     """How the model of this tokenizer thinks, by its chat template; None if it does not."""
     template = template_of(tokenizer)
+    if CHANNEL in template and MESSAGE in template:
+        return Thinking(f"{CHANNEL}analysis{MESSAGE}", END, None, None, None, in_channels=True)
     for opens, closes in _PAIRS:
         if closes in template:
             vocabulary: Mapping[str, int] = tokenizer.get_added_vocab()

@@ -5,6 +5,7 @@
     mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may precede
     mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
     qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
+    harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
     glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
 
 Sans-I/O. Arguments are passed on as they come, character by character, as the model wrote them; values between tags become
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 from manyhands.text.calls import ARGS, CALL_ID, JsonCall, NamedCall
 from manyhands.text.detokenize import overlap
-from manyhands.text.reasoning import template_of, variables_of
+from manyhands.text.reasoning import CHANNEL, template_of, variables_of
 from manyhands.text.tagged import GLM_TAGS, QWEN3_TAGS, TaggedCall, Tags
 
 
@@ -50,7 +51,7 @@ Schema = Mapping[str, Any]
 class Dialect:
     """How calls are written. `marker` opens them ("": the message begins with one), `close` ends each ("": none)."""
 
-    name: Literal["hermes", "llama3", "mistral", "mistral11", "qwen3", "glm"]
+    name: Literal["hermes", "llama3", "mistral", "mistral11", "qwen3", "glm", "harmony"]
     marker: str
     close: str
     arguments: str = ""  # the key of the arguments, where a call is an object
@@ -69,7 +70,7 @@ class Dialect:
         """A reader of the next call."""
         if self.tags is not None:
             return TaggedCall(self.tags, functions)
-        return NamedCall(functions) if self.name == "mistral11" else JsonCall()
+        return NamedCall(functions) if self.name in ("mistral11", "harmony") else JsonCall()
 
 
 HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", "arguments")
@@ -78,6 +79,7 @@ MISTRAL = Dialect("mistral", "[TOOL_CALLS]", "", "arguments", "[,]")
 MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", "", begins="", after="text")
 QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", begins="<function=", tags=QWEN3_TAGS)
 GLM = Dialect("glm", "<tool_call>", "</tool_call>", begins="", after="text", tags=GLM_TAGS)
+HARMONY = Dialect("harmony", CHANNEL, "", begins="", after="text")
 PYTHON_TAG = "<|python_tag|>"
 _SPACE = " \t\r\n"
 
@@ -87,6 +89,8 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
     template = template_of(tokenizer)
     if "tools" not in variables_of(tokenizer):
         return None
+    if CHANNEL in template and "functions." in template:
+        return HARMONY
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
     if MISTRAL.marker in template:

@@ -11,6 +11,7 @@ from manyhands.api.openai.conversation import Conversation
 from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
+from manyhands.text.channels_grammar import channels_grammar
 from manyhands.text.grammar import answer_grammar, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import encode_prompt, find_template, render_text
 from manyhands.text.received import ReceivedText, read_received
@@ -268,19 +269,25 @@ def _ours(wishes: Mapping[str, Any]) -> Object:
 
 def _grammar(speaker: Speaker, said: Conversation) -> str | None:
     """What the answer must look like; None: anything."""
-    functions, choice = said.functions, said.tool_choice
-    if not functions or choice == "none":
+    functions, choice = said.functions if said.tool_choice != "none" else (), said.tool_choice
+    in_channels = speaker.thinking is not None and speaker.thinking.in_channels and not said.is_continued
+    if not functions and not in_channels:
         return None if said.format is None else json_grammar(said.format or None)
-    assert speaker.dialect is not None
+    wanted = [f for f in functions if choice in ("auto", "required", f.name)]
+    is_strict, forced = any(f.is_strict for f in functions), choice not in ("none", "auto")
+    if not forced and not is_strict and said.format is None:
+        return None
     try:
-        if choice == "auto" and said.format is not None:
-            schema, several = said.format or None, said.is_parallel
-            return answer_grammar(speaker.dialect, functions, speaker.special, schema, parallel=several)
-        if choice == "auto":
-            is_strict = any(f.is_strict for f in functions)
-            return strict_grammar(speaker.dialect, functions, speaker.special) if is_strict else None
-        wanted = [f for f in functions if choice in ("required", f.name)]
-        several = said.is_parallel and choice == "required"
-        return calls_grammar(speaker.dialect, wanted, speaker.special, parallel=several)
+        if in_channels:
+            schema, is_free = said.format or None, said.format is None
+            return channels_grammar(wanted, speaker.special, schema, is_free=is_free, forced=forced)
+        assert speaker.dialect is not None
+        if forced:
+            several = said.is_parallel and choice == "required"
+            return calls_grammar(speaker.dialect, wanted, speaker.special, parallel=several)
+        if said.format is None:
+            return strict_grammar(speaker.dialect, functions, speaker.special)
+        schema, several = said.format or None, said.is_parallel
+        return answer_grammar(speaker.dialect, functions, speaker.special, schema, parallel=several)
     except BadRequest as error:
         raise BadField(f"tools: {error}", "tools") from error

@@ -1,0 +1,176 @@
+"""Answers in channels (gpt-oss): thoughts, the answer and calls, however the text is cut, and grammars of them."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.testing.tiny import EOS, make_tiny
+from manyhands.text.channels import ChannelReader
+from manyhands.text.channels_grammar import channels_grammar
+from manyhands.text.grammar import Function, Grammar, Grammars
+from manyhands.text.reasoning import find_thinking
+from manyhands.text.tokenizer import load_tokenizer
+from manyhands.text.tools import HARMONY, CallArguments, CallStart, Content, Piece, ToolReader, find_dialect
+
+FUNCTIONS: dict[str, dict[str, Any]] = {"f": {"type": "object"}, "g": {}}
+NEXT = "<|end|><|start|>assistant"
+THOUGHT = f"<|channel|>analysis<|message|>Is 1 < 2?\n{NEXT}"
+ARGUMENTS = '{"a": [1, {"b": "}\\"{<|"}], "c": "\\u00e9"}'
+Read = tuple[str, str, list[tuple[str, str]]]
+
+
+def read(parts: list[str], *, can_call: bool = True) -> Read:
+    """Thoughts, the answer and calls."""
+    functions = FUNCTIONS if can_call else {}
+    channels, tools = ChannelReader(functions), ToolReader(HARMONY, functions)
+    pairs = [channels.feed(part) for part in parts] + [channels.finish()]
+    said: list[Piece] = [
+        piece for _, text in pairs for piece in (tools.feed(text) if can_call else [Content(text)])
+    ] + tools.finish()
+    calls = [(piece.name, "") for piece in said if isinstance(piece, CallStart)]
+    for piece in said:
+        if isinstance(piece, CallArguments):
+            calls[piece.index] = (calls[piece.index][0], calls[piece.index][1] + piece.text)
+    return "".join(thought for thought, _ in pairs), "".join(p.text for p in said if isinstance(p, Content)), calls
+
+
+CASES: dict[str, Read] = {
+    f"{THOUGHT}<|channel|>final<|message|>Yes, *1* < 2.": ("Is 1 < 2?\n", "Yes, *1* < 2.", []),
+    "<|channel|>final<|message|>Yes": ("", "Yes", []),
+    "Yes, to be": ("", "Yes, to be", []),  # an answer that goes on
+    "to be": ("", "to be", []),
+    f"{THOUGHT}<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ARGUMENTS}": (
+        "Is 1 < 2?\n",
+        "",
+        [("f", ARGUMENTS)],
+    ),
+    f"{THOUGHT} to=functions.f<|channel|>commentary json<|message|>{ARGUMENTS}": (
+        "Is 1 < 2?\n",
+        "",
+        [("f", ARGUMENTS)],
+    ),
+    " to=functions.g<|channel|>commentary<|message|>{}": ("", "", [("g", "{}")]),
+    f"<|channel|>commentary<|message|>I look.{NEXT}<|channel|>commentary to=functions.g<|message|>{{}}": (
+        "",
+        "I look.",
+        [("g", "{}")],
+    ),
+    f"<|channel|>commentary<|message|>I look.{NEXT}<|channel|>final<|message|>So.": ("", "I look.\n\nSo.", []),
+    f"{THOUGHT}<|channel|>analysis<|message|>Yes.{NEXT}<|channel|>final <|constrain|>json<|message|>{{}}": (
+        "Is 1 < 2?\n\n\nYes.",
+        "{}",
+        [],
+    ),
+    "<|channel|>commentary to=functions.h json<|message|>{}": ("", "{}", []),  # there is none
+    f"<|channel|>analysis to=python code<|message|>1 + 1{NEXT}<|channel|>final<|message|>2": ("1 + 1", "2", []),
+    "<|channel|>analysis<|message|>for ever <|en": ("for ever <|en", "", []),
+    "<|channel|>analysis<|message|>So.<|end|>": ("So.", "", []),
+    "<|channel|>analysis<|message|>So.<|end|>no head": ("So.", "no head", []),
+    "<|channel|>ana": ("", "", []),
+    f"{THOUGHT}{'no head ' * 40}": ("Is 1 < 2?\n", f"<|start|>assistant{'no head ' * 40}", []),
+    "": ("", "", []),
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+@given(places=st.lists(st.integers(0, 10_000)))
+def test_channels_are_read_however_they_are_cut(text: str, places: list[int]) -> None:
+    edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    assert read([text[a:b] for a, b in itertools.pairwise(edges)]) == CASES[text]
+    assert read(list(text)) == CASES[text]
+
+
+def test_without_functions_a_call_is_text() -> None:
+    said = f"<|channel|>commentary to=functions.f json<|message|>{ARGUMENTS}"
+    assert read(list(said), can_call=False) == ("", ARGUMENTS, [])
+
+
+def test_what_is_said_comes_before_its_end() -> None:
+    reader = ChannelReader(FUNCTIONS)
+    assert reader.feed("<|channel|>analysis<|message|>Is") == ("Is", "") and reader.is_thinking
+    assert reader.feed(f"?{NEXT}<|channel|>commentary to=functions.f<|message|>{{") == ("?", "<|channel|>f[ARGS]{")
+    assert not reader.is_thinking
+
+
+@pytest.mark.parametrize(
+    "tools, dialect", [("{% if tools %}to=functions.{% endif %}", HARMONY), ("", None)], ids=["tools", "no tools"]
+)
+def test_channels_are_known_by_the_template(tools: str, dialect: object) -> None:
+    tokenizer = SimpleNamespace(
+        chat_template=f"{tools}<|start|>assistant<|channel|>final<|message|>", get_added_vocab=dict[str, int]
+    )
+    thinking = find_thinking(tokenizer)
+    assert find_dialect(tokenizer) is dialect and thinking is not None and thinking.in_channels
+    assert {"<|start|>", "<|end|>", "<|constrain|>"} < thinking.marks
+
+
+# -- grammars ---------------------------------------------------------------------------------------------------------
+
+VOCAB = 264
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+ASKED = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
+FINAL, CALL = "<|channel|>final<|message|>", "<|channel|>commentary to=functions."
+HEADS = (
+    f"{CALL}f<|message|>",
+    f"{CALL}f <|constrain|>json<|message|>",
+    " to=functions.f<|channel|>commentary json<|message|>",
+)
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    folder = make_tiny("llama", tmp_path_factory.mktemp("grammar") / "m", layers=1)
+    return Grammars(load_tokenizer(folder), VOCAB, frozenset([EOS]))
+
+
+def accepts(grammar: Grammar, ids: list[int]) -> bool:
+    """Whether every token is allowed in turn, and the end after the last."""
+    for length, token in enumerate([*ids, EOS]):
+        allowed = grammar.allowed(ids[:length])
+        if allowed is not None and not allowed[token]:
+            return False
+    return True
+
+
+def test_json_stands_in_the_final_channel(grammars: Grammars) -> None:
+    grammar = grammars.compile(channels_grammar([], {}, SCHEMA, is_free=False, forced=False))
+    for before in ("", THOUGHT, THOUGHT * 2, f"<|channel|>commentary<|message|>So.{NEXT}"):
+        assert accepts(grammar, list(f'{before}{FINAL}{{"a": 1}}'.encode()))
+        assert not accepts(grammar, list(f'{before}{FINAL}{{"a": "1"}}'.encode()))
+    for said in ('{"a": 1}', f"{FINAL}Yes", THOUGHT, f'{HEADS[0]}{{"a": 1}}'):
+        assert not accepts(grammar, list(said.encode()))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_calls(head: str, grammars: Grammars) -> None:
+    forced = grammars.compile(channels_grammar(ASKED, {}, None, is_free=True, forced=True))
+    free = grammars.compile(channels_grammar(ASKED, {}, None, is_free=True, forced=False))
+    either = grammars.compile(channels_grammar(ASKED, {}, SCHEMA, is_free=False, forced=False))
+    for grammar in (forced, free, either):
+        for before in ("", THOUGHT):
+            assert accepts(grammar, list(f'{before}{head}{{"a": 1}}'.encode()))
+            assert not accepts(grammar, list(f'{before}{head}{{"a": "1"}}'.encode()))
+            assert not accepts(grammar, list(f"{before}{head.replace('functions.f', 'functions.h')}{{}}".encode()))
+    said = f"{THOUGHT}{FINAL}Yes"
+    assert [accepts(grammar, list(said.encode())) for grammar in (forced, free, either)] == [False, True, False]
+    said = f'{THOUGHT}{FINAL}{{"a": 2}}'
+    assert [accepts(grammar, list(said.encode())) for grammar in (forced, free, either)] == [False, True, True]
+
+
+def test_special_markers_are_tokens(grammars: Grammars) -> None:
+    marks = {"<|channel|>": 258, "<|message|>": 259, "<|end|>": 260, "<|start|>": 261}
+    grammar = grammars.compile(channels_grammar(ASKED, marks, SCHEMA, is_free=False, forced=False))
+
+    def ids(text: str) -> list[int]:
+        for mark, token in marks.items():
+            text = text.replace(mark, chr(token))
+        return [id for char in text for id in ([ord(char)] if ord(char) > 255 else char.encode())]
+
+    assert accepts(grammar, ids(f'{THOUGHT}{FINAL}{{"a": 1}}')) and accepts(
+        grammar, ids(f'{THOUGHT}{HEADS[1]}{{"a": 1}}')
+    )
+    assert not accepts(grammar, list(f'{FINAL}{{"a": 1}}'.encode()))
