@@ -36,9 +36,9 @@ def test_it_is_rendered_as_transformers_does(family: str, tools: list[Any], toke
 def test_generation_blocks_loop_controls_and_named_templates(tokenizer: Tokenizer) -> None:
     body = "{% for m in messages %}{% if loop.index0 %}{% break %}{% endif %}"
     body += "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    tokenizer.chat_template = {"default": body, "tool_use": "tools"}
+    tokenizer.chat_template = {"default": body, "tool_use": "tools {{ messages[-1].content }}"}
     assert render_text(tokenizer, HI * 2, (), RenderBudget()) == "hi"
-    assert render_text(tokenizer, HI, [TOOL], RenderBudget()) == "tools"
+    assert render_text(tokenizer, HI, [TOOL], RenderBudget()) == "tools hi"
 
 
 LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"

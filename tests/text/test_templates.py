@@ -288,6 +288,19 @@ def test_any_fault_of_a_template_is_one(fault: str, tokenizer: Tokenizer) -> Non
     assert "\n" not in str(refusal.value)
 
 
+def test_what_a_template_leaves_out_is_refused(tokenizer: Tokenizer) -> None:
+    result = {"role": "tool", "tool_call_id": "call12345", "content": "seven metres"}
+    with pytest.raises(BadRequest, match="leaves out what functions returned"):
+        say(tokenizer, "phi-3", USER, call(), result, USER)
+    assert "How high" in say(tokenizer, "phi-3", USER, {**ANSWER, "tool_calls": []}, USER)
+    # As models that see images have it: text is a part, and a string holds none.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(BadRequest, match="leaves out what users say"):
+        render_chat(tokenizer, [USER])
+
+
 def test_the_switch_of_thoughts_is_the_templates(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = QWEN3_CHAT
     thinking = find_thinking(tokenizer)

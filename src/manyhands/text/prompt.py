@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +65,7 @@ def render_text(
         raise BadRequest("messages is empty: send at least one message")
     try:
         template = find_template(tokenizer, has_tools=bool(tools))
+        _check_heard(template, messages, tokenizer.special_tokens_map, has_tools=bool(tools))
         known = {**tokenizer.special_tokens_map, "tools": list(tools) or None, **variables}
         return template.render(messages, known, budget)
     except (
@@ -79,6 +81,43 @@ def render_text(
         reason = " ".join(str(error).split())[:300]  # what it raises itself, or content that it does not expect
         said = reason or type(error).__name__
         raise BadRequest(f"the chat template of this model refuses these messages: {said}") from error
+
+
+def _check_heard(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], named: Mapping[str, str], *, has_tools: bool
+) -> None:
+    """Raise BadRequest for a conversation of which the template leaves out what users say, or what functions returned."""
+    unheard = _unheard(template, tuple(named.items()), has_tools)
+    if "user" in unheard:
+        raise BadRequest("the chat template of this model leaves out what users say in plain text: use /v1/completions")
+    if "tool" in unheard and any(message.get("role") == "tool" for message in messages):
+        raise BadRequest(
+            "the chat template of this model leaves out what functions returned: send the conversation without messages of "
+            "the role tool, or take another model"
+        )
+
+
+@lru_cache(maxsize=16)
+def _unheard(template: ChatTemplate, named: tuple[tuple[str, str], ...], has_tools: bool) -> frozenset[str]:
+    """The roles, user or tool, whose words a template leaves out of a conversation."""
+    function = {"name": "f", "arguments": {}}
+    call = {"id": "call00000", "type": "function", "function": function}
+    asked = {"role": "user", "content": "Qzuser"}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    returned = {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "Qztool"}
+    parameters = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}
+    known = {**dict(named), "tools": [tool] if has_tools else None}
+    unheard = set[str]()
+    said: tuple[list[Mapping[str, Any]], ...] = ([asked], [asked, called, returned])
+    for messages in said:
+        try:
+            text = template.render(messages, known, RenderBudget(passes=4096, seconds=0.05, size=1 << 17))
+        except Exception:  # a template raises what it likes; what it refuses it does not leave out silently
+            continue
+        last = messages[-1]
+        unheard |= set() if str(last["content"]).lower() in text.lower() else {str(last["role"])}
+    return frozenset(unheard)
 
 
 def _up_to_mark(text: str, begun: str) -> str:
