@@ -23,6 +23,7 @@ from manyhands.text.grammar import (
     Grammars,
     KeptGrammars,
     answer_grammar,
+    behind_thought,
     calls_grammar,
     compile_matcher,
     json_grammar,
@@ -289,6 +290,19 @@ def test_a_thought_is_free(grammars: Grammars) -> None:
     assert after is not None and list(np.flatnonzero(after)) == [ord("{")]
     opened = grammars.compile(json_grammar(None), thinking, is_open=True)
     assert opened.allowed([]) is None and opened.allowed([1]) is None
+
+
+@pytest.mark.parametrize("dialect", [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM], ids=lambda d: d.name)
+def test_behind_a_thought_that_no_token_ends(dialect: Dialect, grammars: Grammars) -> None:
+    bound = grammars.compile(behind_thought(json_grammar(SCHEMA), "</think>"))
+    call = grammars.compile(behind_thought(calls_grammar(dialect, FUNCTIONS, {}, parallel=False), "</think>"))
+    strict = grammars.compile(behind_thought(strict_grammar(dialect, FUNCTIONS, {}), "</think>"))
+    for thought in ("</think>", 'hm {"a": "x"} </thin\n</think>\n\n'):
+        assert accepts(bound, thought + '{"a": 1}') and not accepts(bound, thought + '{"a": "x"}')
+        for made in (call, strict):
+            assert accepts(made, thought + written(dialect, '{"a": 1}'))
+            assert not accepts(made, thought + written(dialect, '{"a": "x"}'))
+    assert not accepts(bound, '{"a": 1}') and accepts(strict, "hm</think>So.")
 
 
 class _Never:

@@ -58,6 +58,14 @@ def json_grammar(schema: Mapping[str, Any] | None) -> str:
     return f"start: {json_rule(schema if schema is not None else {'type': 'object'})}\n"
 
 
+def behind_thought(grammar: str, closes: str) -> str:
+    """The same behind a thought that the prompt has begun, where no token of its own ends it."""
+    rest = grammar.removeprefix("start: ")
+    return (
+        f"start: thought GAP begun\nthought[lazy]: /(.|\\n)*/ {json.dumps(closes)}\nGAP: /[ \\n]{{0,3}}/\nbegun: {rest}"
+    )
+
+
 def calls_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, parallel: bool) -> str:
     """One call of one of `functions`, or (parallel) several, and nothing else. `marks`: ids of markers that are special.
 

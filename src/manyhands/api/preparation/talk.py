@@ -12,7 +12,7 @@ from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.text.channels_grammar import channels_grammar
-from manyhands.text.grammar import answer_grammar, calls_grammar, json_grammar, strict_grammar
+from manyhands.text.grammar import answer_grammar, behind_thought, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import encode_prompt, find_template, render_text
 from manyhands.text.received import ReceivedText, read_received
 from manyhands.text.template import RenderBudget, TooCostly
@@ -47,13 +47,16 @@ def talk(
         wishes, speaker, room(speaker, prompt, wanted, desk.default_max_tokens, is_clamped=is_clamped), logprobs
     )
     functions = {f.name: f.parameters for f in said.functions} if said.tool_choice != "none" else {}
+    thinking, is_open = speaker.thinking, _ends_in_thought(speaker, said, prompt)
+    if grammar is not None and thinking is not None and is_open and thinking.close_id is None:
+        grammar = behind_thought(grammar, thinking.closes)
     return Prepared(
         speaker.name,
         wishes,
         [prompt],
         params,
         grammar=grammar,
-        is_open=_ends_in_thought(speaker, prompt),
+        is_open=is_open,
         functions=functions,
         is_parallel=said.is_parallel,
         is_call=bool(said.functions) and said.tool_choice not in ("none", "auto"),
@@ -185,11 +188,14 @@ def _check_text(text: str, speaker: Speaker, where: str = "prompt") -> None:
         raise ContextOverflow.of(what, speaker.context)
 
 
-def _ends_in_thought(speaker: Speaker, ids: Sequence[int]) -> bool:
+def _ends_in_thought(speaker: Speaker, said: Conversation, ids: Sequence[int]) -> bool:
+    """Whether the template, or the text that the answer goes on from, has begun a thought and not ended it."""
     if speaker.thinking is None:
         return False
+    opens, closes = speaker.thinking.opens, speaker.thinking.closes
+    begun: str = said.messages[-1]["content"] if said.is_continued else ""
     tail: str = speaker.tokenizer.decode(list(ids[-8:]), skip_special_tokens=False)
-    return tail.rstrip().endswith(speaker.thinking.opens)
+    return begun.rfind(opens) > begun.rfind(closes) or tail.rstrip().endswith(opens)
 
 
 def _own_variables(speaker: Speaker, given: Mapping[str, Any]) -> Object:

@@ -1,0 +1,53 @@
+"""Prompts that end within a thought: what is asked of the answer then."""
+
+import json
+from typing import Any
+
+import pytest
+
+from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.prepare import prepare
+from manyhands.text.reasoning import find_thinking
+from manyhands.text.tokenizer import TextTokenizer, load_tokenizer
+from tests.api.served import MODEL, make_model
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ opens }}{# </think> #}{% endif %}"
+)
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes", "no"]}}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    return load_tokenizer(make_model(tmp_path_factory.mktemp("thoughts") / "m", TEMPLATE))
+
+
+def prepared(tokenizer: TextTokenizer, said: str = "", **wishes: Any) -> Prepared:
+    """A request, after the words `said` of the assistant if there are any."""
+    speaker = Speaker(
+        MODEL, tokenizer, 1024, 264, 8, "bf16", None, find_thinking(tokenizer), {}, has_levels=False, is_plain=False
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    if said:
+        messages.append({"role": "assistant", "content": said})
+        wishes |= {"continue_final_message": True, "add_generation_prompt": False}
+    body = json.dumps({"model": MODEL, "messages": messages, "max_tokens": 9, **wishes}).encode()
+    return prepare("/v1/chat/completions", body, PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: None))
+
+
+def test_json_follows_a_thought_that_no_token_ends(tokenizer: TextTokenizer) -> None:
+    """olmo3's markers are several tokens: where a thought ends only its text says."""
+    shut = prepared(tokenizer, response_format=FORM)
+    opened = prepared(tokenizer, response_format=FORM, chat_template_kwargs={"opens": "<think>\n"})
+    assert not shut.is_open and opened.is_open
+    assert shut.grammar is not None and opened.grammar is not None
+    assert "</think>" in opened.grammar and opened.grammar.endswith(shut.grammar.removeprefix("start: "))
+
+
+@pytest.mark.parametrize(
+    "said, is_open",
+    [("<think>\nWell, ", True), ("<think>so</think>Well, ", False), ("</think><think>", True), ("a", False)],
+)
+def test_an_answer_may_go_on_from_within_a_thought(said: str, is_open: bool, tokenizer: TextTokenizer) -> None:
+    assert prepared(tokenizer, said).is_open is is_open
