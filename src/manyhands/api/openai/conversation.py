@@ -79,10 +79,12 @@ def format_of(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 def message_of(message: Mapping[str, Any]) -> Object:
     """A message as chat templates take it: text is text, arguments are objects, a developer is the system."""
     role = "system" if message["role"] == "developer" else message["role"]
-    out: Object = {"role": role, "content": text_of(message.get("content"))}
+    out: Object = {"role": role, "content": text_of(message.get("content")) or message.get("refusal") or ""}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.get(name) is not None:
             out[name] = message[name]
+    if isinstance(thought := message.get("reasoning"), str):
+        out.setdefault("reasoning_content", thought)
     if message.get("tool_calls"):
         out["tool_calls"] = [call_of(c["id"], **c["function"]) for c in message["tool_calls"]]
     return out
@@ -91,7 +93,7 @@ def message_of(message: Mapping[str, Any]) -> Object:
 def call_of(call_id: str, name: str, arguments: str) -> Object:
     """A call as chat templates take it."""
     try:
-        read = json.loads(arguments)
+        read = json.loads(arguments or "{}")  # as clients send back a call without any
     except (ValueError, RecursionError):
         read = arguments
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read}}

@@ -118,8 +118,10 @@ class AssistantMessage(TypedDict):
     __pydantic_config__ = SAID  # type: ignore[misc]
     role: Literal["assistant"]
     content: NotRequired[Content]
+    refusal: NotRequired[Text]
     tool_calls: NotRequired[Annotated[list[Call], FIRST, Limits(max_length=128)]]
     reasoning_content: NotRequired[Text]
+    reasoning: NotRequired[Any]  # vLLM's newer name of it, where it is a text
     name: NotRequired[Label]
 
 
