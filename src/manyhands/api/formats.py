@@ -42,7 +42,7 @@ class ModelFormat:
         dialect, thinking = find_dialect(tokenizer), find_thinking(tokenizer)
         markers = {PYTHON_TAG, *(dialect.marks if dialect else ())}
         markers |= thinking.marks if thinking else set()
-        ids = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        ids = tokenizer.special_ids
         shared: dict[str, Any] = {
             "name": name,
             "context": model.context_length,

@@ -23,20 +23,18 @@ _CONVERTIBLE: Final = ("*.model", "vocab.json", "vocab.txt", "tekken.json", "*.t
 class TextTokenizer:
     """Text to ids and back. `backend_tokenizer` is the tokenizers.Tokenizer, with all special tokens in it.
 
-    `named`: what the checkpoint calls bos_token, eos_token and so on; `extra`: its further special tokens; `chat_template`:
-    a template, or several by name ("default", "tool_use"), or None.
+    `named`: what the checkpoint calls bos_token, eos_token and so on; `chat_template`: a template, or several
+    by name ("default", "tool_use"), or None.
     """
 
     def __init__(
         self,
         backend: Any,
         named: Mapping[str, str],
-        extra: Sequence[str] = (),
         chat_template: str | dict[str, str] | None = None,
     ) -> None:
         self.backend_tokenizer, self.chat_template = backend, chat_template
         self.special_tokens_map = dict(named)
-        self._extra = tuple(extra)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -49,14 +47,13 @@ class TextTokenizer:
         return self._named_id("eos_token")
 
     @property
-    def all_special_tokens(self) -> list[str]:
-        """Named and further special tokens, each once."""
-        return list(dict.fromkeys((*self.special_tokens_map.values(), *self._extra)))
-
-    @property
-    def all_special_ids(self) -> list[int]:
-        """The ids of `all_special_tokens`."""
-        return [self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens]
+    def special_ids(self) -> dict[str, int]:
+        """The tokens that `decode` can skip, whatever names them, with their ids."""
+        return {
+            token.content: id
+            for id, token in self.backend_tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
 
     def get_added_vocab(self) -> dict[str, int]:
         """Tokens that are matched in a text before it is split, special or not, with their ids."""
@@ -119,7 +116,7 @@ def _load(folder: Path, backend: Any) -> TextTokenizer:
     further = list(further.values()) if isinstance(further, dict) else further
     extra = [content for token in further if (content := _content(token)) is not None]
     _add(backend, config.get("added_tokens_decoder") or {}, [*named.values(), *extra])
-    return TextTokenizer(backend, named, extra, _templates(folder, config))
+    return TextTokenizer(backend, named, _templates(folder, config))
 
 
 def _content(token: object) -> str | None:

@@ -364,6 +364,25 @@ def test_thoughts_are_apart(tmp_path: Path) -> None:
     play(folder, scene)
 
 
+def test_a_marker_that_only_its_flag_makes_special_is_read(tmp_path: Path) -> None:
+    """As mistral's and gpt-oss's, which tokenizer_config.json does not name: decoding drops them."""
+    folder = make_model(tmp_path / "m", HERMES_TEMPLATE)
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|tool|>", "<tool_call>"))
+    (marker,) = (
+        each["id"] for each in json.loads(file.read_text())["added_tokens"] if each["content"] == "<tool_call>"
+    )
+
+    async def scene(it: Served) -> None:
+        wishes: Any = {"model": MODEL, "messages": HI, "max_tokens": 4, "logit_bias": {str(marker): 100}}
+        made = await (await it.client()).chat.completions.create(**wishes, tools=TOOLS)
+        assert made.choices[0].message.content == "<tool_call>" * 4
+        plain = await (await it.client()).chat.completions.create(**wishes)
+        assert plain.choices[0].message.content == ""
+
+    play(folder, scene)
+
+
 def test_a_model_without_tools_in_its_template_refuses_them(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "m")
 
