@@ -17,9 +17,18 @@ TEMPLATE = (
 LIKELY = {str(ord("f")): 100}  # the final channel, where a grammar leaves the choice
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("channels") / "m", TEMPLATE)
+SPECIAL = {"system": "channel", "user": "message", "assistant": "start", "tool": "constrain"}
+
+
+@pytest.fixture(scope="module", params=["text", "special"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its markers are letters, or special tokens as gpt-oss's are."""
+    out = make_model(tmp_path_factory.mktemp("channels") / "m", TEMPLATE)
+    text = (out / "tokenizer.json").read_text()
+    for name, marker in SPECIAL.items() if request.param == "special" else ():
+        text = text.replace(f"<|{name}|>", f"<|{marker}|>")
+    (out / "tokenizer.json").write_text(text)
+    return out
 
 
 def test_json_is_the_answer_and_a_call_is_a_call(folder: Path) -> None:
