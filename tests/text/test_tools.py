@@ -89,6 +89,12 @@ def test_several_calls() -> None:
     assert [name for name, _ in read(HERMES, [two])[1]] == ["f", "f"]
     assert len(read(MISTRAL, [f"[TOOL_CALLS][{CALL}, {CALL}]"])[1]) == 2
     assert len(read(LLAMA3, [f"<|python_tag|>{WRAPPED[LLAMA3]}; {WRAPPED[LLAMA3]}"])[1]) == 2
+    for text in (
+        f"[{WRAPPED[LLAMA3]}, {WRAPPED[LLAMA3]}]",
+        f"<|python_tag|> [ {WRAPPED[LLAMA3]}\n,{WRAPPED[LLAMA3]} ]\n",
+    ):
+        content, calls, _ = read(LLAMA3, list(text))
+        assert content == "" and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
     for dialect in (MISTRAL11, QWEN3, GLM):
         content, calls, _ = read(dialect, [f"So.\n{WRAPPED[dialect]}\n{WRAPPED[dialect]}\n"])
         assert content == "So." and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
@@ -142,6 +148,11 @@ def test_arguments_are_read_by_either_name(dialect: Dialect, other: str, places:
         "<tool_call>unknown\n</tool_call>",
         "<tool_call>f or not</tool_call>",
         "{}",
+        "[1, 2]",
+        "[{}, {}]",
+        '[{"name": "unknown", "parameters": {}}]',
+        "[ {",
+        "[",
         "",
     ],
 )

@@ -109,7 +109,7 @@ def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mappi
     """Free text, but once a call begins it is one of `functions`, its arguments by the schema if it is strict."""
     body = _body(dialect, functions, marks, forced=False)
     if dialect.name == "llama3":
-        return f"start: (call | OTHER)?\nOTHER: /[^{{\\s](.|\\n)*/\n{body}"
+        return f"start: (call | OTHER)?\nOTHER: /[^{{\\[\\s](.|\\n)*/\n{body}"
     inside = '"[" call (", " call)* "]"' if dialect.name == "mistral" else _inside(dialect, marks)
     if dialect.marker in marks:
         return f"start: tag* TEXT\ntag: TEXT {marker_rule(dialect.marker, marks)} {inside}\n{body}"

@@ -1,7 +1,8 @@
 """Function calls in a model's text: which dialect its chat template teaches, and reading calls as they are written.
 
     hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>  any number, text may precede     (qwen, hermes)
-    llama3    {"name": "f", "parameters": {...}}                        the whole message, perhaps after <|python_tag|>
+    llama3    {"name": "f", "parameters": {...}}                        the whole message, or a list of them; perhaps after
+                                                                       <|python_tag|>
     mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may precede
     mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
     qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
@@ -74,7 +75,7 @@ class Dialect:
 
 
 HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", "arguments")
-LLAMA3 = Dialect("llama3", "", "", "parameters", ";", after="start")
+LLAMA3 = Dialect("llama3", "", "", "parameters", ";,]", after="start")
 MISTRAL = Dialect("mistral", "[TOOL_CALLS]", "", "arguments", "[,]")
 MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", "", begins="", after="text")
 QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", begins="<function=", tags=QWEN3_TAGS)
@@ -140,11 +141,13 @@ class ToolReader:
     def _in_start(self) -> Iterator[Piece]:
         """Only where a call is the whole message."""
         start = self._held.lstrip(_SPACE + self._dialect.skipped if self.num_calls else _SPACE)
+        inner = start.removeprefix("[").lstrip(_SPACE)
         if start.startswith(PYTHON_TAG):
             self._opened, self._held = PYTHON_TAG, start[len(PYTHON_TAG) :]
-        elif start.startswith("{"):
-            self._begin(start)
-        elif start and not PYTHON_TAG.startswith(start):
+        elif inner.startswith("{"):
+            self._opened += start[: len(start) - len(inner)]
+            self._begin(inner)
+        elif inner and not PYTHON_TAG.startswith(start):
             self._state = "text"
         yield from ()
 
