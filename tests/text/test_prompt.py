@@ -83,6 +83,7 @@ def test_chat_is_rendered_with_the_models_template(tokenizer: Tokenizer) -> None
 
 
 def test_chat_without_a_template_names_the_remedy(tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = None  # other tests share it, and give it templates
     with pytest.raises(BadRequest, match=r"no chat template: use /v1/completions"):
         render_chat(tokenizer, [{"role": "user", "content": "hi"}])
 
