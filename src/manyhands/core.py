@@ -242,13 +242,18 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             _within("logit_bias token", token, 0, 1 << 24)
             _within("logit_bias", bias, -1e4, 1e4)
+        if not isinstance(self.stop, (tuple, list)) or any(not isinstance(text, str) for text in self.stop):
+            raise BadRequest(f"stop is {self.stop!r:.80}; it must be a tuple of texts, as in ('END',)")
         if len(self.stop) > MAX_STOPS or any(not 1 <= len(s) <= 256 for s in self.stop):
             raise BadRequest(f"stop takes at most {MAX_STOPS} strings of 1 to 256 characters each")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
+    """Raise BadRequest unless `value` is in these limits and, where `low` is a whole number, one too: frames hold no other."""
+    if not isinstance(value, int if isinstance(low, int) else (int, float)):
+        raise BadRequest(f"{name} is {value!r:.60}; it must be a {'whole ' * isinstance(low, int)}number")
     if not low <= value <= high:  # also refuses NaN
-        raise BadRequest(f"{name} is {value}; it must be between {low} and {high}")
+        raise BadRequest(f"{name} is {value!r:.60}; it must be between {low} and {high}")
 
 
 @dataclass(slots=True)

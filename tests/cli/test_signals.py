@@ -1,10 +1,13 @@
-"""SIGINT and SIGTERM of `serve`, `local --api`, `up` and `join`: one handler."""
+"""SIGINT, SIGTERM and SIGHUP of `serve`, `local --api`, `up` and `join`: one handler."""
 
 import asyncio
 import os
+import pty
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import pytest
 import typer
@@ -42,7 +45,10 @@ def seen(numbers: list[int], *, is_serving: bool = True) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGINT, signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]])
+@pytest.mark.parametrize(
+    "numbers",
+    [[signal.SIGINT, signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM]],
+)
 def test_the_first_asks_to_leave_and_the_second_ends_it(numbers: list[int]) -> None:
     assert seen(numbers) == ["serving", "leaving", "ended"]
 
@@ -127,3 +133,46 @@ def test_the_end_of_stdin_ends_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", stdin)
         asyncio.run(main())
     assert said == ["ended"]
+
+
+def test_sighup_stays_ignored_where_it_is() -> None:
+    """As nohup has it: the command outlives its terminal."""
+
+    async def main() -> None:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.02)
+            assert not signals.stop.is_set()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+AS_LEADER = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from manyhands.__main__ import main; main()"
+
+
+def test_a_node_whose_terminal_is_closed_leaves_in_order(tmp_path: Path) -> None:
+    """And fails at nothing that it says to a terminal that is gone."""
+    ours, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", AS_LEADER, "serve", "tales", "--layers", "0-1", "--json", "--name", "one"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env=os.environ | {"MANYHANDS_HOME": str(tmp_path)},
+    ) as process:
+        os.close(terminal)
+        said = b""
+        try:
+            while b'"serving"' not in said:
+                said += os.read(ours, 65536)
+            assert (tmp_path / "run/one.pid").is_file()
+            os.close(ours)
+            assert process.wait(GUARD_S) == 0
+        finally:
+            process.kill()
+    assert not (tmp_path / "run/one.pid").exists(), "what it leaves behind, others would take for a crash"

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of commands that serve until told to leave: the first asks them to, a second ends them at once."""
+"""SIGINT, SIGTERM and SIGHUP of commands that serve until told to leave: the first asks them to, a second ends them at once."""
 
 import asyncio
 import contextlib
@@ -11,13 +11,13 @@ from typing import Any, Final, Self
 
 import typer
 
-NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED: Final = 128 + signal.SIGINT  # as shells have it
 
 
 class StopSignals:
-    """Takes both signals while the block runs: the first sets `leave`, a second one `stop`; before `begin_serving` there
-    is nothing to hand over, and the first sets `stop`.
+    """Takes the signals while the block runs: the first sets `leave`, a second one `stop`; before `begin_serving` there
+    is nothing to hand over, and the first sets `stop`. SIGHUP stays ignored where it is (nohup).
 
     `while_stdin`: the end of stdin sets `stop` too (the parent died).
     """
@@ -25,10 +25,12 @@ class StopSignals:
     def __init__(self, *, while_stdin: bool = False) -> None:
         self.stop, self.leave = asyncio.Event(), asyncio.Event()
         self._while_stdin, self._is_serving, self._is_interrupted = while_stdin, False, False
+        self._taken = [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
+        self._on_terminal = [fd for fd in (1, 2) if os.isatty(fd)]
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        for number in NUMBERS:
+        for number in self._taken:
             loop.add_signal_handler(number, self._on_signal, number)
         if self._while_stdin:
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
@@ -38,14 +40,23 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        for number in NUMBERS:
+        for number in self._taken:
             loop.remove_signal_handler(number)
         if self._while_stdin:
             loop.remove_reader(sys.stdin.fileno())
 
     def _on_signal(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._forget_terminal()
         self._is_interrupted |= number == signal.SIGINT and not self._is_serving
         (self.leave if self._is_serving and not self.leave.is_set() else self.stop).set()
+
+    def _forget_terminal(self) -> None:
+        """It was closed, and every word to it would fail: say the rest to nobody."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        for fd in self._on_terminal:
+            os.dup2(null, fd)
+        os.close(null)
 
     def _on_stdin(self) -> None:
         if not os.read(sys.stdin.fileno(), 4096):
