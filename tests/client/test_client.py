@@ -238,8 +238,37 @@ def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
         manyhands.connect(f"http://{gateway.addr}", "gpt-9").generate("hi")
     with pytest.raises(BadRequest, match="neither"):
         manyhands.connect("somewhere")
+    with pytest.raises(BadRequest, match="None is neither"):
+        manyhands.connect(None)  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="model is missing"):
         manyhands.connect("mh1abc")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_tokens": 3.5}, "max_tokens is 3.5; it must be a whole number"),
+        ({"max_tokens": "3"}, "max_tokens is '3'; it must be a whole number"),
+        ({"seed": np.int64(3)}, "seed is .*3.*; it must be a whole number"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"stop": "END"}, r"stop is 'END'; it must be a tuple of texts, as in \('END',\)"),
+        ({"stop": 5}, "stop is 5; it must be a tuple of texts"),
+        ({"path": "line"}, "path is 'line'; it must be ring or star"),
+        ({"prompt": None}, "the prompt is None; it must be a text, or a conversation"),
+        ({"prompt": b"hi"}, "the prompt is b'hi'; it must be"),
+        ({"prompt": HI[0]}, "the prompt is {'role'.*; it must be"),
+        ({"prompt": ["hi"]}, r"the prompt is \['hi'\]; it must be"),
+        ({"prompt": [{"role": "user"}]}, "the prompt is .*; it must be"),
+    ],
+)
+def test_what_is_of_a_wrong_kind_is_refused_before_anything_is_sent(wrong: dict[str, Any], said: str) -> None:
+    """A fraction for max_tokens went to the nodes, which closed their links over it: they were blamed, after 30 s."""
+    client = manyhands.connect("http://127.0.0.1:1")
+    with pytest.raises(BadRequest, match=said):
+        client.stream(**{"prompt": "hi", **wrong})
+    if set(wrong) == {"prompt"}:
+        with pytest.raises(BadRequest, match=said):
+            client.hidden_states(wrong["prompt"], [0])
 
 
 def test_what_is_no_event_is_an_error() -> None:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args
 
 from manyhands.client.backend import (
     AnswerSource,
@@ -26,7 +26,7 @@ from manyhands.client.backend import (
     ticket_backend,
 )
 from manyhands.client.held import HeldSource, SourceOpening
-from manyhands.client.layers import LayersRequest, LayerStates, Prompt
+from manyhands.client.layers import LayersRequest, LayerStates, Prompt, check_prompt
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest
 
@@ -57,10 +57,10 @@ def connect(where: str, model: str | None = None, *, api_key: str = "", threads:
     `api_key` is for gateways, `threads` (compute threads of embedding and head, default all cores) for tickets. Nothing is
     opened before the first use. Raises BadRequest for what is neither a ticket nor an address.
     """
-    if where.startswith(("http://", "https://")):
-        return Client(lambda: gateway_backend(where, api_key, model))
-    if not where.startswith("mh1"):
+    if not isinstance(where, str) or not where.startswith(("http://", "https://", "mh1")):
         raise BadRequest(f"{where!r:.60} is neither an address (http://...) nor a ticket (mh1...)")
+    if not where.startswith("mh1"):
+        return Client(lambda: gateway_backend(where, api_key, model))
     if model is None:
         raise BadRequest("model is missing: name what the swarm serves, connect(ticket, model)")
     return Client(lambda: ticket_backend(where, model, threads))
@@ -103,6 +103,9 @@ class Client:
     def stream(self, prompt: Prompt, *, path: PathKind = "ring", **drawn: Unpack[SamplingWishes]) -> "TextStream":
         """The answer piece by piece, by `for` or `async for`. Raises BadRequest for parameters that cannot be."""
         params = SamplingParams(**{"seed": secrets.randbits(53), **drawn})  # type: ignore[arg-type]
+        check_prompt(prompt)
+        if path not in get_args(PathKind):
+            raise BadRequest(f"path is {path!r:.60}; it must be {' or '.join(get_args(PathKind))}")
         return TextStream(self, PythonRequest(prompt, params, path))
 
     def hidden_states(

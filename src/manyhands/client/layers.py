@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from manyhands.errors import BadRequest
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -12,6 +14,21 @@ if TYPE_CHECKING:
     from manyhands.origin import Origin
 
 Prompt = str | Sequence[Mapping[str, str]]
+
+
+def check_prompt(prompt: object) -> None:
+    """Raise BadRequest for what is neither a text nor a conversation."""
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, (list, tuple)) or not all(_is_turn(turn) for turn in prompt):
+        form = '[{"role": "user", "content": "..."}]'
+        raise BadRequest(f"the prompt is {prompt!r:.80}; it must be a text, or a conversation: {form}")
+
+
+def _is_turn(turn: object) -> bool:
+    if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
+        return False
+    return isinstance(turn.get("content"), (str, list))
 
 
 class ServedHop(NamedTuple):
@@ -29,6 +46,11 @@ class LayersRequest:
     prompt: Prompt | Sequence[int]
     at: tuple[int, ...]
     logits: int
+
+    def __post_init__(self) -> None:
+        """Raises BadRequest for what is no prompt."""
+        if not _ids(self.prompt):
+            check_prompt(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +82,6 @@ async def gateways_layers(url: str, key: str, model: str | None, asked: LayersRe
     """A gateway runs them. Raises BadRequest where its operator does not allow it, GatewayError, LinkClosed."""
     from manyhands.aside import aside
     from manyhands.cli.client import GatewayError, call
-    from manyhands.errors import BadRequest
 
     named = {} if model is None else {"model": model}
     ids = _ids(asked.prompt)
@@ -86,7 +107,7 @@ async def gateways_layers(url: str, key: str, model: str | None, asked: LayersRe
 
 def _ids(prompt: Prompt | Sequence[int]) -> tuple[int, ...]:
     """Token ids, if that is what the prompt is."""
-    return () if isinstance(prompt, str) else tuple(token for token in prompt if isinstance(token, int))
+    return tuple(token for token in prompt if isinstance(token, int)) if isinstance(prompt, (list, tuple)) else ()
 
 
 def _text(prompt: Prompt | Sequence[int]) -> str | list[dict[str, str]]:
