@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.cli.configured import CONFIGURED
 from manyhands.cli.tls import policy_of
-from manyhands.config import SCOPES, RequestConfig, SwarmConfig, WorkerConfig
+from manyhands.config import SCOPES, RequestConfig, SwarmConfig, WorkerConfig, home_from_env
 from manyhands.config_file import _KINDS, NAME, SECTIONS, _checked, find_file, read_file, read_settings, variable
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest
@@ -114,6 +114,10 @@ def test_mistakes_of_a_file_are_one_line(text: str, said: str, tmp_path: Path) -
         ("MANYHANDS_WORKER_MAX_SESSION", "5", "MANYHANDS_WORKER_MAX_SESSION is unknown; did you mean MANYHANDS_WORKER"),
         ("MANYHANDS_WORKER_MAX_SESSIONS", "many", "MANYHANDS_WORKER_MAX_SESSIONS is 'many'; it must be a whole number"),
         ("MANYHANDS_WORKER_MAX_SESSIONS", "0", r"MANYHANDS_WORKER_MAX_SESSIONS: \[worker\] max_sessions is 0"),
+        ("MANYHANDS_TIKET", "mh1", r"MANYHANDS_TIKET is unknown; did you mean MANYHANDS_TICKET\?"),
+        ("MANYHANDS_HOM", "x", r"MANYHANDS_HOM is unknown; did you mean MANYHANDS_HOME\?"),
+        ("MANYHANDS_WORKERS_MAX_SESSIONS", "5", r"did you mean MANYHANDS_WORKER_MAX_SESSIONS\?"),
+        ("MANYHANDS_WORKER_MAX_SESSIONS", "9" * 30, "it must be at most 4294967295"),
         ("MANYHANDS_REQUEST_STANDBY", "maybe", "it must be one of 1, true, yes"),
         ("MANYHANDS_REQUEST_PATIENCE_S", "nan", "patience_s is nan"),
     ],
@@ -121,6 +125,34 @@ def test_mistakes_of_a_file_are_one_line(text: str, said: str, tmp_path: Path) -
 def test_mistakes_of_the_environment_are_one_line(name: str, value: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=said):
         read_settings({**home(tmp_path), name: value}, tmp_path)
+
+
+def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
+    read_settings({**home(tmp_path), "MANYHANDS_BASE": "x", "MANYHANDS_TEST": "x", "MANYHAND_TICKET": "x"}, tmp_path)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    """Notepad writes one, and no editor shows it."""
+    (tmp_path / NAME).write_bytes(b"\xef\xbb\xbf[worker]\r\nmax_sessions = 5\r\n")
+    assert read_settings(home(tmp_path), tmp_path).worker.max_sessions == 5
+
+
+@pytest.mark.parametrize("what", ["folder", "link"])
+def test_a_file_that_is_none_is_not_passed_over(what: str, tmp_path: Path) -> None:
+    """Its settings would be missed without a word."""
+    if what == "folder":
+        (tmp_path / NAME).mkdir()
+    else:
+        (tmp_path / NAME).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BadRequest, match=f"{NAME} cannot be read"):
+        read_settings(home(tmp_path), tmp_path)
+
+
+def test_a_tilde_in_the_homes_name_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quoted, or set by systemd, it reaches us as it is: a folder named ~ was made."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MANYHANDS_HOME", "~/swarm")
+    assert home_from_env() == tmp_path / "swarm"
 
 
 def test_numbers_beyond_all_measure(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Final
 
 from manyhands.core import MAX_STEP_IDS, MAX_WINDOW, ORIGIN_HOP, NodeAddr, Span
 from manyhands.errors import BadRequest
@@ -30,13 +31,16 @@ def check_draft(text: str) -> str:
 
 
 def home_from_env() -> Path:
-    """Where state lives: $MANYHANDS_HOME, else ~/.manyhands."""
-    return Path(os.environ.get("MANYHANDS_HOME") or Path.home() / ".manyhands")
+    """Where state lives: $MANYHANDS_HOME, else ~/.manyhands. A ~ counts: no shell reads what systemd and containers set."""
+    return Path(os.environ.get("MANYHANDS_HOME") or "~/.manyhands").expanduser()
 
 
 def physical_memory() -> int:
     """Bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+MAX_SESSIONS: Final = (1 << 32) - 1  # what a record and Hello can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class WorkerConfig:
         for name in ("max_sessions", "cache_tokens", "cache_bytes", "prefill_rows", "mixed_rows"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_sessions > MAX_SESSIONS:
+            raise BadRequest(f"max_sessions is {self.max_sessions}; it must be at most {MAX_SESSIONS}")
         for name in ("log_bytes", "evict_below_bytes"):
             if getattr(self, name) < 0:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none) or more")

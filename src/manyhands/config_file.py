@@ -39,7 +39,9 @@ SHORT: Final = {
     ("api", "url"): "MANYHANDS_API",
     ("api", "key"): "MANYHANDS_API_KEY",
 }
+OTHERS: Final = ("MANYHANDS_HOME", "MANYHANDS_CONFIG", "MANYHANDS_ENGINE", "MANYHANDS_FAULT_FILE")  # not settings
 SECRETS: Final = frozenset({("swarm", "ticket"), ("api", "key")})
+_PREFIX: Final = "MANYHANDS_"
 _MAX_BYTES: Final = 1 << 20
 _WORDS: Final = {
     "1": True,
@@ -100,8 +102,9 @@ def find_file(env: Mapping[str, str], folder: Path) -> Path | None:
         if not Path(named).is_file():
             raise BadRequest(f"MANYHANDS_CONFIG names {named}, which is no file: make it, or unset the variable")
         return Path(named)
-    home = Path(env.get("MANYHANDS_HOME") or Path.home() / ".manyhands")
-    return next((path for path in (folder / NAME, home / NAME) if path.is_file()), None)
+    home = Path(env.get("MANYHANDS_HOME") or "~/.manyhands").expanduser()
+    found = (path for path in (folder / NAME, home / NAME) if path.is_file() or path.is_symlink() or path.is_dir())
+    return next(found, None)  # a folder, or a link to nothing, is said to be one when it is read
 
 
 def read_settings(env: Mapping[str, str], folder: Path) -> Settings:
@@ -130,7 +133,7 @@ def read_file(path: Path) -> dict[str, Any]:
             raise BadRequest(f"{path} has {path.stat().st_size} bytes; a configuration has at most {_MAX_BYTES}")
         import tomllib
 
-        content = tomllib.loads(path.read_text("utf8"))
+        content = tomllib.loads(path.read_text("utf-8-sig"))  # editors of Windows begin it with a mark
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -221,8 +224,19 @@ def _suggestion(word: str, known: Mapping[str, Any], form: str) -> str:
 
 
 def _refuse_unknown_variables(env: Mapping[str, str]) -> None:
-    """A variable that begins like a section's and names no key of it is a slip of the pen."""
+    """A variable that begins like a section's and names no key of it, or nearly has the name of one, is a slip of the pen."""
     known = {variable(section, field.name): None for section, kind in SECTIONS.items() for field in fields(kind)}
-    for name in sorted(env):
-        if name.startswith(tuple(f"MANYHANDS_{section}_".upper() for section in SECTIONS)) and name not in known:
+    known |= dict.fromkeys(OTHERS)
+    for name in sorted(env.keys() - known.keys()):
+        if name.startswith(tuple(f"{_PREFIX}{section}_".upper() for section in SECTIONS)) or _nearly(name, known):
             raise BadRequest(f"the variable {name} is unknown{_suggestion(name, known, '{}')}")
+
+
+def _nearly(name: str, known: Mapping[str, Any]) -> bool:
+    """Whether `name` differs from a known variable by a letter or two, which the prefix that all have does not count for."""
+    if not name.startswith(_PREFIX):
+        return False
+    import difflib
+
+    ends = [each.removeprefix(_PREFIX) for each in known]
+    return bool(difflib.get_close_matches(name.removeprefix(_PREFIX), ends, 1, 0.8))
