@@ -216,6 +216,7 @@ TWO = np.array([1, 2], np.int32)
         ({"llama__attention__causal": False}, "its attention looks ahead"),
         ({"llama__attention__value_length": 8}, "heads of different widths"),
         ({"split__count": 3}, "join them with"),
+        ({"split__count": 3, "general__architecture": None}, "join them with"),
         ({"split__count": TWO}, "'split.count' is a list; one value is needed"),
         ({"llama__expert_count": TWO}, "'llama.expert_count' is a list"),
         ({"llama__rope__scaling__type": TWO}, "'llama.rope.scaling.type' is a list"),

@@ -46,7 +46,15 @@ def read_config(folder: Path) -> bytes:
             raise ModelError(f"{path} has {size} bytes; the limit is {MAX_CONFIG_BYTES}")
         return path.read_bytes()
     except OSError as error:
+        _refuse_adapter(folder)
         raise ModelError(f"{folder} has no readable config.json: it is not a model folder") from error
+
+
+def _refuse_adapter(folder: Path) -> None:
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{folder} holds an adapter (LoRA) and no model: merge it into its base model, and serve the result"
+        )
 
 
 def read_entries(folder: Path) -> list[TensorEntry]:
@@ -120,6 +128,7 @@ def _weight_files(folder: Path) -> list[str]:
         return files[:1]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise ModelError(f"{folder} refused: pickle weights; convert to safetensors")
+    _refuse_adapter(folder)
     raise ModelError(f"{folder} holds no weights: neither {SINGLE} nor {INDEX}, nor a GGUF file")
 
 

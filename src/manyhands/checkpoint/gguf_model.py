@@ -186,13 +186,13 @@ _MIXTRAL_LLAMA: Final = _Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL,
 def _architecture(gguf: Gguf) -> tuple[str, _Architecture]:
     arch = gguf.facts.get("general.architecture")
     found = _ARCHITECTURES.get(arch) if isinstance(arch, str) else None
-    if found is None or not isinstance(arch, str):
-        known = ", ".join(_ARCHITECTURES)
-        raise ModelError(f"{gguf.file} refused: its architecture is {arch!r:.60}; served from GGUF are {known}")
-    if gguf.one("split.count", 1) not in (0, 1):
+    if gguf.one("split.count", 1) not in (0, 1):  # the parts after the first say hardly more than this
         raise ModelError(
             f"{gguf.file} refused: it is one of several files; join them with llama.cpp's llama-gguf-split --merge"
         )
+    if found is None or not isinstance(arch, str):
+        known = ", ".join(_ARCHITECTURES)
+        raise ModelError(f"{gguf.file} refused: its architecture is {arch!r:.60}; served from GGUF are {known}")
     is_mixtral = arch == "llama" and gguf.one("llama.expert_count", 0)
     return arch, _MIXTRAL_LLAMA if is_mixtral else found
 

@@ -37,6 +37,8 @@ def header_length(prefix: bytes, file: str, size: int) -> int:
     """Bytes of JSON that follow the 8-byte `prefix` of a file of `size` bytes. Raises ModelError."""
     if len(prefix) < LENGTH_BYTES:
         raise ModelError(f"{file} is truncated: {size} bytes are too few for a safetensors file")
+    if prefix.startswith(b"version "):
+        raise ModelError(f"{file} is a pointer of Git LFS and no weights: `git lfs pull` in its folder fetches them")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
         raise ModelError(f"{file} is no safetensors file: its header claims {length} bytes (limit {MAX_HEADER_BYTES})")

@@ -91,6 +91,7 @@ async def _run(
     from manyhands.member.home import Running, announced, load_ticket
     from manyhands.member.member import Member
     from manyhands.swarm.ticket import Ticket
+    from manyhands.weights.here import check_servable
     from manyhands.worker.execute import device_of_process
 
     began = time.monotonic()  # what comes now is not Python loading libraries
@@ -104,6 +105,8 @@ async def _run(
     ticket = ticket or load_ticket(home) or Ticket.new(name, wanted)
     ticket.agree(wanted)
     config = config_of(wish, name, key, ticket, found)
+    if named is not None:
+        check_servable(named.model, home, with_text=api.addr is not None)
     alone = run_file(name, own_key_file(wish.key))
     with StopSignals(while_stdin=while_stdin) as signals, alone, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)

@@ -57,12 +57,11 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def run_path(name: str) -> Path:
-    """The file of a node. Raises BadRequest for a name that could leave the folder."""
+    """The file of a node. Raises BadRequest for a name that a node cannot have."""
     from manyhands.config import home_from_env
+    from manyhands.member.home import check_name
 
-    if "/" in name or "\0" in name or name in ("", ".", ".."):
-        raise BadRequest(f"{name!r:.80} cannot name a node")
-    return home_from_env() / "run" / f"{name}.pid"
+    return home_from_env() / "run" / f"{check_name(name)}.pid"
 
 
 def running_names() -> list[str]:

@@ -17,7 +17,7 @@ from manyhands.cli.ahead import import_ahead
 from manyhands.cli.background import go_on_in_background
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import doing, end_lines
-from manyhands.cli.runfile import run_file
+from manyhands.cli.runfile import check_not_running, run_file
 from manyhands.cli.up import Detach
 from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import ManyhandsError
@@ -90,6 +90,8 @@ def serve(
             detach,
         )
         request = routing.for_api(options.settings().request, has_api=bool(api))
+        if not job.is_child:
+            check_not_running(job.name)
         _start(job, ticket, worker, request, as_json)
     except ManyhandsError as error:
         if as_json:
@@ -164,6 +166,10 @@ async def _serve(
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
     folder = await job.fetch()
+    if job.api.addr is not None:
+        from manyhands.text.tokenizer import load_tokenizer
+
+        load_tokenizer(folder)  # what cannot be asked says so before it says that it serves
     found = options.settings()
     # Children of `local` share with it alone: no other process has its ticket.
     swarm = None if job.is_child else found.swarm

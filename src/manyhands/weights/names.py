@@ -68,10 +68,17 @@ def parse_hub_id(name: str) -> HubId:
         return HubId(short.repo, short.commit, short.file)
     match = _HUB_ID.fullmatch(name)
     if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
-        forms = "org/name[@revision] or hf:org/name:file.gguf"
+        if Path(name).expanduser().is_file():
+            raise ModelError(
+                f"model {name!r} is a file, and no GGUF file: name the folder of the checkpoint that it is of"
+            )
+        import difflib
+
+        short_names = ("tales", *SHORT_NAMES)
+        close = difflib.get_close_matches(name.lower(), short_names, 1, 0.7)
         raise ModelError(
-            f"model {name!r} is no folder or GGUF file here, no short name ({', '.join(('tales', *SHORT_NAMES))}) and no "
-            f"hub id like {forms}"
+            f"model {name!r} is no folder or GGUF file here, no short name ({', '.join(short_names)}) and no "
+            f"hub id like org/name[@revision] or hf:org/name:file.gguf{f'; did you mean {close[0]}?' if close else ''}"
         )
     return HubId(match[1], match[2] or "main", match[3])
 

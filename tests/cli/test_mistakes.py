@@ -1,0 +1,89 @@
+"""What is wrong is said in one line before anything else is: before a swarm is founded, and before "serving"."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manyhands.cli import app
+from manyhands.errors import ManyhandsError, ModelError
+
+HERE = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
+
+
+def without(*patterns: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        for pattern in patterns:
+            for file in folder.glob(pattern):
+                file.unlink()
+
+    return spoil
+
+
+def pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n")
+
+
+def adapter(folder: Path) -> None:
+    without("*")(folder)
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def refused(words: list[str]) -> ManyhandsError:
+    """What a command ends with that says nothing on stdout."""
+    found = CliRunner().invoke(app, words)
+    assert isinstance(found.exception, ManyhandsError), found.output
+    assert found.stdout == ""
+    return found.exception
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without("tokenizer*"), "no tokenizer in"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot read the tokenizer in"),
+        (without("*.safetensors"), "holds no weights"),
+        (pointer, "model.safetensors is a pointer of Git LFS and no weights: `git lfs pull`"),
+        (adapter, r"holds an adapter \(LoRA\) and no model: merge it"),
+    ],
+)
+@pytest.mark.parametrize("command", [["up"], ["serve", "--layers", "0-1"]])
+def test_a_checkpoint_that_cannot_be_asked_is_refused_before_a_swarm_is_founded(
+    command: list[str], spoil: Callable[[Path], None], said: str, llama: Path, tmp_path: Path, home: Path
+) -> None:
+    """`up` and `serve --api` said that they serve, and then that there is no tokenizer."""
+    folder = Path(shutil.copytree(llama, tmp_path / "copy"))
+    spoil(folder)
+    error = refused([*command, str(folder), *HERE])
+    assert isinstance(error, ModelError)
+    with pytest.raises(ModelError, match=said):
+        raise error
+    assert not (home / "swarm.ticket").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Tales", "did you mean tales?"),
+        ("smolm2", "did you mean smollm2?"),
+        (__file__, "is a file, and no GGUF file: name the folder of the checkpoint"),
+    ],
+)
+def test_a_slip_in_a_models_name_is_pointed_out(name: str, said: str) -> None:
+    assert said in str(refused(["up", name]))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "a\x1b[31mb"], "cannot name a node: 1 to 64 printable characters without a slash"),
+        (["--name", "n" * 65], "cannot name a node"),
+        (["--max-sessions", "9" * 30], "it must be at most 4294967295"),
+    ],
+)
+def test_serve_refuses_what_no_node_can_have_before_it_loads(words: list[str], said: str, home: Path) -> None:
+    """It said that it serves, and its first peer refused its Hello."""
+    assert said in str(refused(["serve", "tales", "--layers", "0-1", *words]))
+    assert not home.exists()
