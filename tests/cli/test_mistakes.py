@@ -87,3 +87,37 @@ def test_serve_refuses_what_no_node_can_have_before_it_loads(words: list[str], s
     """It said that it serves, and its first peer refused its Hello."""
     assert said in str(refused(["serve", "tales", "--layers", "0-1", *words]))
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "tales", "--add", "laptop"], "'laptop' describes no machine"),
+        (["plan", "tales", "--memory", "5XB"], "memory '5XB' is not a size"),
+        (["plan", "tales", "--force"], "--force goes with --apply"),
+        (["local", "tales", "-p", "hi", "--kill", "2@5"], "--kill: there is no hop 2; hops are 0 to 1"),
+        (["local", "tales", "-p", "hi", "--cut", "0-3,4-7,8-11", "--drain", "3@5"], "hops are 0 to 2"),
+        (["benchmark", "--api", "here"], "--api is 'here'; it is of the form"),
+        (["status", "--api", "http://127.0.0.1:1", "--api-key", "mhk_a\nb"], "--api-key holds characters that no key has"),
+        (["key", "add", "ann", "--model", ""], "--model is empty"),
+    ],
+)
+def test_what_is_wrong_is_said_before_work_begins(words: list[str], said: str, home: Path) -> None:
+    """Before a machine is measured, nodes are loaded, a gateway is asked, or a key is written."""
+    assert said in str(refused(words))
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["benchmark", "-n", "9" * 30],
+        ["model", "split", "tales", "out", "--nodes", "0"],
+        ["model", "tiny", "out", "--shard-mb", "9" * 400],
+        ["model", "tiny", "out", "--shard-mb", "-1"],
+    ],
+)
+def test_a_number_that_an_option_cannot_have_is_refused_by_it(words: list[str]) -> None:
+    """Two ended in a traceback, `--nodes 0` cut into one part."""
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 2 and "Invalid value for '" in found.output and words[-2] in found.output

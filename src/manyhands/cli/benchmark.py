@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, ask, print_json
+from manyhands.cli.client import Api, ApiKey, ask, headers_for, print_json, running_api
 from manyhands.cli.progress import doing
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.plain import one_line
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def benchmark(
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Requests, one after the other.")] = 5,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1_000_000, help="Requests, one after the other.")] = 5,
     max_tokens: Annotated[int, typer.Option("-m", "--max-tokens", min=1, help="Tokens of each answer at most.")] = 30,
     model: Annotated[str, typer.Option("--model", help="A model of the gateway; may be left out if it has one.")] = "",
     api: Api = "",
@@ -65,6 +65,7 @@ def benchmark(
     if wan:
         _ladder(as_json)
         return
+    headers_for(api := api or running_api(), api_key)  # what is wrong with either is said once
     outcomes = []
     for prompt in itertools.islice(itertools.cycle(PROMPTS), count):
         body = {"prompt": prompt, "max_tokens": max_tokens, "deterministic": True} | ({"model": model} if model else {})

@@ -85,6 +85,8 @@ def headers_for(api: str, key: str) -> dict[str, str]:
     Raises BadRequest for what is no address of a gateway.
     """
     check_address(api)
+    if not (key.isascii() and key.isprintable()):
+        raise BadRequest("--api-key holds characters that no key has: copy it again, as `manyhands key add` printed it")
     headers = {"content-type": "application/json"}
     if key:
         return headers | {"authorization": f"Bearer {key}"}

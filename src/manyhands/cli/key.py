@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli.options import Json
+from manyhands.errors import BadRequest
 
 app = typer.Typer(no_args_is_help=True, help="Who may use the gateway: make, list and revoke API keys.")
 
@@ -35,6 +36,8 @@ def add(
     """Make a key and print it, this once: only its hash is kept."""
     from manyhands.api.limits import Quota
 
+    if model and not all(name.strip() for name in model):
+        raise BadRequest("--model is empty: name a model as `manyhands status` shows it, or leave it out for all")
     quota = Quota(concurrency, requests, tokens, daily)
     typer.echo(_ring().add(name, time.time(), quota=quota, models=tuple(model or ()) or None, is_admin=admin))
 

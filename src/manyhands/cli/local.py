@@ -72,6 +72,10 @@ def local(
     planned = opened.plan(api)
     if bool(api) == bool(prompt):
         raise BadRequest("give either a prompt (-p TEXT) or an address for the API (--api 127.0.0.1:8000)")
+    num_hops = cut.count(",") + 1 if cut else nodes
+    for fault in faults:
+        if fault.hop >= num_hops:
+            raise BadRequest(f"--{fault.kind}: there is no hop {fault.hop}; hops are 0 to {num_hops - 1}")
     if api and faults:
         raise BadRequest(f"--{faults[0].kind} counts the tokens of one answer: it goes with -p, not with --api")
     plan = LocalPlan(
@@ -159,10 +163,6 @@ class FaultInjector:
     def __init__(self, faults: Sequence[InjectedFault], nodes: "Sequence[NodeProcess]", answer: "Answer") -> None:
         self._waiting, self._nodes, self._answer = list(faults), nodes, answer
         self._first_route: list[str] = []
-        num_hops = len([n for n in nodes if not n.name.startswith("spare")])
-        for fault in faults:
-            if fault.hop >= num_hops:
-                raise BadRequest(f"--{fault.kind}: there is no hop {fault.hop}; hops are 0 to {num_hops - 1}")
 
     def check(self) -> list[str]:
         """The names of the nodes that it has just disturbed."""

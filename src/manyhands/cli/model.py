@@ -119,7 +119,7 @@ def split(
     model: Model,
     out: Out,
     cut: Annotated[str | None, typer.Option(help="Layers of each part, as in 0-3,4-7.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Cut evenly into this many parts.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Cut evenly into this many parts.")] = None,
 ) -> None:
     """Cut a model into folders that can each be served alone."""
     if (cut is None) == (nodes is None):
@@ -131,7 +131,7 @@ def split(
 
         folder = resolve_model(model, None, True, home_from_env(), progress)
         num_layers = read_facts(folder).num_layers
-        spans = parse_cut(cut, num_layers) if cut is not None else even_cut(num_layers, nodes or 1)
+        spans = parse_cut(cut, num_layers) if cut is not None else even_cut(num_layers, nodes or 0)
         parts = split_model(folder, spans, out, progress)
     for part in parts:
         typer.echo(str(part))
@@ -145,7 +145,7 @@ def tiny(
     hidden: Annotated[int, typer.Option(min=64, help="Columns of a row.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same weights.")] = 0,
     shard_mb: Annotated[
-        float | None, typer.Option(help="Cut the weights into files of this size; default: one file.")
+        float | None, typer.Option(min=0.001, max=1e9, help="Cut the weights into files of this size; default: one file.")
     ] = None,
 ) -> None:
     """Make a tiny model with random weights, for tests and demonstrations."""

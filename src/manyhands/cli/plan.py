@@ -65,6 +65,8 @@ def plan(
     """Find the best placement of a model on machines and say what to expect of it, before loading."""
     if strategy not in STRATEGIES:
         raise BadRequest(f"--strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
+    if force and not apply:
+        raise BadRequest("--force goes with --apply: without it nothing is asked of any node")
     if swarm or apply:
         if machines or memory or tokens or prompt or (apply and add):
             raise BadRequest("--swarm and --apply plan for the machines that there are: leave the others' options out")
@@ -72,13 +74,16 @@ def plan(
         return plan_swarm(api or running_api(), api_key, body, as_json=as_json)
     with doing(f"planning {model}"):
         from manyhands.config import home_from_env
-        from manyhands.place.machines import parse_bytes
+        from manyhands.place.machines import Machine, parse_bytes, parse_what_if
         from manyhands.place.plan import Plans, Task, advice, find_plans, place
         from manyhands.place.shape import look_up
         from manyhands.place.whatif import what_if
 
+        given = parse_bytes(memory) if memory else None  # what is wrong is said before this machine is measured
+        for text in add or []:
+            parse_what_if(text, Machine("here", 1, 1.0))
         checkpoint = look_up(model, options.precision_of(dtype, model, cache_dtype), home_from_env())
-        fleet = _fleet(checkpoint, machines, parse_bytes(memory) if memory else None)
+        fleet = _fleet(checkpoint, machines, given)
         length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
         task = Task(checkpoint.shape, fleet, length, prompt or min(DEFAULT_PROMPT, length))
         wider = replace(task, fleet=fleet.with_machines(_added(add or [], fleet))) if add else task
