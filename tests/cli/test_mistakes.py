@@ -1,6 +1,8 @@
 """What is wrong is said in one line before anything else is: before a swarm is founded, and before "serving"."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 
 from manyhands.cli import app
 from manyhands.errors import ManyhandsError, ModelError
+from tests.waiting import GUARD_S
 
 HERE = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
 
@@ -98,7 +101,10 @@ def test_serve_refuses_what_no_node_can_have_before_it_loads(words: list[str], s
         (["local", "tales", "-p", "hi", "--kill", "2@5"], "--kill: there is no hop 2; hops are 0 to 1"),
         (["local", "tales", "-p", "hi", "--cut", "0-3,4-7,8-11", "--drain", "3@5"], "hops are 0 to 2"),
         (["benchmark", "--api", "here"], "--api is 'here'; it is of the form"),
-        (["status", "--api", "http://127.0.0.1:1", "--api-key", "mhk_a\nb"], "--api-key holds characters that no key has"),
+        (
+            ["status", "--api", "http://127.0.0.1:1", "--api-key", "mhk_a\nb"],
+            "--api-key holds characters that no key has",
+        ),
         (["key", "add", "ann", "--model", ""], "--model is empty"),
     ],
 )
@@ -121,3 +127,12 @@ def test_a_number_that_an_option_cannot_have_is_refused_by_it(words: list[str]) 
     """Two ended in a traceback, `--nodes 0` cut into one part."""
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 2 and "Invalid value for '" in found.output and words[-2] in found.output
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_the_parent_closed_harms_nothing(closed: str, home: Path) -> None:
+    """The event loop's library aborted the process: its first descriptor had the number of a standard stream."""
+    command = f"{sys.executable} -m manyhands local tales --nodes 1 -p Once -n 2 {closed}"
+    found = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=GUARD_S)
+    assert found.returncode == 0, found.stderr
+    assert (b"upon a" in found.stdout) == (">&-" not in closed.replace("2>&-", ""))

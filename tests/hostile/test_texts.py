@@ -336,6 +336,11 @@ def test_a_ticket_among_the_arguments_is_overwritten() -> None:
     said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
     assert said.startswith("True") and ticket not in said and key not in said
     assert "--api-key=xxxx" in said and "join" in said and said.strip().endswith("6")
+    broken = f"{ticket[:20]}\n{ticket[20:40]}\n{ticket[40:]}"
+    said = subprocess.run(
+        [sys.executable, "-c", code, "join", broken], capture_output=True, text=True, check=True
+    ).stdout
+    assert said.startswith("True") and not any(part in said for part in broken.split()), "read as one, hidden as one"
     for words in (["join", "--code", "K7W-4QX"], ["join", "--code=K7W-4QX"]):
         said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
         assert said.startswith("True") and "K7W" not in said and "--code" in said and "xxxxxxx" in said

@@ -23,6 +23,7 @@ def test_round_trip() -> None:
     assert TEXT.startswith("mh1") and TEXT.isascii() and not set(TEXT) & set("+/= ")
     assert Ticket.parse(TEXT) == TICKET
     assert Ticket.parse(f"\n {TEXT}\t\n") == TICKET
+    assert Ticket.parse(f"{TEXT[:20]}\r\n  {TEXT[20:50]}\n{TEXT[50:]}") == TICKET, "as a letter breaks lines"
 
 
 @given(st.binary(min_size=32, max_size=32), st.text(string.printable[:62], min_size=1, max_size=20))

@@ -21,7 +21,7 @@ NO_FULL_RUNS = 2**31 - 1  # a threshold that is not reached
 # A ticket, a key of the gateway, and in arguments a code: every user of a machine can read those of every process.
 SECRETS = "(mh1|mhk_)[A-Za-z0-9_-]{16,}"
 M_ARENA_MAX, ARENAS = -8, 2  # a parameter of mallopt(3), from glibc's malloc.h
-_SECRETS = re.compile(SECRETS.encode() + rb"|(?<=\0--code[=\0])[^\0]+")
+_SECRETS = re.compile(rb"mh1[A-Za-z0-9_\s-]{16,}|" + SECRETS.encode() + rb"|(?<=\0--code[=\0])[^\0]+")
 
 
 class PlainLines(logging.Formatter):

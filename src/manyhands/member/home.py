@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from manyhands.core import NodeId
-from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.errors import BadRequest, ManyhandsError, TicketError
 from manyhands.files import write_private
 from manyhands.member.process import is_running, start_ticks
 from manyhands.swarm.ticket import Ticket
@@ -32,6 +32,10 @@ def load_ticket(home: Path) -> Ticket | None:
         return Ticket.parse((home / TICKET).read_text())
     except FileNotFoundError:
         return None
+    except TicketError as error:
+        raise TicketError(
+            f"{home / TICKET}: {error}; or remove the file: this machine belongs to no swarm then"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{home / TICKET} cannot be read ({error}): fix its rights, or remove it") from error
 

@@ -97,8 +97,8 @@ class Ticket:
 
     @classmethod
     def parse(cls, text: str) -> "Ticket":
-        """Read what `encode` wrote; white space around it is ignored. Raises TicketError with the reason."""
-        text = text.strip()
+        """Read what `encode` wrote; white space is ignored, also where a letter broke its line. Raises TicketError."""
+        text = "".join(text.split())
         ticket = _read(_open(text))
         if ticket.encode() != text:  # base64 has several spellings of the same last byte
             raise TicketError("ticket is damaged: its last character is not the one that was given out")
