@@ -8,7 +8,6 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
 
 from manyhands.core import MAX_STEP_IDS, MAX_WINDOW, ORIGIN_HOP, NodeAddr, Span
 from manyhands.errors import BadRequest
@@ -40,9 +39,6 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-MAX_SESSIONS: Final = (1 << 32) - 1  # what a record and Hello can say
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """How a node serves its spans."""
@@ -71,8 +67,8 @@ class WorkerConfig:
         for name in ("max_sessions", "cache_tokens", "cache_bytes", "prefill_rows", "mixed_rows"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.max_sessions > MAX_SESSIONS:
-            raise BadRequest(f"max_sessions is {self.max_sessions}; it must be at most {MAX_SESSIONS}")
+        if self.max_sessions >= 1 << 32:  # more than a record and Hello can say
+            raise BadRequest(f"max_sessions is {self.max_sessions}; it must be at most {(1 << 32) - 1}")
         for name in ("log_bytes", "evict_below_bytes"):
             if getattr(self, name) < 0:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none) or more")

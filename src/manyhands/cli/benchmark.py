@@ -47,7 +47,9 @@ class Outcome:
 
 
 def benchmark(
-    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1_000_000, help="Requests, one after the other.")] = 5,
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=1, max=1_000_000, help="Requests, one after the other.")
+    ] = 5,
     max_tokens: Annotated[int, typer.Option("-m", "--max-tokens", min=1, help="Tokens of each answer at most.")] = 30,
     model: Annotated[str, typer.Option("--model", help="A model of the gateway; may be left out if it has one.")] = "",
     api: Api = "",

@@ -72,10 +72,7 @@ def local(
     planned = opened.plan(api)
     if bool(api) == bool(prompt):
         raise BadRequest("give either a prompt (-p TEXT) or an address for the API (--api 127.0.0.1:8000)")
-    num_hops = cut.count(",") + 1 if cut else nodes
-    for fault in faults:
-        if fault.hop >= num_hops:
-            raise BadRequest(f"--{fault.kind}: there is no hop {fault.hop}; hops are 0 to {num_hops - 1}")
+    _check_hops(faults, cut.count(",") + 1 if cut else nodes)
     if api and faults:
         raise BadRequest(f"--{faults[0].kind} counts the tokens of one answer: it goes with -p, not with --api")
     plan = LocalPlan(
@@ -128,6 +125,12 @@ class InjectedFault:
                 node.process.send_signal(signal.SIGTERM)
             case _:
                 node.fault_file.write_text(f"{self.kind} {self.value}")
+
+
+def _check_hops(faults: Sequence[InjectedFault], num_hops: int) -> None:
+    for fault in faults:
+        if fault.hop >= num_hops:
+            raise BadRequest(f"--{fault.kind}: there is no hop {fault.hop}; hops are 0 to {num_hops - 1}")
 
 
 @dataclass(frozen=True, slots=True)

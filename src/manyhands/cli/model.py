@@ -145,7 +145,8 @@ def tiny(
     hidden: Annotated[int, typer.Option(min=64, help="Columns of a row.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same weights.")] = 0,
     shard_mb: Annotated[
-        float | None, typer.Option(min=0.001, max=1e9, help="Cut the weights into files of this size; default: one file.")
+        float | None,
+        typer.Option(min=0.001, max=1e9, help="Cut the weights into files of this size; default: one file."),
     ] = None,
 ) -> None:
     """Make a tiny model with random weights, for tests and demonstrations."""

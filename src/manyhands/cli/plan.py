@@ -74,14 +74,11 @@ def plan(
         return plan_swarm(api or running_api(), api_key, body, as_json=as_json)
     with doing(f"planning {model}"):
         from manyhands.config import home_from_env
-        from manyhands.place.machines import Machine, parse_bytes, parse_what_if
         from manyhands.place.plan import Plans, Task, advice, find_plans, place
         from manyhands.place.shape import look_up
         from manyhands.place.whatif import what_if
 
-        given = parse_bytes(memory) if memory else None  # what is wrong is said before this machine is measured
-        for text in add or []:
-            parse_what_if(text, Machine("here", 1, 1.0))
+        given = _checked(memory, add or [])
         checkpoint = look_up(model, options.precision_of(dtype, model, cache_dtype), home_from_env())
         fleet = _fleet(checkpoint, machines, given)
         length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
@@ -101,6 +98,15 @@ def plan(
         _show(wider, plans, said, checkpoint, precisions)
     if not plans.ranked:  # no placement has room
         raise typer.Exit(1)
+
+
+def _checked(memory: str, add: list[str]) -> int | None:
+    """The bytes of --memory, if it is given. Before a machine is measured: raises BadRequest for what is wrong in it or --add."""
+    from manyhands.place.machines import Machine, parse_bytes, parse_what_if
+
+    for text in add:
+        parse_what_if(text, Machine("here", 1, 1.0))
+    return parse_bytes(memory) if memory else None
 
 
 def _fleet(checkpoint: "Checkpoint", file: Path | None, memory_bytes: int | None) -> "Fleet":

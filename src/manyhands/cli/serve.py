@@ -90,8 +90,6 @@ def serve(
             detach,
         )
         request = routing.for_api(options.settings().request, has_api=bool(api))
-        if not job.is_child:
-            check_not_running(job.name)
         _start(job, ticket, worker, request, as_json)
     except ManyhandsError as error:
         if as_json:
@@ -138,6 +136,8 @@ class _Job:
 
 
 def _start(job: _Job, ticket: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
+    if not job.is_child:
+        check_not_running(job.name)
     serves = go_on_in_background(job.name, as_json=as_json).serves if job.is_detached else lambda: None
     with doing(f"reading {job.model}"):
         has_api = job.api.addr is not None

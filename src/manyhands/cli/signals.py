@@ -52,7 +52,7 @@ class StopSignals:
         (self.leave if self._is_serving and not self.leave.is_set() else self.stop).set()
 
     def _forget_terminal(self) -> None:
-        """It was closed, and every word to it would fail: say the rest to nobody."""
+        """It was closed, and a line written to it would fail: drop the rest."""
         null = os.open(os.devnull, os.O_WRONLY)
         for fd in self._on_terminal:
             os.dup2(null, fd)
