@@ -1,5 +1,6 @@
 """What is wrong is said in one line before anything else is: before a swarm is founded, and before "serving"."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,15 @@ def test_a_checkpoint_that_cannot_be_asked_is_refused_before_a_swarm_is_founded(
     with pytest.raises(ModelError, match=said):
         raise error
     assert not (home / "swarm.ticket").exists()
+
+
+@pytest.mark.parametrize("command", [["up", "tales"], ["serve", "tales", "--layers", "0-1"], ["local", "tales"]])
+def test_what_would_watch_the_api_is_looked_for_before_anything_is_loaded(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database " * 100)
+    for file in (tmp_path, tmp_path / "text"):
+        assert "cannot keep jobs in" in str(refused([*command, "--api", "127.0.0.1:0", "--job-file", str(file)]))
+    assert re.search("trace exporter|SDK", str(refused([*command, "--api", "127.0.0.1:0", "--trace", "nothing"])))
+    assert (tmp_path / "text").read_text() == "no database " * 100
 
 
 @pytest.mark.parametrize(

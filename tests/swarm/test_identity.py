@@ -35,6 +35,16 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> Non
         NodeKey.load_or_create(path)
 
 
+def test_no_advice_is_given_on_a_file_that_is_no_key(tmp_path: Path) -> None:
+    """`--key /etc/passwd` was answered with "run: chmod 600 /etc/passwd"."""
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0")
+    path.chmod(0o644)
+    with pytest.raises(BadRequest, match="is not a node key: name another file") as refused:
+        NodeKey.load_or_create(path)
+    assert "chmod" not in str(refused.value)
+
+
 @pytest.mark.parametrize("content", [b"", b"manyhands-node-key-1 ", b"x" * 5000, b"manyhands-node-key-1 " + b"g" * 64])
 def test_a_corrupt_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "node.key"

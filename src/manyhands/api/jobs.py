@@ -187,8 +187,7 @@ class History:
 class JobFile:
     """Ended jobs in an SQLite file (mode 0600), at most `max_jobs` of at most `max_age_s`. Enter it before use.
 
-    A file that cannot be written later is logged once a batch and fails no request. Entering raises BadRequest if it
-    cannot be made or is something else.
+    A file that cannot be written later is logged once a batch and fails no request. Entering raises as `make`.
     """
 
     def __init__(self, path: Path, *, max_jobs: int = MAX_JOBS, max_age_s: float = MAX_AGE_S) -> None:
@@ -196,7 +195,8 @@ class JobFile:
         self._unwritten: queue.Queue[JobObject | None] = queue.Queue(MAX_UNWRITTEN)
         self._thread = threading.Thread(target=self._write_all, name="jobs", daemon=True)
 
-    def __enter__(self) -> Self:
+    def make(self) -> None:
+        """Make it if it is not there. Raises BadRequest if it cannot be made, or is something else."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -205,6 +205,9 @@ class JobFile:
                 database.execute("CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended REAL, job TEXT)")
         except (OSError, sqlite3.Error) as error:
             raise BadRequest(f"cannot keep jobs in {self.path} ({error}): name another file") from error
+
+    def __enter__(self) -> Self:
+        self.make()
         self._thread.start()
         return self
 

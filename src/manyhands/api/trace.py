@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from manyhands import __version__
@@ -30,24 +30,32 @@ PARENT: ContextVar[str | None] = ContextVar("parent", default=None)
 def open_tracing(exporter: str) -> "Iterator[Tracing]":
     """An observer that sends spans to `exporter`, by its standard name ("otlp", "console"; OTEL_* variables configure it).
 
-    What is left is sent on leaving. Raises BadRequest if the SDK or the exporter is not installed.
+    What is left is sent on leaving. Raises as trace_exporter.
     """
+    made = trace_exporter(exporter)
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "manyhands"}))
+    provider.add_span_processor(BatchSpanProcessor(made.load()()))
     try:
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        yield Tracing(provider)
+    finally:
+        provider.shutdown()
+
+
+def trace_exporter(exporter: str) -> EntryPoint:
+    """Where the exporter of this name is found. Raises BadRequest if it, or the SDK, is not installed."""
+    try:
+        import opentelemetry.sdk.trace.export  # noqa: F401
     except ImportError as error:
         raise BadRequest(f"traces need the OpenTelemetry SDK ({error}): pip install 'manyhands[trace]'") from error
     found = entry_points(group="opentelemetry_traces_exporter", name=exporter)
     if not found:
         known = sorted(point.name for point in entry_points(group="opentelemetry_traces_exporter"))
         raise BadRequest(f"no trace exporter {exporter!r} is installed; there is {', '.join(known) or 'none'}")
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "manyhands"}))
-    provider.add_span_processor(BatchSpanProcessor(next(iter(found)).load()()))
-    try:
-        yield Tracing(provider)
-    finally:
-        provider.shutdown()
+    return next(iter(found))
 
 
 class _Open:

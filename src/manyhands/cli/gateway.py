@@ -92,7 +92,19 @@ class ApiOptions:
 
         addr = options.address("--api", api)
         check_exposure(addr.host, _keys(), insecure=self.insecure)
+        self._check_watchers()
         return ApiPlan(addr, self.insecure, self.job_file, self.trace, self.log_json, names)
+
+    def _check_watchers(self) -> None:
+        """Raise BadRequest, before anything is loaded, for a job file that cannot be one and an exporter that is not there."""
+        if self.job_file is not None:
+            from manyhands.api.jobs import JobFile
+
+            JobFile(self.job_file).make()
+        if self.trace:
+            from manyhands.api.trace import trace_exporter
+
+            trace_exporter(self.trace)
 
     def member_plan(self, api: str) -> "ApiPlan":
         """Of a member: "off" is nowhere, and "" where this machine alone can ask for its view of the swarm.

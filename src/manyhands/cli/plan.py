@@ -101,7 +101,7 @@ def plan(
 
 
 def _checked(memory: str, add: list[str]) -> int | None:
-    """The bytes of --memory, if it is given. Before a machine is measured: raises BadRequest for what is wrong in it or --add."""
+    """The bytes of --memory, if given. Raises BadRequest for what is wrong in it or in --add, before a machine is measured."""
     from manyhands.place.machines import Machine, parse_bytes, parse_what_if
 
     for text in add:

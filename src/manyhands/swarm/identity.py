@@ -79,9 +79,12 @@ def _load(path: Path) -> Ed25519PrivateKey:
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         text = file.read(1024)
+    match = _FORM.fullmatch(text)
+    if match is None:  # looked at before its mode: another file's is not ours to change
+        raise BadRequest(
+            f"{path} is not a node key: name another file (--key); if it was one, restore it, or move it away to get a new "
+            "identity"
+        )
     if mode & 0o077:
         raise BadRequest(f"node key {path} is open to other users (mode {mode:04o}); run: chmod 600 {path}")
-    match = _FORM.fullmatch(text)
-    if match is None:
-        raise BadRequest(f"node key {path} is not a node key; move it away to get a new identity, or restore it")
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(match[1].decode()))
