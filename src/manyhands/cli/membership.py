@@ -91,7 +91,6 @@ async def _run(
     from manyhands.member.home import Running, announced, load_ticket
     from manyhands.member.member import Member
     from manyhands.swarm.ticket import Ticket
-    from manyhands.weights.here import check_servable
     from manyhands.worker.execute import device_of_process
 
     began = time.monotonic()  # what comes now is not Python loading libraries
@@ -106,7 +105,7 @@ async def _run(
     ticket.agree(wanted)
     config = config_of(wish, name, key, ticket, found)
     if named is not None:
-        check_servable(named.model, home, with_text=api.addr is not None)
+        _check_servable(named.model, home, with_text=api.addr is not None)
     alone = run_file(name, own_key_file(wish.key))
     with StopSignals(while_stdin=while_stdin) as signals, alone, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
@@ -120,6 +119,23 @@ async def _run(
         await signals.run(work())
         tell("left", "left")
         signals.check_interrupted()
+
+
+def _check_servable(name: str, home: Path, *, with_text: bool) -> None:
+    """Before a swarm is founded: raise ModelError if `name` is a model of this disk of which no layer can be served or,
+    `with_text`, that cannot be asked for want of a tokenizer. Blocking.
+    """
+    from manyhands.checkpoint.folder import read_entries
+    from manyhands.program.families import read_program
+    from manyhands.text.tokenizer import load_tokenizer
+    from manyhands.weights.here import folder_named
+
+    if (folder := folder_named(name, home)) is None:
+        return
+    read_program(folder)
+    read_entries(folder)
+    if with_text:
+        load_tokenizer(folder)
 
 
 async def _serve(

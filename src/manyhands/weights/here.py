@@ -14,19 +14,3 @@ def folder_named(name: str, home: Path) -> Path | None:
     if (file := gguf_file(name, home)) is not None:
         return gguf_folder(file, home)
     return model_folder(name)
-
-
-def check_servable(name: str, home: Path, *, with_text: bool) -> None:
-    """For what is about to say that it serves: raise ModelError if `name` is a model of this disk of which no layer can be
-    served or, `with_text`, that cannot be asked for want of a tokenizer. Blocking.
-    """
-    from manyhands.checkpoint.folder import read_entries
-    from manyhands.program.families import read_program
-    from manyhands.text.tokenizer import load_tokenizer
-
-    if (folder := folder_named(name, home)) is None:
-        return
-    read_program(folder)
-    read_entries(folder)
-    if with_text:
-        load_tokenizer(folder)
