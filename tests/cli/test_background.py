@@ -241,8 +241,12 @@ os.fork = interrupted
 """
 
 
-@pytest.mark.parametrize("before", ["", AT_ONCE], ids=["later", "at once"])
-def test_ctrl_c_while_it_starts_ends_it(before: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "before, number",
+    [("", signal.SIGINT), (AT_ONCE, signal.SIGINT), ("", signal.SIGTERM), ("", signal.SIGHUP)],
+    ids=["SIGINT", "at once", "SIGTERM", "SIGHUP"],
+)
+def test_a_signal_while_it_starts_ends_it(before: str, number: signal.Signals, tmp_path: Path) -> None:
     """At once: the new process may have ended before it said anything."""
     say = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(flush=True); time.sleep(60)"
     command = [sys.executable, "-c", before + BEGIN.format(as_json=False) + say]
@@ -250,7 +254,7 @@ def test_ctrl_c_while_it_starts_ends_it(before: str, tmp_path: Path) -> None:
         assert waiting.stdout is not None
         if not before:
             waiting.stdout.readline()
-            waiting.send_signal(signal.SIGINT)
+            waiting.send_signal(number)
         assert waiting.wait(60) != 0
         if (tmp_path / "pid").exists() and (pid := (tmp_path / "pid").read_text()):  # it may have ended as it wrote
             with pytest.raises(ProcessLookupError):

@@ -151,6 +151,22 @@ def test_sighup_stays_ignored_where_it_is() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_sigint_is_taken_where_it_was_ignored() -> None:
+    """As a script's shell has it for what it starts with `&`: `kill -INT` is meant then."""
+
+    async def main() -> None:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            async with asyncio.timeout(GUARD_S):
+                await signals.stop.wait()
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 AS_LEADER = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from manyhands.__main__ import main; main()"
 
 

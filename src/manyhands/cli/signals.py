@@ -25,7 +25,8 @@ class StopSignals:
     def __init__(self, *, while_stdin: bool = False) -> None:
         self.stop, self.leave = asyncio.Event(), asyncio.Event()
         self._while_stdin, self._is_serving, self._is_interrupted = while_stdin, False, False
-        self._taken = [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
+        is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._taken = [number for number in NUMBERS if number != signal.SIGHUP or not is_nohup]
         self._on_terminal = [fd for fd in (1, 2) if os.isatty(fd)]
 
     def __enter__(self) -> Self:
