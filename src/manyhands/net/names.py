@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -30,11 +31,10 @@ class Lookups:
 
         Deadline: the caller's. Raises OSError, also if MAX_LOOKUPS are under way; ValueError for what is no name.
         """
-        ask = partial(socket.getaddrinfo, host, port, type=kind)
-        try:
-            return list(ask(flags=socket.AI_NUMERICHOST))
-        except socket.gaierror:
-            return list(await aside(self._counted, ask))
+        if host.isascii():  # as bytes: of a str Python would first import, on the loop, what knows other letters
+            with suppress(socket.gaierror):
+                return list(socket.getaddrinfo(host.encode(), port, type=kind, flags=socket.AI_NUMERICHOST))
+        return list(await aside(self._counted, partial(socket.getaddrinfo, host, port, type=kind)))
 
     def _counted(self, ask: "partial[Any]") -> Any:
         with self._lock:
