@@ -121,10 +121,8 @@ def go_on_in_background(name: str, *, as_json: bool = False) -> Background:
 
 
 def _await(name: str, pid: int, reading: int, as_json: bool) -> int:
-    """The exit code. What ends this process before the new one serves ends that too: Ctrl-C, SIGTERM, a closed terminal."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+    """The exit code. Ctrl-C and SIGTERM, before the new process serves, end that too; the end of the terminal does not."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         select.select([reading], [], [], START_S + END_S)
