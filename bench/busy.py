@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -32,7 +31,6 @@ PROMPTS = ("Once upon a time", "Lily saw a", "The dog ran", "One day Tom")
 TOKENS = 24
 LOOK_S = 0.5
 ANSWER_S = 120.0
-REPAIRS = "manyhands_repair_seconds_count"
 READY_S = 120.0
 # Ends with its stdin, so that none is left over.
 BUSY = """import os, sys, threading
@@ -54,6 +52,7 @@ class Tally:
     repairs: int = 0
     failed_joins: int = 0
     joins_s: list[float] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)  # what for
     reasons: list[str] = field(default_factory=list)
 
 
@@ -120,15 +119,11 @@ async def join(here: Colony, resident: Resident, layers: tuple[str, str], tally:
         tally.reasons.append(f"{resident.name} did not join: {str(error)[-200:] or 'no answer'}")
 
 
-async def repairs(url: str) -> int:
-    """Repairs of all requests of that gateway so far."""
-    lines = [line for line in (await asyncio.to_thread(metrics, url)).splitlines() if line.startswith(REPAIRS)]
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines))
-
-
-def metrics(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=ANSWER_S) as answer:
-        return str(answer.read().decode())
+async def repairs(url: str) -> list[str]:
+    """What each repair of a request of that gateway was for, so far."""
+    jobs = (await asyncio.to_thread(call, url, "", "GET", "/api/jobs?limit=1000"))["jobs"]
+    found = [repair for job in jobs for repair in job["repairs"]]
+    return [f"{each['lost']} to {each['replacement']}: {each['reason']}" for each in found]
 
 
 async def begin(here: Colony, tally: Tally) -> str:
@@ -150,7 +145,7 @@ async def measure(seconds: float, per_core: int) -> Tally:
     async with colony(forked=True) as here:
         url = await begin(here, tally)
         wanted = {prompt: await complete(url, prompt, TOKENS) for prompt in PROMPTS}
-        before, began = await repairs(url), time.monotonic()
+        began = time.monotonic()
         with busy_processes(per_core * (os.cpu_count() or 1)):
             note(f"{per_core} busy processes per core beside {len(here.residents)} members")
             async with asyncio.TaskGroup() as group:
@@ -161,7 +156,8 @@ async def measure(seconds: float, per_core: int) -> Tally:
                 await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
                 for task in tasks:
                     task.cancel()
-            tally.repairs = await repairs(url) - before
+            tally.repaired = await repairs(url)
+            tally.repairs = len(tally.repaired)
     return tally
 
 
