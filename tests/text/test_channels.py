@@ -174,3 +174,15 @@ def test_special_markers_are_tokens(grammars: Grammars) -> None:
         grammar, ids(f'{THOUGHT}{HEADS[1]}{{"a": 1}}')
     )
     assert not accepts(grammar, list(f'{FINAL}{{"a": 1}}'.encode()))
+
+
+def test_a_head_without_end_is_not_kept() -> None:
+    """After 256 characters it is text: no more than that is held back."""
+    reader, written, shown = ChannelReader(()), "<|channel|>" + "x" * 100, ""
+    shown += reader.feed(written)[1]
+    assert shown == ""
+    for _ in range(100):
+        written += "y" * 100
+        shown += reader.feed("y" * 100)[1]
+        assert len(written) - len(shown) <= 256
+    assert shown + reader.finish()[1] == written
