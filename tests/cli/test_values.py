@@ -34,6 +34,13 @@ def test_every_parameter_says_what_it_is_without_types_of_pythons(name: str) -> 
     assert said and not re.search(r"<(str|int|float|path|list)", said)
 
 
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["model", "inspect"], ["serve", "tales"]])
+def test_help_has_a_short_form_everywhere(words: list[str]) -> None:
+    long, short = (CliRunner().invoke(app, [*words, option]) for option in ("--help", "-h"))
+    assert long.exit_code == short.exit_code == 0
+    assert long.stdout == short.stdout and "Usage:" in short.stdout and "-h" in short.stdout
+
+
 def test_a_required_argument_stands_in_the_usage_line_as_in_our_pages() -> None:
     assert re.search(r"up \[OPTIONS\] MODEL\n", CliRunner().invoke(app, ["up", "--help"]).stdout)
     assert re.search(r"chat \[OPTIONS\] \[MODEL\]\n", CliRunner().invoke(app, ["chat", "--help"]).stdout)

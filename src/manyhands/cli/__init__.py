@@ -25,6 +25,7 @@ from manyhands import __version__
 from manyhands.cli.commands import LazyGroup
 from manyhands.cli.lines import error_line
 from manyhands.cli.process import hide_secrets, log_plainly
+from manyhands.cli.values import HELP
 from manyhands.errors import ManyhandsError
 
 app = typer.Typer(
@@ -51,7 +52,7 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(context_settings={"help_option_names": HELP})
 def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),

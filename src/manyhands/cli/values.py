@@ -12,13 +12,16 @@ from typing import Any, Final, get_args, get_origin
 
 import typer
 
+HELP: Final = ["--help", "-h"]
 _YES: Final = ("1", "true", "t", "yes", "y", "on")
 _NO: Final = ("", "0", "false", "f", "no", "n", "off")
 
 
 def read_plainly(command: Any) -> None:
     """Give the parameters of `command` (click's) readers of ours. Does nothing to a typer that has no such readers."""
-    for parameter in command.get_params(typer.Context(command)):  # with --help, which is made for it
+    for parameter in command.get_params(
+        typer.Context(command, help_option_names=HELP)
+    ):  # with --help, which is made for it
         descriptor = getattr(parameter, "type_descriptor", None)
         if getattr(parameter, "_runtime_param", "") is None and descriptor is not None:
             parameter._runtime_param = reader_of(descriptor.annotation, parameter)
