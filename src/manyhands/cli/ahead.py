@@ -5,6 +5,7 @@ take this one for frozen. So commands that serve import here what they use later
 """
 
 import contextlib
+import gc
 import importlib
 import warnings
 
@@ -62,7 +63,8 @@ def import_ahead(
 ) -> None:
     """Import what a node that hosts uses, and beyond that what owners of requests, ends, members and gateways use.
 
-    The heaps of the threads that follow are limited first.
+    The heaps of the threads that follow are limited first. What there is then is hidden from the cyclic collector, which would
+    walk all of it on the running loop.
     """
     limit_arenas()
     with uncollected():
@@ -73,3 +75,4 @@ def import_ahead(
         for name in _OF_LIBRARIES * has_api:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+    gc.freeze()
