@@ -326,7 +326,7 @@ def test_models_and_what_is_not_offered(folder: Path) -> None:
             await client.chat.completions.create(model="gpt-5", messages=HI)
         with pytest.raises(openai.APIStatusError, match="not offered") as refusal:
             await client.embeddings.create(model=MODEL, input="x")
-        assert refusal.value.status_code == 501
+        assert refusal.value.status_code == 501 and refusal.value.response.headers["x-should-retry"] == "false"
         with pytest.raises(openai.BadRequestError, match=r"1024"):
             await client.chat.completions.create(model=MODEL, messages=HI, max_tokens=5000)
         with pytest.raises(openai.BadRequestError, match=r"1024"):

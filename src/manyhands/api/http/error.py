@@ -58,7 +58,7 @@ def error_body(path: str, said: Object, status: int) -> Object:
 
 
 def error_response(error: Exception, path: str) -> JSONResponse:
-    """`error` as HTTP: its status, Retry-After where trying again helps."""
+    """`error` as HTTP: its status, Retry-After where trying again helps, and a word against it where it never does."""
     status, headers = status_of(error), {}
     if isinstance(error, RateLimited):
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
@@ -66,6 +66,8 @@ def error_response(error: Exception, path: str) -> JSONResponse:
         headers["retry-after"] = "1"
     elif status == 401:
         headers["www-authenticate"] = "Bearer"
+    elif status == 501:
+        headers["x-should-retry"] = "false"  # OpenAI's and Anthropic's clients repeat every other 5xx
     return JSONResponse(error_body(path, error_object(error), status), status, headers)
 
 
