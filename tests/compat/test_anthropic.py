@@ -155,11 +155,25 @@ def test_errors_have_anthropics_shape(stage: Stage) -> None:
                 await asked.messages.create(
                     model=MODEL, messages=[{"role": "user", "content": "x" * 2000}], max_tokens=2
                 )
-            assert long.value.request_id
+            assert long.value.request_id and long.value.body["error"]["message"].count("prompt is too long") == 1
             made = await asked.messages.create(model=MODEL, messages=HI, max_tokens=2)
             assert made._request_id == it.watcher.ended_jobs[-1].id
         _, told = await sent(it, "/v1/messages", {"model": MODEL, "messages": HI, "max_tokens": 2, "mcp_servers": [{}]})
         assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error"
+
+    stage.play(scene)
+
+
+def test_a_thread_is_refused_as_the_tool_runner_reads_it(stage: Stage) -> None:
+    """By these details Anthropic's tool runner goes on without a thread; any other error ends it."""
+
+    async def scene(it: Served) -> None:
+        ask = {"model": MODEL, "messages": HI, "max_tokens": 2}
+        status, told = await sent(it, "/v1/messages", {**ask, "thread": {"type": "create"}})
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert status == 400 and told["error"]["details"] == details
+        _, told = await sent(it, "/v1/messages", {**ask, "top_k": -1})
+        assert "details" not in told["error"]
 
     stage.play(scene)
 

@@ -206,6 +206,15 @@ class MessagesInput(TypedDict):
     speed: NotRequired[Annotated[Literal["standard"], Shown("there is one speed", ["standard"], ["fast"])]]
     inference_geo: NotRequired[Annotated[Refused, Shown(NEVER, refused=["us"])]]
     container: NotRequired[Annotated[Refused, Shown(NEVER, refused=["x"])]]
+    thread: NotRequired[
+        Annotated[
+            Refused,
+            Shown(
+                "refused: conversations are not kept; the tool runner of Anthropic's client then sends all of it",
+                refused=[{"type": "create"}],
+            ),
+        ]
+    ]
 
 
 class UserLabel(TypedDict):

@@ -19,6 +19,7 @@ OLLAMA_PATHS = frozenset(
 )
 
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TOO_LONG = "prompt is too long"
 _ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
@@ -101,9 +102,14 @@ def _openai(said: Object, _: int) -> Object:
 
 def _anthropic(said: Object, status: int) -> Object:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message: str = said["message"]
     # By these words its clients know that they must shorten the conversation.
-    lead = "prompt is too long: " if said["code"] == ContextOverflow.api_code else ""
-    return {"type": "error", "error": {"type": kind, "message": lead + said["message"]}}
+    if said["code"] == ContextOverflow.api_code and not message.startswith(_TOO_LONG):
+        message = f"{_TOO_LONG}: {message}"
+    error: Object = {"type": kind, "message": message}
+    if said["param"] == "thread":  # the tool runner of its client then sends the whole conversation
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error}
 
 
 def _hearthnet(said: Object, _: int) -> Object:
