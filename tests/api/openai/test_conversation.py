@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from manyhands.api.openai.conversation import call_of, message_of
+from manyhands.api.http.body import BadField
+from manyhands.api.openai.conversation import call_of, conversation_of, input_conversation, message_of
 
 SAID = {"role": "assistant", "content": "x"}
 
@@ -27,3 +28,27 @@ def test_a_message_loses_nothing_that_was_said(message: dict[str, Any], wanted: 
 @pytest.mark.parametrize("arguments, wanted", [("", {}), ("{}", {}), ('{"a": 1}', {"a": 1}), ("not JSON", "not JSON")])
 def test_arguments_are_an_object_where_they_can_be(arguments: str, wanted: Any) -> None:
     assert call_of("1", "f", arguments)["function"]["arguments"] == wanted
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+TOOLS = [{"type": "function", "function": {"name": name, "description": name}} for name in ("f", "g", "h")]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_the_model_is_told_of_no_tool_but_those_allowed(mode: str) -> None:
+    choice = allowed(mode, "h", "f")
+    said = conversation_of({"messages": [SAID], "tools": TOOLS, "tool_choice": choice})
+    assert (said.tools, [f.name for f in said.functions], said.tool_choice) == ([TOOLS[0], TOOLS[2]], ["f", "h"], mode)
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": n} for n in ("h", "f")]}
+    same = input_conversation({"input": "x", "tools": flat, "tool_choice": choice})
+    assert (same.tools, same.functions, same.tool_choice) == (said.tools, said.functions, mode)
+
+
+def test_a_tool_that_is_allowed_is_one_of_the_tools() -> None:
+    with pytest.raises(BadField, match="no function k in tools"):
+        conversation_of({"messages": [SAID], "tools": TOOLS, "tool_choice": allowed("auto", "f", "k")})

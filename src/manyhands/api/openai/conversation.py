@@ -34,16 +34,13 @@ class Conversation:
 def conversation_of(given: Mapping[str, Any]) -> Conversation:
     """The conversation of a chat request. Raises BadField."""
     tools = given.get("tools", ())
-    choice = given.get("tool_choice")
-    functions, word = functions_of(
-        [t["function"] for t in tools], choice["function"] if isinstance(choice, dict) else choice
-    )
+    functions, word = functions_of([t["function"] for t in tools], _flat_choice(given.get("tool_choice")))
     if not tools and word not in ("none", "auto"):
         raise BadField("tool_choice is for requests with tools", "tool_choice")
     return Conversation(
         [message_of(m) for m in given["messages"]],
         functions,
-        tools,
+        _among(functions, tools),
         word,
         given.get("parallel_tool_calls", True),
         format_of(given.get("response_format")),
@@ -99,8 +96,26 @@ def call_of(call_id: str, name: str, arguments: str) -> Object:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read}}
 
 
+def _flat_choice(choice: Any) -> Any:
+    """tool_choice of a chat request as functions_of takes it."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice["type"] == "function":
+        return choice["function"]
+    allowed = choice["allowed_tools"]
+    return {"mode": allowed["mode"], "tools": [tool["function"] for tool in allowed["tools"]]}
+
+
+def _among(functions: Sequence[Function], tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The tools that the model is told of: those of `functions`."""
+    names = {function.name for function in functions}
+    return [tool for tool in tools if tool["function"]["name"] in names]
+
+
 def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[Function], str]:
-    """Functions and tool_choice as a word. Raises BadField for a choice without its tool, or a name that comes twice."""
+    """The functions that may be called, and tool_choice as a word. `choice`: a word, a function by its `name`, or the `tools`
+    that are allowed with a `mode`. Raises BadField for a choice without its tool, or a name that comes twice.
+    """
     functions = [
         Function(t["name"], t.get("parameters") or {"type": "object", "properties": {}}, bool(t.get("strict")))
         for t in tools
@@ -108,6 +123,11 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[
     names = [f.name for f in functions]
     if len(set(names)) < len(names):
         raise BadField("tools: a function's name comes twice", "tools")
+    if isinstance(choice, dict) and "mode" in choice:
+        allowed = [tool["name"] for tool in choice["tools"]]
+        if missing := [name for name in allowed if name not in names]:
+            raise BadField(f"tool_choice: there is no function {missing[0]} in tools", "tool_choice")
+        return [f for f in functions if f.name in allowed], choice["mode"]
     named = choice["name"] if isinstance(choice, dict) else None
     if named not in (None, *names) or (choice == "required" and not names):
         raise BadField(f"tool_choice: there is no function {named or 'to choose'} in tools", "tool_choice")
@@ -144,7 +164,7 @@ def input_conversation(given: Mapping[str, Any]) -> Conversation:
     return Conversation(
         said,
         functions,
-        [{"type": "function", "function": tool} for tool in tools],
+        _among(functions, [{"type": "function", "function": tool} for tool in tools]),
         word,
         given.get("parallel_tool_calls", True),
         format_of(given.get("text", {}).get("format")),

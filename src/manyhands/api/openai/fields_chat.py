@@ -30,6 +30,8 @@ from manyhands.api.openai.schema import (
 )
 
 _FN = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+_ONLY_FN = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
+_ALLOWED = {"type": "allowed_tools", "allowed_tools": _ONLY_FN}
 EXAMPLE_SCHEMA = {
     "type": "object",
     "properties": {"a": {"enum": [1]}},
@@ -272,11 +274,11 @@ class Chat(Common, Sampled, Labels, _Sampling):
     tool_choice: NotRequired[
         Annotated[
             ToolChoice,
-            Variables,
             Shown(
-                "none, auto, required or a function; the last two are enforced by a grammar",
-                ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}],
-                ["any", {"type": "function", "function": {"name": "g"}}],
+                "none, auto, required, a function, or `allowed_tools`, whose `mode` is auto or required: the model is told "
+                "of no other; required and a function are enforced by a grammar",
+                ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}, _ALLOWED],
+                ["any", {"type": "function", "function": {"name": "g"}}, {"type": "allowed_tools"}],
                 {"tools": [_FN]},
             ),
         ]

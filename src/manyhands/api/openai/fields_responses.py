@@ -9,12 +9,12 @@ from typing_extensions import TypedDict  # pydantic wants this one below Python 
 from manyhands.api.openai.fields_chat import EXAMPLE_SCHEMA, Common, Effort, Labels, NewTokens, Sampled
 from manyhands.api.openai.schema import (
     BY_FORMAT,
+    CHOICES,
     FIRST,
     MAX_ITEMS,
     NEVER,
     SAID,
     STRICT,
-    WORDS,
     Content,
     FunctionTool,
     Label,
@@ -30,6 +30,7 @@ from manyhands.api.openai.schema import (
 )
 
 _RFN = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+_ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
 _NOT_KEPT = "refused: answers are not kept, send the whole input"
 
 
@@ -120,7 +121,19 @@ class FlatNamedTool(TypedDict):
     name: Name
 
 
-FlatChoice = Annotated[Annotated[Word, Tag("<word>")] | Annotated[FlatNamedTool, Tag("<named>")], WORDS]
+class FlatAllowedChoice(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatNamedTool], FIRST, Limits(min_length=1, max_length=128)]
+
+
+FlatChoice = Annotated[
+    Annotated[Word, Tag("<word>")]
+    | Annotated[FlatNamedTool, Tag("<named>")]
+    | Annotated[FlatAllowedChoice, Tag("<allowed>")],
+    CHOICES,
+]
 
 
 class FlatSchemaFormat(TypedDict):
@@ -207,9 +220,9 @@ class Responses(Common, Sampled, Labels):
         Annotated[
             FlatChoice,
             Shown(
-                "none, auto, required or a function",
-                ["none", "auto", "required", {"type": "function", "name": "f"}],
-                ["any", {"type": "function", "name": "g"}],
+                "none, auto, required, a function, or `allowed_tools`",
+                ["none", "auto", "required", {"type": "function", "name": "f"}, _ALLOWED],
+                ["any", {"type": "function", "name": "g"}, {**_ALLOWED, "mode": "none"}],
                 {"tools": [_RFN]},
             ),
         ]

@@ -166,9 +166,35 @@ class NamedTool(TypedDict):
     function: NamedFunction
 
 
+class AllowedTools(TypedDict):
+    """Some of the tools of a request: no other is called."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], FIRST, Limits(min_length=1, max_length=128)]
+
+
+class AllowedChoice(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 Word = Literal["none", "auto", "required"]
-WORDS = by({"word": str, "named": dict})
-ToolChoice = Annotated[Annotated[Word, Tag("<word>")] | Annotated[NamedTool, Tag("<named>")], WORDS]
+
+
+def _choice_tag(value: Any) -> str:
+    """Tells a word, a function and the tools that are allowed apart."""
+    if not isinstance(value, Mapping):
+        return "<word>"
+    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+
+
+CHOICES = Discriminator(_choice_tag)
+ToolChoice = Annotated[
+    Annotated[Word, Tag("<word>")] | Annotated[NamedTool, Tag("<named>")] | Annotated[AllowedChoice, Tag("<allowed>")],
+    CHOICES,
+]
 
 
 class JsonSchema(TypedDict):
