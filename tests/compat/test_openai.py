@@ -49,6 +49,7 @@ ACCEPTED: dict[str, tuple[str, Object]] = {
         tools=[TOOL],
     ),
     "a tool's name": chat(messages=[HI, CALLER, {**RESULT, "name": "tide"}], tools=[TOOL]),
+    "a result of no parts, Zed's": chat(messages=[HI, CALLER, {**RESULT, "content": []}], tools=[TOOL]),
     "no tools": chat(tools=[]),
     "no tools, auto": chat(tools=[], tool_choice="auto", parallel_tool_calls=True),
     "nulls in a tool": chat(

@@ -90,7 +90,7 @@ Part = Annotated[
     Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
     by_key("type", {"text": "text", "refusal": "refusal"}),
 ]
-Parts = Annotated[list[Part], FIRST, Limits(min_length=1, max_length=MAX_ITEMS)]
+Parts = Annotated[list[Part], FIRST, Limits(max_length=MAX_ITEMS)]
 Content = Annotated[Annotated[Text, Tag("<text>")] | Annotated[Parts, Tag("<parts>")], by({"text": str, "parts": list})]
 
 
