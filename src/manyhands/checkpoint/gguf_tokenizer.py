@@ -21,6 +21,7 @@ _CONTRACTIONS: Final = "'s|'t|'re|'ve|'m|'ll|'d"
 _ANY_CASE: Final = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2: Final = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_THREES: Final = r"\p{N}{1,3}"
 _LLAMA3: Final = _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
 _QWEN2: Final = _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
 # As llama.cpp has them: without combining marks, and of letters only a to z and A to Z have a case.
@@ -31,11 +32,23 @@ _CASED: Final = (
 _SLASHES: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # tokenizer.ggml.pre -> the expressions that cut a text, one after the other.
 _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "dbrx", "smaug-bpe"), (_LLAMA3,)),
-    **dict.fromkeys(("chatglm-bpe", "glm4"), (_LLAMA3,)),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "midm-2.0"), (_LLAMA3,)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
+    "minicpm5": (_THREES, _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+" + _TAIL),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), (_GPT2,)),
+    "seed-coder": (_ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (r"\p{N}", _GPT2)
+    ),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "mellum", "a.x-4.0"), (_GPT2,)),
+    "deepseek-coder": (
+        r"[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        r"(?:(?!\s)[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}])+",
+        r"\p{N}",
+    ),
+    "viking": (r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+", r"\p{N}"),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "tekken": (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}{_SLASHES}",),
@@ -46,10 +59,10 @@ _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
 # All of them: none takes a text more than its length.
 KNOWN_CUTS: Final = frozenset(cut for cuts in _CUTS.values() for cut in cuts)
 _WHOLE_FIRST: Final = frozenset(
-    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken glm4".split()
+    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 midm-2.0 minicpm5 tekken glm4".split()
 )  # a known word is one token
 _BEGUN: Final = frozenset(
-    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken".split()
+    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 midm-2.0 tekken".split()
 )  # bos, where the file does not say
 _ENDS: Final = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] "
