@@ -31,6 +31,15 @@ def files(facts: dict[str, Any], tmp_path: Path) -> dict[str, bytes]:
     return tokenizer_files(read_gguf(write_gguf(tmp_path / "f.gguf", facts, [])))
 
 
+def with_tokens(*more: dict[str, int]) -> dict[str, Any]:
+    """A vocabulary of byte pairs and more tokens, of each its type."""
+    facts = byte_pairs("qwen2")
+    types = [kind for tokens in more for kind in tokens.values()]
+    facts["tokenizer.ggml.tokens"] += [token for tokens in more for token in tokens]
+    facts["tokenizer.ggml.token_type"] = np.append(facts["tokenizer.ggml.token_type"], types).astype(np.int32)
+    return facts
+
+
 def load(facts: dict[str, Any], tmp_path: Path) -> TextTokenizer:
     for name, raw in files(facts, tmp_path).items():
         (tmp_path / name).write_bytes(raw)
@@ -55,6 +64,34 @@ def test_the_digests_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
         ids.append(theirs.tokenize(text.encode(), add_bos=False, special=True))
         assert ours.encode(text, add_special_tokens=False) == ids[-1], text
     assert digest(ids) == GOLDEN[name]
+
+
+def test_of_a_merge_that_occurs_twice_the_first_counts(tmp_path: Path) -> None:
+    facts = dict(VOCABULARIES["qwen2"])
+    facts["tokenizer.ggml.merges"] = facts["tokenizer.ggml.merges"] + facts["tokenizer.ggml.merges"][::-1]
+    tokenizer = load(facts, tmp_path)
+    assert digest([tokenizer.encode(text, add_special_tokens=False) for text in texts()]) == GOLDEN["qwen2"]
+
+
+def test_tokens_without_a_name_get_one(tmp_path: Path) -> None:
+    """As in llama.cpp: two of them are no reason to refuse a file."""
+    tokenizer = load(with_tokens({"": 1}, {"": 3}), tmp_path)
+    count = len(VOCABULARIES["qwen2"]["tokenizer.ggml.tokens"])
+    assert tokenizer.encode(f"the[EMPTY_{count + 1}]")[-1] == count + 1
+    assert tokenizer.decode([count], skip_special_tokens=True) == f"[EMPTY_{count}]"
+    assert tokenizer.decode([count + 1], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize(("name", "strips"), [("Phi-3-mini", True), ("phi3", True), ("Phi 4", False), (None, False)])
+def test_white_space_behind_special_tokens_of_phi_3_is_dropped(name: str | None, strips: bool, tmp_path: Path) -> None:
+    """As in llama.cpp, which goes by the name; transformers reads it from the model's own tokenizer.json."""
+    facts = sentencepiece(True) | ({} if name is None else {"general.name": name})
+    tokenizer = load(facts, tmp_path)
+    text = "<|user|>\n the<|im_end|>\n<|im_start|> <s> the"
+    tokens = [tokenizer.backend_tokenizer.id_to_token(id) for id in tokenizer.encode(text, add_special_tokens=False)]
+    kept = ["<|user|>", "▁the", "<|im_end|>", "<|im_start|>", "<s>", "▁", "▁the"]
+    assert (tokens == kept) is strips
+    assert tokens[-3:] == kept[-3:]
 
 
 @pytest.mark.parametrize("name", ["qwen2", "spm", "spm-bare"])
@@ -86,14 +123,31 @@ def test_llama_3_begins_where_the_file_does_not_say(tmp_path: Path) -> None:
 
 def test_answers_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
     """Also where the file calls it a normal token, or names another as eos."""
-    facts = byte_pairs("qwen2")
-    count = len(facts["tokenizer.ggml.tokens"])
-    facts["tokenizer.ggml.tokens"] += ["<|endoftext|>", "<other>"]
-    facts["tokenizer.ggml.token_type"] = np.append(facts["tokenizer.ggml.token_type"], [1, 3]).astype(np.int32)
+    count = len(VOCABULARIES["qwen2"]["tokenizer.ggml.tokens"])
+    facts = with_tokens({"<|endoftext|>": 1, "<other>": 3})
     facts |= {"tokenizer.ggml.eos_token_id": count, "tokenizer.ggml.eot_token_id": count + 1}
     tokenizer = load(facts, tmp_path)
     assert load_eos_ids(tmp_path, tokenizer) == {count - 2, count, count + 1}
     assert tokenizer.encode("<|endoftext|>") == [count]
+
+
+@pytest.mark.parametrize(
+    ("token", "kind", "ends"),
+    [
+        ("<eos>", 1, True),
+        ("<|file_sep|>", 3, True),
+        ("[EOS]", 4, True),
+        ("</s>", 3, True),
+        ("</s>", 4, False),  # a tag of HTML in Gemma's
+        ("<|fim_prefix|>", 3, False),
+    ],
+)
+def test_answers_end_where_they_do_in_llama_cpp(token: str, kind: int, ends: bool, tmp_path: Path) -> None:
+    tokenizer = load(with_tokens({token: kind}), tmp_path)
+    count = len(VOCABULARIES["qwen2"]["tokenizer.ggml.tokens"])
+    assert (count in load_eos_ids(tmp_path, tokenizer)) is ends
+    named = load(with_tokens({token: kind}) | {"tokenizer.ggml.fim_sep_token_id": count}, tmp_path)
+    assert count in load_eos_ids(tmp_path, named)
 
 
 def test_the_chat_template_is_the_files(tmp_path: Path) -> None:
@@ -112,18 +166,34 @@ def test_the_chat_template_is_the_files(tmp_path: Path) -> None:
         ({"tokenizer.ggml.model": "t5"}, "its tokenizer is 't5'"),
         ({"tokenizer.ggml.model": 3}, "tokenizer.ggml.model is no str"),
         ({"tokenizer.ggml.pre": "odd"}, "its pre-tokenizer is 'odd'; known are"),
-        ({"tokenizer.ggml.tokens": ["a", "a"]}, "a token twice|one number for each"),
+        ({"tokenizer.ggml.tokens": ["a", "b"]}, "one number for each of the 2 tokens"),
         ({"tokenizer.ggml.tokens": "abc"}, "tokens is no list"),
         ({"tokenizer.ggml.token_type": np.zeros(3, np.int32)}, "not one number for each"),
         ({"tokenizer.ggml.bos_token_id": 1 << 30}, "bos_token_id is 1073741824"),
         ({"tokenizer.ggml.eos_token_id": np.zeros(2, np.int32)}, "eos_token_id' is a list; one value is needed"),
         ({"tokenizer.ggml.merges": np.zeros(2, np.int32)}, "merges is no list"),
+        ({"tokenizer.ggml.merges": ["t h", "x Ġthe"]}, "its merge 'x Ġthe' is not of two tokens that make a third"),
+        ({"tokenizer.ggml.merges": ["the"]}, "its merge 'the' is not of two tokens"),
+        ({"tokenizer.ggml.merges": [""]}, "its merge '' is not of two tokens"),
         ({"tokenizer.ggml.add_bos_token": 3}, "add_bos_token is no bool"),
     ],
 )
 def test_vocabularies_that_make_no_sense_are_refused(facts: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
         files({**VOCABULARIES["qwen2"], **facts}, tmp_path)
+
+
+def test_a_token_that_occurs_twice_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"the token 'a' twice, as \d+ and \d+: convert it again"):
+        files(with_tokens({"a": 1}), tmp_path)
+
+
+@pytest.mark.parametrize(("score", "message"), [(-1000.0, "all have the score -1000.0"), (np.nan, "what is no number")])
+def test_scores_that_put_no_piece_first_are_refused(score: float, message: str, tmp_path: Path) -> None:
+    facts = sentencepiece(True)
+    facts["tokenizer.ggml.scores"] = np.full(len(facts["tokenizer.ggml.tokens"]), score, np.float32)
+    with pytest.raises(ModelError, match=message):
+        files(facts, tmp_path)
 
 
 def test_pieces_that_would_take_long_to_split_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FILES: Final = "files"  # the folder in `home`
 _STAMP: Final = ".made.json"  # of what the small files were made, and by which version of this code
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def small_files(gguf: "Gguf", read: "ReadRange") -> dict[str, bytes]:

@@ -6,6 +6,7 @@ llama.cpp, which normalises nothing.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -66,8 +67,15 @@ _BEGUN: Final = frozenset(
 )  # bos, where the file does not say
 _ENDS: Final = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] "
-    "<|end_of_text|> <end_of_utterance>"
+    "<|end_of_text|> <end_of_utterance> <|flush|> <|calls|> [EOS] <eos> <turn|> <|tool_response> [e~[ "
+    "<\uff5cend\u2581of\u2581sentence\uff5c> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> "
+    "<REPO> <reponame> <|file_sep|>"
 ).split()  # tokens that end an answer, whatever else the file calls them
+_END_IF_CONTROL: Final = "</s>"  # Gemma's is a tag of HTML
+_NAMED_ENDS: Final = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+# Where a model's name has one of these, white space behind special tokens is dropped, except behind _PHI3_KEEPS.
+_PHI3: Final = ("phi-3", "phi3")
+_PHI3_KEEPS: Final = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
@@ -83,11 +91,14 @@ class _Vocabulary:
             raise self._refused(
                 f"its tokenizer is {self._kind!r:.40}; read are gpt2 (byte pairs) and llama (sentencepiece)"
             )
-        self._tokens: list[str] = self._fact("tokens", list)
+        tokens: list[str] = self._fact("tokens", list)
+        self._tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
         self._types = self._numbers("token_type", [_NORMAL] * len(self._tokens))
         self._ids = {token: id for id, token in enumerate(self._tokens)}
         if len(self._ids) < len(self._tokens):
-            raise self._refused("its vocabulary has a token twice")
+            id = next(id for id, token in enumerate(self._tokens) if self._ids[token] != id)
+            twice = f"the token {self._tokens[id]!r:.60} twice, as {id} and {self._ids[self._tokens[id]]}"
+            raise self._refused(f"its vocabulary has {twice}: convert it again")
         for end in self._ids.keys() & set(_ENDS):
             self._types[self._ids[end]] = _CONTROL  # some files call them normal
         self._pre = self._fact("pre", str, "default")
@@ -109,7 +120,10 @@ class _Vocabulary:
             return list(default)
         if found is None or isinstance(found, str | list | int | float) or len(found) != len(self._tokens):
             raise self._refused(f"tokenizer.ggml.{name} is not one number for each of the {len(self._tokens)} tokens")
-        return list(found.tolist())
+        numbers: list[Any] = found.tolist()
+        if any(map(math.isnan, numbers)):
+            raise self._refused(f"tokenizer.ggml.{name} holds what is no number: convert it again")
+        return numbers
 
     def _special(self, name: str, default: int | None = None) -> str | None:
         """The token that the key `name` names by its id."""
@@ -132,12 +146,14 @@ class _Vocabulary:
         config: dict[str, Any] = {name: token for name, token in named.items() if token is not None}
         if (template := self._template()) is not None:
             config["chat_template"] = template
-        ends = [self._ids[token] for token in (eos, self._special("eot"), self._special("eom")) if token is not None]
-        ends += [self._ids[token] for token in _ENDS if token in self._ids]
+        ends = {token for token in (eos, *map(self._special, _NAMED_ENDS)) if token is not None}
+        ends |= self._ids.keys() & set(_ENDS)
+        if _END_IF_CONTROL in self._ids and self._types[self._ids[_END_IF_CONTROL]] == _CONTROL:
+            ends.add(_END_IF_CONTROL)
         made = {
             "tokenizer.json": self._tokenizer(bos, eos, is_spm),
             "tokenizer_config.json": config,
-            "generation_config.json": {"eos_token_id": sorted(set(ends))},
+            "generation_config.json": {"eos_token_id": sorted(self._ids[token] for token in ends)},
         }
         return {
             name: json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() for name, body in made.items()
@@ -169,11 +185,19 @@ class _Vocabulary:
 
     def _added(self) -> list[dict[str, Any]]:
         """Tokens that are matched in a text before it is cut."""
-        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        plain = {"single_word": False, "lstrip": False, "normalized": False}
+        name = self._gguf.facts.get("general.name")
+        strips = isinstance(name, str) and any(part in name.lower() for part in _PHI3)
         return [
-            {"id": id, "content": token, **plain, "special": kind != _USER}
+            {
+                "id": id,
+                "content": token,
+                **plain,
+                "rstrip": strips and token not in _PHI3_KEEPS,
+                "special": kind != _USER,
+            }
             for id, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
-            if kind in (_CONTROL, _USER, _UNKNOWN) and token
+            if kind in (_CONTROL, _USER, _UNKNOWN)
         ]
 
     def _around(self, bos: str | None, eos: str | None) -> dict[str, Any]:
@@ -199,17 +223,20 @@ class _Vocabulary:
             {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
             for cut in _CUTS[self._pre]
         ]
-        merges: list[tuple[str, str]] = []
+        merges: dict[tuple[str, str], None] = {}  # of one that occurs twice the first place counts
         for merge in self._fact("merges", list):
             left, _, right = merge[1:].partition(" ")  # the first character may be a space
-            merges.append((merge[:1] + left, right))
+            left = merge[:1] + left
+            if not {left, right, left + right} <= self._ids.keys():
+                raise self._refused(f"its merge {merge!r:.60} is not of two tokens that make a third: convert it again")
+            merges[left, right] = None
         whole_first = self._pre in _WHOLE_FIRST
         return {
             "normalizer": None,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, level]},
             "decoder": {**level, "use_regex": True},
             "model": self._model(
-                merges, unk_token=None, fuse_unk=False, byte_fallback=False, ignore_merges=whole_first
+                list(merges), unk_token=None, fuse_unk=False, byte_fallback=False, ignore_merges=whole_first
             ),
         }
 
@@ -251,6 +278,10 @@ class _Vocabulary:
             if len(made) > _MAX_MERGES:
                 raise self._refused(f"its pieces are made of each other in more than {_MAX_MERGES} ways")
         made.sort(key=lambda merge: -merge[0])
+        if len(made) > 1 and made[0][0] == made[-1][0]:
+            raise self._refused(
+                f"its pieces all have the score {made[0][0]}, none goes before another: convert it again"
+            )
         return [(left, right) for _, left, right in made]
 
 
