@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
-from manyhands.errors import ModelError
+from manyhands.errors import BadRequest, ModelError
 from manyhands.text.tokenizer_parts import check_decoder
 
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -65,8 +65,16 @@ class TextTokenizer:
         return vocabulary
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text, with the tokens before and behind it that tokenizer.json adds (add_bos_token is not read)."""
-        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Ids of a text, with the tokens before and behind it that tokenizer.json adds (add_bos_token is not read).
+
+        Raises BadRequest for a text that the tokenizer has no ids for.
+        """
+        try:
+            ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            raise BadRequest(
+                f"this model's tokenizer cannot read the text ({_failure(error)}): send less, or other characters"
+            ) from error
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -87,12 +95,21 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         raise ModelError(_absent(folder))
     try:
         backend = Tokenizer.from_str(_read(path, _LONGEST))
-        return _load(folder, backend)
+        made = _load(folder, backend)
+        backend.encode("")  # what stands before and behind a text may have no ids
+        return made
     except ModelError:
         raise
-    except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise ModelError(f"cannot read the tokenizer in {folder} ({reason}): fetch its files again") from error
+    except BaseException as error:
+        raise ModelError(f"cannot read the tokenizer in {folder} ({_failure(error)}): fetch its files again") from error
+
+
+def _failure(error: BaseException) -> str:
+    """What the tokenizers library says; anything else that is not an Exception goes on. It raises bare Exception for what it
+    refuses, and a BaseException that has no public name (pyo3_runtime.PanicException) where it fails itself."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return str(error).strip().partition("\n")[0][:200]
 
 
 def _absent(folder: Path) -> str:
