@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from manyhands.errors import BadRequest
 from manyhands.text.calls import ARGS
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tagged_grammar import STYLE, tagged_rules
+from manyhands.text.tokenizer_parts import for_grammars
 from manyhands.text.tools import Dialect
 
 Schema = Mapping[str, Any]
@@ -224,11 +224,11 @@ class Grammars:
         with self._lock:
             if self._table is None:
                 try:
-                    backend = copy(self._tokenizer.backend_tokenizer)
-                    backend.no_padding()
-                    backend.no_truncation()
+                    backend = for_grammars(self._tokenizer.backend_tokenizer)
                     size = max(self._vocab_size, backend.get_vocab_size(with_added_tokens=True))
                     self._table = LLTokenizer(backend.to_str(), n_vocab=size, eos_token=sorted(self._eos_ids))
+                except BadRequest:
+                    raise
                 except Exception as error:  # a slow tokenizer, or one that llguidance cannot read
                     raise BadRequest(
                         f"this model's tokenizer takes no grammars ({error}): ask without response_format and tool_choice"

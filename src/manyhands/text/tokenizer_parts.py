@@ -2,19 +2,25 @@
 
     text ─ normalizer ─ pre-tokenizer ─ model ─► ids            `is_plain`: no text takes these more than its length, so they
     ids ─ decoder ─► text                                        may run on an event loop. Others run in a process.
-`check_decoder` refuses decoders that are not plain: tokens become text one by one, where they are drawn.
+`check_decoder` refuses decoders that are not plain: tokens become text one by one, where they are drawn. `for_grammars`: a
+tokenizer as grammars need it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, Final
 
+from tokenizers import normalizers, pre_tokenizers
+
 from manyhands.checkpoint.gguf_tokenizer import KNOWN_CUTS
-from manyhands.errors import ModelError
+from manyhands.errors import BadRequest, ModelError
 
 # Bytes of a token as the vocabulary spells it: the longest of the hub have some 500, runs of blanks.
 MAX_TOKEN_BYTES: Final = 4096
 _MAX_CONTENT: Final = 16  # characters that a Replace or Prepend puts in
+_MAX_GROWTH: Final = 32.0  # characters that all parts together make of one
 _MAX_AROUND: Final = 16 << 10  # bytes of JSON of what is put before and behind a text
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,26 +46,92 @@ _PRE_TOKENIZERS: Final = frozenset(
     "ByteLevel Metaspace Whitespace WhitespaceSplit Digits Punctuation CharDelimiterSplit UnicodeScripts".split()
 )
 _DECODERS: Final = frozenset("ByteLevel Metaspace Fuse Strip ByteFallback BPEDecoder WordPiece CTC".split())
+_SPELLED: Final = ("BPE", "Unigram")  # models of which any text can be made
+_DROPPING: Final = ("Whitespace", "WhitespaceSplit", "CharDelimiterSplit", "BertPreTokenizer")
+_SPACES: Final = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_SPACES_BACK: Final = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
 _MODELS: Final = frozenset(("BPE", "Unigram", "WordLevel"))
 
 
 def is_plain(backend: Any) -> bool:
     """Whether the text of a client takes a tokenizers.Tokenizer time and memory in proportion to its length."""
     around = backend.post_processor
+    before = [*_parts(backend.normalizer, "normalizers")]
+    cuts = [*_parts(backend.pre_tokenizer, "pretokenizers")]
     return (
-        all(_is_known(part, _NORMALIZERS) for part in _parts(backend.normalizer, "normalizers"))
-        and all(_is_known(part, _PRE_TOKENIZERS) for part in _parts(backend.pre_tokenizer, "pretokenizers"))
+        all(_is_known(part, _NORMALIZERS) for part in before)
+        and all(_is_known(part, _PRE_TOKENIZERS) for part in cuts)
+        and _growth([*before, *cuts]) <= _MAX_GROWTH
         and type(backend.model).__name__ in _MODELS
         and (around is None or len(around.__getstate__()) <= _MAX_AROUND)
     )
 
 
 def check_decoder(backend: Any) -> None:
-    """Raise ModelError for a decoder that is not plain."""
-    for part in _parts(backend.decoder, "decoders"):
+    """Raise ModelError for a decoder that is not plain, or that the library has no answer to."""
+    parts = [*_parts(backend.decoder, "decoders")]
+    for part in parts:
+        what = json.dumps(part)[:120]
         if not _is_known(part, _DECODERS):
-            what = json.dumps(part)[:120]
             raise ModelError(f"its tokenizer.json has a decoder that could make long texts of short ones: {what}")
+        if part.get("stop", 0) or part.get("start", 0) > 1 or part.get("suffix") == "":
+            raise ModelError(f"its tokenizer.json has a decoder that cannot be followed token by token: {what}")
+    if (growth := _growth(parts)) > _MAX_GROWTH:
+        raise ModelError(
+            f"its tokenizer.json has decoders that make {growth:.0f} characters of one; at most {_MAX_GROWTH:.0f} are read"
+        )
+
+
+def for_grammars(backend: Any) -> Any:
+    """A copy that llguidance can use: it spells texts with it that the model is forced to write, which must come back as they
+    were. So nothing normalises them but SentencePiece's sign for a space, and nothing is put before or left out.
+
+    Raises BadRequest for a model or a decoder by which tokens are not the text that llguidance takes them for.
+    """
+    kind = type(backend.model).__name__
+    odd = [part for part in _parts(backend.decoder, "decoders") if not _is_understood(part)]
+    if kind not in _SPELLED or odd:
+        what = f"a decoder {json.dumps(odd[0])[:120]}" if kind in _SPELLED else f"the kind {kind}"
+        raise BadRequest(
+            f"this model's tokenizer takes no grammars (it has {what}): ask without response_format and tool_choice"
+        )
+    made = copy(backend)
+    kept = [part for part in _parts(backend.normalizer, "normalizers") if part["type"] == "Prepend" or part == _SPACES]
+    made.normalizer = _sequence(normalizers.Sequence([]), "normalizers", kept)
+    cuts = [
+        {**part, "add_prefix_space": False} if part["type"] == "ByteLevel" else part
+        for part in _parts(backend.pre_tokenizer, "pretokenizers")
+        if part["type"] not in _DROPPING and part.get("behavior") != "Removed"
+    ]
+    made.pre_tokenizer = _sequence(pre_tokenizers.Sequence([]), "pretokenizers", cuts)
+    made.no_padding()
+    made.no_truncation()
+    return made
+
+
+def _sequence(component: Any, inner: str, parts: list[Mapping[str, Any]]) -> Any:
+    """An empty Sequence filled with parts as tokenizer.json has them."""
+    component.__setstate__(json.dumps({"type": "Sequence", inner: parts}).encode())
+    return component
+
+
+def _is_understood(part: Mapping[str, Any]) -> bool:
+    return part["type"] in ("ByteLevel", "ByteFallback", "Fuse", "Strip") or part == _SPACES_BACK
+
+
+def _growth(parts: Iterable[Mapping[str, Any]]) -> float:
+    """How many characters may stand for one behind all of `parts`; what each does once for all (NFKD) is not counted."""
+    return math.prod(map(_growth_of, parts))
+
+
+def _growth_of(part: Mapping[str, Any]) -> float:
+    match part["type"]:
+        case "Replace":
+            pattern = part["pattern"].get("String")
+            return max(1.0, len(part["content"]) / len(pattern) if pattern else 1.0 + len(part["content"]))
+        case "ByteLevel":
+            return 2.0  # a byte of a character becomes a character of two bytes
+    return 1.0
 
 
 def _parts(component: Any, inner: str) -> Iterator[Mapping[str, Any]]:
@@ -68,7 +140,7 @@ def _parts(component: Any, inner: str) -> Iterator[Mapping[str, Any]]:
     while waiting:
         part = waiting.pop()
         if part["type"] == "Sequence":
-            waiting += part[inner]
+            waiting += reversed(part[inner])
         else:
             yield part
 
