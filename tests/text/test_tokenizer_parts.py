@@ -10,13 +10,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.grammar import Grammars, json_grammar
 from manyhands.text.tokenizer import TextTokenizer, load_tokenizer
-from manyhands.text.tokenizer_parts import check_decoder, is_plain
+from manyhands.text.tokenizer_parts import MAX_TOKEN_BYTES, MAX_TOKEN_ID, check_decoder, check_vocabulary, is_plain
 
 END = "</s>"
 # Two letters for one, a ligature, capitals, two spaces: each is lost by one of NORMALIZERS.
 NAMES = ["A  B", "e\u0301", "\ufb01", " x "]
 SPACES = normalizers.Replace(" ", "\u2581")
-NORMALIZERS = {
+NORMALIZERS: dict[str, list[Any]] = {
     "none": [],
     "NFC": [normalizers.NFC()],
     "NFKC": [normalizers.NFKC()],
@@ -154,6 +154,22 @@ def test_parts_that_grow_a_text_together_are_not_plain(part: Any, several: int) 
     else:
         backend.normalizer = normalizers.Sequence([part] * several)
     assert is_plain(backend) is (several == 1)
+
+
+def test_an_end_that_no_token_has_is_no_hindrance_to_grammars() -> None:
+    backend = byte_level()
+    size = backend.get_vocab_size()
+    grammars = Grammars(TextTokenizer(backend, {}), size, frozenset({backend.token_to_id(END), size + 1000, -1}))
+    assert grammars.compile(json_grammar(None)).allowed([]) is not None
+
+
+def test_vocabularies_out_of_all_proportion_are_refused() -> None:
+    """An id of 4,000,000,000 ended the gateway, at the first schema: a table of 16 GB."""
+    assert check_vocabulary({"a": 0, "\u00e9" * (MAX_TOKEN_BYTES // 2): MAX_TOKEN_ID}) == MAX_TOKEN_BYTES
+    with pytest.raises(ModelError, match=f"the id {MAX_TOKEN_ID + 1}; at most {MAX_TOKEN_ID}"):
+        check_vocabulary({"a": MAX_TOKEN_ID + 1})
+    with pytest.raises(ModelError, match="a token of 4098 bytes; at most 4096"):
+        check_vocabulary({"\u00e9" * 2049: 0})
 
 
 def save(folder: Path, backend: Any, **changes: Any) -> Path:

@@ -16,12 +16,12 @@ from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing, T
 from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
 from manyhands.api.run import Caller
-from manyhands.errors import BadRequest, ModelError, ModelNotFound
+from manyhands.errors import BadRequest, ModelNotFound
 from manyhands.origin import Origin
 from manyhands.plain import one_line
 from manyhands.text.grammar import Grammar, Grammars, KeptGrammars
 from manyhands.text.reasoning import find_thinking, variables_of
-from manyhands.text.tokenizer_parts import MAX_TOKEN_BYTES, is_plain
+from manyhands.text.tokenizer_parts import check_vocabulary, is_plain
 from manyhands.text.tools import PYTHON_TAG, find_dialect
 
 
@@ -47,7 +47,7 @@ class ModelFormat:
             "name": name,
             "context": model.context_length,
             "vocab_size": model.vocab_size,
-            "longest": max(len(token.encode()) for token in tokenizer.get_vocab()),
+            "longest": check_vocabulary(tokenizer.get_vocab()),
             "precision": model.precision,
             "dialect": dialect,
             "thinking": thinking,
@@ -55,8 +55,6 @@ class ModelFormat:
             "has_levels": "reasoning_effort" in variables_of(tokenizer),
             "is_plain": is_plain(tokenizer.backend_tokenizer),
         }
-        if shared["longest"] > MAX_TOKEN_BYTES:
-            raise ModelError(f"a token of {shared['longest']} bytes; at most {MAX_TOKEN_BYTES} are read")
         spec = SpeakerSpec(
             tokenizer=tokenizer.backend_tokenizer.to_str().encode(),
             chat_template=tokenizer.chat_template,

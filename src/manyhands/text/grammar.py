@@ -226,7 +226,8 @@ class Grammars:
                 try:
                     backend = for_grammars(self._tokenizer.backend_tokenizer)
                     size = max(self._vocab_size, backend.get_vocab_size(with_added_tokens=True))
-                    self._table = LLTokenizer(backend.to_str(), n_vocab=size, eos_token=sorted(self._eos_ids))
+                    ends = sorted(id for id in self._eos_ids if 0 <= id < size)
+                    self._table = LLTokenizer(backend.to_str(), n_vocab=size, eos_token=ends)
                 except BadRequest:
                     raise
                 except Exception as error:  # a slow tokenizer, or one that llguidance cannot read

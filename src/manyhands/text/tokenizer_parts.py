@@ -19,6 +19,7 @@ from manyhands.errors import BadRequest, ModelError
 
 # Bytes of a token as the vocabulary spells it: the longest of the hub have some 500, runs of blanks.
 MAX_TOKEN_BYTES: Final = 4096
+MAX_TOKEN_ID: Final = (1 << 22) - 1  # tables have a row for each id; the largest vocabularies of the hub have 262,144
 _MAX_CONTENT: Final = 16  # characters that a Replace or Prepend puts in
 _MAX_GROWTH: Final = 32.0  # characters that all parts together make of one
 _MAX_AROUND: Final = 16 << 10  # bytes of JSON of what is put before and behind a text
@@ -65,6 +66,16 @@ def is_plain(backend: Any) -> bool:
         and type(backend.model).__name__ in _MODELS
         and (around is None or len(around.__getstate__()) <= _MAX_AROUND)
     )
+
+
+def check_vocabulary(vocabulary: Mapping[str, int]) -> int:
+    """The bytes of the longest token. Raises ModelError for one that is too long, or an id that is too high."""
+    longest, highest = max(len(token.encode()) for token in vocabulary), max(vocabulary.values())
+    if longest > MAX_TOKEN_BYTES:
+        raise ModelError(f"a token of {longest} bytes; at most {MAX_TOKEN_BYTES} are read")
+    if highest > MAX_TOKEN_ID:
+        raise ModelError(f"a token of the id {highest}; at most {MAX_TOKEN_ID} are read")
+    return longest
 
 
 def check_decoder(backend: Any) -> None:

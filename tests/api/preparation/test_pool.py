@@ -279,3 +279,16 @@ def test_texts_of_many_tokens_are_no_work_for_the_loop(folder: Path, fields: dic
                 prepare("/v1/completions", sent, desk)
 
     play(folder, scene)
+
+
+def test_a_token_that_the_model_does_not_have_is_named(folder: Path) -> None:
+    """Also one that its tokenizer made of a text: vocabularies may be larger than models."""
+
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
+        speaker = replace(model_format.speaker, vocab_size=100)
+        desk = PreparationDesk({MODEL: speaker}, 128, 1024, lambda grammar: None, is_inline=True)
+        for prompt, odd in (([5, 999, 7], 999), ("a\u00e9", 195)):
+            with pytest.raises(BadRequest, match=f"from 0 to 99, the last of this model; it has {odd}"):
+                prepare("/v1/completions", body(prompt=prompt), desk)
+
+    play(folder, scene)

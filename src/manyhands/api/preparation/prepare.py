@@ -107,8 +107,9 @@ def _check_schemas(given: Mapping[str, Any]) -> None:
 def check_fit(ids: Sequence[int], params: SamplingParams, speaker: Speaker) -> None:
     """Raise BadRequest unless `ids` are tokens of the model and fit its context with what may follow."""
     if not ids or min(ids) < 0 or max(ids) >= speaker.vocab_size:
+        last, odd = speaker.vocab_size - 1, next((id for id in ids if not 0 <= id < speaker.vocab_size), "none")
         raise BadField(
-            f"a prompt is one or more token ids from 0 to {speaker.vocab_size - 1}, the last of this model", "prompt"
+            f"a prompt is one or more token ids from 0 to {last}, the last of this model; it has {odd}", "prompt"
         )
     if len(ids) + params.max_tokens > speaker.context:
         what = f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context"
