@@ -59,6 +59,17 @@ def test_nodes_layers_load_and_way_are_shown() -> None:
     assert "without layers: pi (8.6 GB, no link)" in text
 
 
+def test_when_a_node_spoke_is_not_told_by_a_clock_that_is_off() -> None:
+    """`seen 86400 s` of a node that is there: its clock, not its silence."""
+    records = [
+        record_of(index, name=f"n{index}", issued_at=NOW - off) for index, off in enumerate((0, 86_400, -86_400))
+    ]
+    told = view_of(SwarmSnapshot("home", node_of(0), NOW + 3, records, {}, {}))
+    assert [node["spoke_s_ago"] for node in told["nodes"]] == [3.0, None, None]
+    text = shown(told)
+    assert "86" not in text and "3 s" in text
+
+
 def test_round_trips_between_nodes_and_uplinks_are_shown() -> None:
     """F18: what nodes state of each other, the larger figure being each node's own."""
     near = [tuple(sorted((NearNode.of(node_of(to), s)) for to, s in told.items())) for told in ({1: 0.02}, {0: 0.03})]

@@ -94,7 +94,7 @@ def _distances(nodes: Sequence[dict[str, Any]]) -> Table | None:
 
 def _row(node: dict[str, Any], span: dict[str, Any], groups: Sequence[range]) -> list[Text]:
     name = Text(one_line(node["name"])[:24], "bold" if node["is_me"] else "")
-    state, rtt, layer = span["state"], node["rtt_ms"], span["layer_ms"]
+    state, rtt, layer, spoke = span["state"], node["rtt_ms"], span["layer_ms"], node["spoke_s_ago"]
     told = span["layers"] if state == "serving" else f"{span['layers']} {state}"
     return [
         name,
@@ -104,7 +104,7 @@ def _row(node: dict[str, Any], span: dict[str, Any], groups: Sequence[range]) ->
         Text(str(span["queue"] or "-"), "yellow" if span["queue"] else ""),
         Text("-" if layer is None else f"{layer:.2f}"),
         Text("-" if rtt is None else f"{rtt:.1f} ms"),
-        Text(f"{node['spoke_s_ago']:.0f} s"),
+        Text("-" if spoke is None else f"{spoke:.0f} s"),
         Text(_way(node), "yellow" if node["path"] == "relay" else ""),
     ]
 

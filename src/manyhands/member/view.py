@@ -16,6 +16,7 @@ from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Holding, coverage, gaps
 from manyhands.plain import size_of
 from manyhands.route.classes import why_split
+from manyhands.swarm.complaints import MAX_SKEW_S
 from manyhands.swarm.record import NEAR_DIGITS, Record
 
 MAX_NODES: Final = 512
@@ -157,6 +158,7 @@ def _node(node: NodeId, records: Sequence[Record], known: Mapping[str, Record], 
     newest = max(records, key=lambda record: record.version)
     edge = sight.edges.get(node)
     rtt_s = edge.rtt_s if edge else None
+    spoke_s_ago = sight.now - newest.spoken_at
     return {
         "node": node,
         "name": newest.name,
@@ -166,7 +168,7 @@ def _node(node: NodeId, records: Sequence[Record], known: Mapping[str, Record], 
         "memory_bytes": newest.memory_bytes,
         "cores": newest.cores,
         "device": newest.device,
-        "spoke_s_ago": round(max(0.0, sight.now - newest.spoken_at), 1),
+        "spoke_s_ago": round(max(0.0, spoke_s_ago), 1) if abs(spoke_s_ago) <= MAX_SKEW_S else None,  # clocks differ
         "path": "self" if node == sight.me else edge.path_kind if edge else None,
         "rtt_ms": None if rtt_s is None else round(rtt_s * 1e3, 2),
         "near": _near(newest, known),

@@ -5,19 +5,20 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from manyhands.core import NodeId
+from manyhands.plain import one_line
 from manyhands.swarm.record import Record
 from manyhands.swarm.record_store import MAX_NOTES, Forks
 
 MAX_SKEW_S = 150.0  # between clocks before it is told: words of others reach a node up to 100 s late (DHT)
 
 
-def skews_of(records: Iterable[Record], unix_now: float) -> dict[NodeId, float]:
-    """Node -> seconds that its clock is ahead of `unix_now`, of the nodes of fresh records, where that is much."""
-    off = ((record.node, record.spoken_at - unix_now) for record in records)
+def skews_of(records: Iterable[Record], unix_now: float) -> dict[str, float]:
+    """Node, as people are told of it -> seconds that its clock is ahead of `unix_now`, of fresh records, where that is much."""
+    off = ((f"{one_line(r.name, 64)} ({r.node[:16]})", r.spoken_at - unix_now) for r in records)
     return dict(islice(((node, seconds) for node, seconds in off if abs(seconds) > MAX_SKEW_S), MAX_NOTES))
 
 
-def complaints(skews: Mapping[NodeId, float], forks: Forks) -> list[str]:
+def complaints(skews: Mapping[str, float], forks: Forks) -> list[str]:
     """What a person should mend, a line each. Clocks that are off harm no directory, but mislead readers of logs."""
     lines = []
     if len(skews) >= 2 and max(skews.values()) - min(skews.values()) < MAX_SKEW_S:
@@ -27,9 +28,7 @@ def complaints(skews: Mapping[NodeId, float], forks: Forks) -> list[str]:
     else:
         for node, off in skews.items():
             where = "ahead of" if off > 0 else "behind"
-            lines.append(
-                f"the clock of node {node[:16]} is {_about(off)} {where} this machine's: set one of them by NTP"
-            )
+            lines.append(f"the clock of node {node} is {_about(off)} {where} this machine's: set one of them by NTP")
     for node, homes in forks.items():
         first, second = (", ".join(str(addr) for addr in home) or "an unknown address" for home in homes)
         lines.append(
