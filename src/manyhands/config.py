@@ -11,6 +11,7 @@ from pathlib import Path
 
 from manyhands.core import MAX_STEP_IDS, MAX_WINDOW, ORIGIN_HOP, NodeAddr, Span
 from manyhands.errors import BadRequest
+from manyhands.files import own_home
 
 SCOPES = ("off", "lan", "trusted", "public")
 DIRECTORIES = ("gossip", "dht", "static")
@@ -30,8 +31,8 @@ def check_draft(text: str) -> str:
 
 
 def home_from_env() -> Path:
-    """Where state lives: $MANYHANDS_HOME, else ~/.manyhands. A ~ counts: no shell reads what systemd and containers set."""
-    return Path(os.environ.get("MANYHANDS_HOME") or "~/.manyhands").expanduser()
+    """Where state lives: see files.own_home. Raises BadRequest where that is not known."""
+    return own_home(os.environ)
 
 
 def physical_memory() -> int:
@@ -104,9 +105,8 @@ class RequestConfig:
     # Keep a standby of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
     # tokens, and makes a repair a matter of one short step.
     standby: bool = False
-    # What guesses tokens, of which the route checks several at once, as far as that pays: "suffix" (text that repeats), "model"
-    # or "model:MODEL" (a small model beside the origin), "auto" (both, the model where this one has its own), or "off". The
-    # text is the same.
+    # What guesses tokens, of which the route checks several at once, as far as that pays: "suffix" (text that repeats),
+    # "model[:MODEL]" (a small model beside the origin), "auto" (both, where this one has its own), "off". The text is the same.
     draft: str = "auto"
     # Whether a request may begin with what an earlier one of the same key, or of this machine's user, has cached on the hops,
     # and leaves its own caches there for the next one. The text is the same.

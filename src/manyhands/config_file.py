@@ -23,6 +23,7 @@ from manyhands.config import (
     WorkerConfig,
 )
 from manyhands.errors import BadRequest
+from manyhands.files import own_home
 
 NAME: Final = "manyhands.toml"
 SECTIONS: Final[dict[str, Any]] = {
@@ -102,7 +103,7 @@ def find_file(env: Mapping[str, str], folder: Path) -> Path | None:
         if not Path(named).is_file():
             raise BadRequest(f"MANYHANDS_CONFIG names {named}, which is no file: make it, or unset the variable")
         return Path(named)
-    home = Path(env.get("MANYHANDS_HOME") or "~/.manyhands").expanduser()
+    home = own_home(env)
     found = (path for path in (folder / NAME, home / NAME) if path.is_file() or path.is_symlink() or path.is_dir())
     return next(found, None)  # a folder, or a link to nothing, is said to be one when it is read
 

@@ -1,10 +1,12 @@
 """Files that are replaced whole or not at all, and files and folders that belong to one user of the machine alone."""
 
 import contextlib
+import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, DiskFull, ManyhandsError
 
 
 def write_atomic(path: Path, raw: bytes, *, is_private: bool = False) -> None:
@@ -28,16 +30,17 @@ def write_atomic(path: Path, raw: bytes, *, is_private: bool = False) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """As `write_atomic`, for a private file of $MANYHANDS_HOME. Raises BadRequest where it cannot be written."""
+    """As `write_atomic`, for a private file of $MANYHANDS_HOME. Raises BadRequest where it cannot be written,
+    DiskFull where the disk is full."""
     try:
         write_atomic(path, text.encode(), is_private=True)
     except OSError as error:
-        raise _not_written(path, error) from error
+        raise not_written(path, error) from error
 
 
 def private_folder(folder: Path) -> Path:
     """`folder`, made where it is not there, writable by its owner alone: no other user can put a link where a file is to be.
-    Raises BadRequest if it is another user's."""
+    Raises BadRequest if it is another user's, DiskFull."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stat = folder.stat()
@@ -46,9 +49,47 @@ def private_folder(folder: Path) -> Path:
         if stat.st_mode & 0o022:
             folder.chmod(stat.st_mode & 0o7755)
     except OSError as error:
-        raise _not_written(folder, error) from error
+        raise not_written(folder, error) from error
     return folder
 
 
-def _not_written(path: Path, error: OSError) -> BadRequest:
-    return BadRequest(f"{path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours")
+def is_full(error: OSError) -> bool:
+    """Whether a disk, or the user's part of it, has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def not_written(path: Path, error: OSError) -> ManyhandsError:
+    """The error to raise for a file of $MANYHANDS_HOME that cannot be written."""
+    why = f"{path} cannot be written ({error.strerror or error})"
+    if is_full(error):
+        return DiskFull(f"{why}: make room, or set MANYHANDS_HOME to a folder of another disk")
+    return BadRequest(f"{why}: set MANYHANDS_HOME to a folder of yours")
+
+
+def own_home(env: Mapping[str, str]) -> Path:
+    """Where state lives: $MANYHANDS_HOME, else ~/.manyhands. A ~ counts: no shell reads what systemd and containers set.
+    Raises BadRequest for a ~ where HOME is unset and the user has no entry among the system's users, or there is no such user.
+    """
+    named = env.get("MANYHANDS_HOME") or "~/.manyhands"
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:
+        raise BadRequest(
+            f"{named}: no home folder of that user (uid {os.geteuid()}) is known here: set MANYHANDS_HOME to a folder of yours"
+        ) from None
+
+
+def this_folder() -> Path:
+    """The folder that the command runs in. Raises BadRequest where it is gone."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise BadRequest(f"the folder that this runs in is gone ({error.strerror}): cd to another one") from error
+
+
+def expanded(path: str) -> Path:
+    """`path` with the home folder in place of ~, and as it is where that is not known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)

@@ -6,9 +6,11 @@ whose parent dies reads the end of it and leaves, so nothing is left behind.
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections import deque
@@ -19,7 +21,8 @@ from pathlib import Path
 
 from manyhands.core import NodeAddr, Precision, Span, caches_codes, weight_precision
 from manyhands.engine.devices import CPU, torch_device
-from manyhands.errors import ManyhandsError, ModelError
+from manyhands.errors import ManyhandsError, ModelError, first_of
+from manyhands.refusals import no_process, refused
 from manyhands.swarm.ticket import Ticket
 
 START_TIMEOUT_S = 180.0
@@ -77,9 +80,11 @@ async def node_processes(
                 ]
                 for task in tasks:
                     task.add_done_callback(lambda task: _tell(task, on_serving))
-        except* ManyhandsError as errors:
+        except BaseExceptionGroup as group:
             await _stop(started)
-            raise errors.exceptions[0] from None
+            if (error := first_of(group, ManyhandsError)) is None:
+                raise
+            raise error  # noqa: B904 -- what it came of stays its cause
         nodes = [task.result() for task in tasks]
         drains = [asyncio.ensure_future(_drain(node)) for node in nodes]
         try:
@@ -102,7 +107,7 @@ async def _start(
 ) -> NodeProcess:
     is_spare = index >= num_nodes - options.num_spares
     name = f"spare-{index}" if is_spare else f"node-{index}"
-    arguments = ["serve", options.model, "--layers", str(span), "--listen", "127.0.0.1:0", "--name", name]
+    arguments = ["serve", options.model, "--layers", str(span), "--listen", f"{loopback()}:0", "--name", name]
     arguments += [
         "--key",
         str(keys / f"{name}.key"),
@@ -117,14 +122,19 @@ async def _start(
     arguments += ["--spare"] if is_spare else ["--can-load", str(options.can_load)]
     fault_file = keys / f"{name}.fault"
     arguments += ["--threads", str(options.threads)] if options.threads else []
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", options.module, *arguments, *options.extra),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # In the environment, not in argv: a ticket is a password, and argv is there for every user to read.
-        env={**os.environ, "MANYHANDS_TICKET": ticket.encode(), "MANYHANDS_FAULT_FILE": str(fault_file)},
-    )
+    # The ticket not in argv: it is a password, and argv is there for every user to read. What comes is read as UTF-8.
+    passed = {"MANYHANDS_TICKET": ticket.encode(), "MANYHANDS_FAULT_FILE": str(fault_file), "PYTHONIOENCODING": "utf-8"}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", options.module, *arguments, *options.extra),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **passed},
+        )
+    except OSError as error:
+        why = no_process() if error.errno == errno.EAGAIN else refused(error) or str(error)
+        raise ManyhandsError(f"{name} (layers {span}) cannot be started: {why}") from error
     started.append(process)
     assert process.stdout is not None and process.stderr is not None
     while line := await _next_line(process.stdout, f"{name} (layers {span})"):
@@ -136,7 +146,8 @@ async def _start(
         if event["event"] == "loading":
             on_loading(name, event["done"], event["total"])
     said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-    raise ModelError(f"{name} (layers {span}) ended before it served: {said[-1] if said else 'without a word'}")
+    why = said[-1].removeprefix("manyhands: ") if said else "without a word"
+    raise ModelError(f"{name} (layers {span}) ended before it served: {why}")
 
 
 async def _next_line(stdout: asyncio.StreamReader, name: str) -> bytes:
@@ -146,6 +157,16 @@ async def _next_line(stdout: asyncio.StreamReader, name: str) -> bytes:
             return await stdout.readline()
     except TimeoutError:
         raise ModelError(f"{name} has said nothing for {START_TIMEOUT_S:g} s and does not serve") from None
+
+
+def loopback() -> str:
+    """The address at which processes of this machine meet: IPv6's where there is no IPv4."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError:
+            return "[::1]"
+    return "127.0.0.1"
 
 
 def _tell(task: "asyncio.Task[NodeProcess]", on_serving: Callable[[str], None]) -> None:

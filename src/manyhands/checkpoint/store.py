@@ -4,7 +4,6 @@ Only what the journal names counts as present, and it is written after the bytes
 costs at most the bytes since the last entry. One process at a time: the caller holds the folder's lock.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from manyhands.checkpoint.folder import JOURNAL
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import TensorDigest
 from manyhands.errors import DiskFull, ModelError
-from manyhands.files import write_atomic
+from manyhands.files import is_full, write_atomic
 
 # A journal entry costs two fsyncs (5-20 ms on a disk); at 100 MB/s this is one every 0.6 s.
 COMMIT_BYTES: Final = 64 << 20
@@ -148,7 +147,7 @@ def disk_errors(folder: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
         free = shutil.disk_usage(folder).free
         message = f"{folder}: the disk is full; needed {needed} bytes, {free} are free. Make room or set MANYHANDS_HOME"

@@ -14,7 +14,6 @@
 Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.
 """
 
-import errno
 import os
 import sys
 from typing import NoReturn
@@ -27,23 +26,14 @@ from manyhands.cli.lines import error_line
 from manyhands.cli.process import hide_secrets, log_plainly
 from manyhands.cli.values import HELP
 from manyhands.errors import ManyhandsError
+from manyhands.files import this_folder
+from manyhands.refusals import limit_reached, refused
 
 app = typer.Typer(
     cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None
 )
 # They tell what is wrong with the configuration; every other command ends with that.
 READ_IT_THEMSELVES = ("config", "doctor")
-# What a file or a disk refuses, named by the file; another OSError is a bug, and shows where.
-OF_THE_MACHINE = (
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EISDIR,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-)
 
 
 def _version(show: bool) -> None:
@@ -62,6 +52,7 @@ def root(
 
     if os.environ.get("NO_COLOR"):  # rich looks itself
         context.color = False
+    this_folder()  # libraries end the process where it is gone
     if context.invoked_subcommand not in READ_IT_THEMSELVES:
         context.default_map = configured.defaults(options.settings())
 
@@ -74,21 +65,24 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         app()
-    except ManyhandsError as error:
-        print(error_line(error, sys.stderr), file=sys.stderr)
-        sys.exit(2 if error.http_status < 500 else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in OF_THE_MACHINE:
+    except ManyhandsError as error:
+        _end(str(error), error, 2 if error.http_status < 500 else 1)
+    except (OSError, MemoryError, RuntimeError, ImportError, BaseExceptionGroup) as error:
+        if (line := refused(error)) is None:
             raise
-        _refused(error)
+        _end(line, error, 1)
 
 
-def _refused(error: OSError) -> NoReturn:
-    where = f"{error.filename}: " if error.filename is not None else ""
-    print(error_line(f"{where}{error.strerror}", sys.stderr), file=sys.stderr)
-    sys.exit(1)
+def _end(line: str, error: BaseException, code: int) -> NoReturn:
+    """Say what went wrong, and end."""
+    print(error_line(line, sys.stderr), file=sys.stderr)
+    if limit_reached(error) is not None:
+        # What is still open may not be closed without what there was too little of, and would be complained of.
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -5,7 +5,6 @@ import contextlib
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -18,6 +17,7 @@ from manyhands.cli.lines import error_line, fitted
 from manyhands.cli.terminal import without_echo
 from manyhands.config import home_from_env
 from manyhands.errors import ManyhandsError
+from manyhands.files import expanded
 from manyhands.plain import one_line
 
 WAITING_S = 1.0  # without text: then what it waits for is shown
@@ -72,9 +72,9 @@ class ChatHistory:
                 await self._choose(argument)
 
     def _save(self, name: str) -> None:
-        path = Path(name).expanduser()
+        path = expanded(name)
         try:
-            with path.open("x") as file:  # never over something that is there
+            with path.open("x", encoding="utf-8") as file:  # never over something that is there
                 file.write(as_markdown(self.messages))
             typer.echo(f"{len(self.messages)} messages are in {path}")
         except OSError as error:

@@ -4,7 +4,6 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -13,6 +12,7 @@ from manyhands.config import MAX_HOPS, RequestConfig, check_draft, home_from_env
 from manyhands.config_file import Settings, read_settings
 from manyhands.core import PRECISIONS, EndsAt, NodeAddr, PathKind, Precision, SamplingParams, caches_codes, with_codes
 from manyhands.errors import BadRequest
+from manyhands.files import this_folder
 
 T = TypeVar("T")
 MODEL_HELP = (
@@ -264,7 +264,7 @@ def address(option: str, text: str) -> NodeAddr:
 
 def settings() -> Settings:
     """What file and environment say, for a command run here. Raises BadRequest."""
-    return read_settings(os.environ, Path.cwd())
+    return read_settings(os.environ, this_folder())
 
 
 def use_device(device: str) -> None:

@@ -16,6 +16,7 @@ from manyhands.cli.process import SECRETS
 from manyhands.cli.unit import NAME, unit_text
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, NotFound
+from manyhands.files import this_folder
 
 app = typer.Typer(no_args_is_help=True, help="Run a node as a service of systemd, for this user.")
 
@@ -42,7 +43,7 @@ def install(
     is_printed = is_printed or PRINT in (command or ())  # behind the command too, which has no such option
     words = _checked([word for word in command or () if word != PRINT] or ["join"])
     line = [sys.executable, "-m", "manyhands.cli", *words]
-    text = unit_text(line, Path.cwd(), _environment(os.environ), options.settings().worker.drain_s)
+    text = unit_text(line, this_folder(), _environment(os.environ), options.settings().worker.drain_s)
     if is_printed:
         typer.echo(text, nl=False)
         return
@@ -50,7 +51,7 @@ def install(
     path = unit_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, "utf-8")
     except OSError as error:
         raise BadRequest(f"{path} cannot be written ({error.strerror}): fix its rights") from error
     _systemctl("daemon-reload")
@@ -84,7 +85,7 @@ def status() -> None:
         raise typer.Exit(1)
     _check_manager()
     active = _ask("is-active", NAME) or "unknown"
-    command = next((row for row in path.read_text().splitlines() if row.startswith("ExecStart=")), "")
+    command = next((row for row in path.read_text("utf-8").splitlines() if row.startswith("ExecStart=")), "")
     typer.echo(f"{NAME} is {active}, {_ask('is-enabled', NAME) or 'unknown'} ({path})")
     typer.echo(f"  {command.removeprefix('ExecStart=')}")
     if active != "active":

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest
+from manyhands.files import is_full, not_written
 
 _FORM = re.compile(rb"manyhands-node-key-1 ([0-9a-f]{64})\n")
 
@@ -35,13 +36,15 @@ class NodeKey:
         """The key in `path` (mode 0600); made there if absent, also when several processes ask at once.
 
         Missing parent directories are made with mode 0700. Raises BadRequest for a file that others may read, that is
-        not a key, or that cannot be read or written.
+        not a key, or that cannot be read or written, and DiskFull.
         """
         try:
             if not path.exists():
                 _create(path, cls.generate())
             return cls(_load(path))
         except OSError as exc:
+            if is_full(exc):
+                raise not_written(path, exc) from exc
             raise BadRequest(f"node key {path}: {exc.strerror or exc}; give another path or fix its rights") from exc
 
     def sign(self, data: bytes) -> bytes:

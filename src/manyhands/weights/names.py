@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.config import home_from_env
 from manyhands.errors import ModelError
+from manyhands.files import expanded
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 
 _HUB_ID: Final = re.compile(
@@ -36,13 +37,13 @@ def gguf_file(name: str, home: Path | None = None) -> Path | None:
     if (short := SHORT_NAMES.get(name)) is not None:
         path = short_path(short, home or home_from_env())
         return path if path.is_file() else None
-    path = Path(name).expanduser()
+    path = expanded(name)
     return path if name.endswith(SUFFIX) and path.is_file() else None
 
 
 def model_folder(name: str) -> Path | None:
     """The checkpoint folder here that `name` is, if it is one; no short name is."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     return path if name not in ("", "tales", *SHORT_NAMES) and path.is_dir() else None
 
 
@@ -68,7 +69,7 @@ def parse_hub_id(name: str) -> HubId:
         return HubId(short.repo, short.commit, short.file)
     match = _HUB_ID.fullmatch(name)
     if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
-        if Path(name).expanduser().is_file():
+        if expanded(name).is_file():
             raise ModelError(
                 f"model {name!r} is a file, and no GGUF file: name the folder of the checkpoint that it is of"
             )

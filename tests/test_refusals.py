@@ -1,0 +1,176 @@
+"""What a machine refuses - files, memory, threads - is one line with the limit and the remedy, and a bug is none of it."""
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyhands.config import home_from_env
+from manyhands.core import Span
+from manyhands.errors import BadRequest, DiskFull, ManyhandsError
+from manyhands.files import expanded, own_home, write_private
+from manyhands.local import NodeOptions, loopback, node_processes
+from manyhands.refusals import limit_reached, refused
+from manyhands.swarm.ticket import Ticket
+
+
+def os_error(number: int, *names: str) -> OSError:
+    return OSError(number, os.strerror(number), *names)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (os_error(errno.ENOSPC, "/disk/file"), "/disk/file: No space left on device; make room, or name another place"),
+        (os_error(errno.ENAMETOOLONG, "/long"), "/long: File name too long; name a shorter one"),
+        (os_error(errno.ENOENT, "/gone"), "/gone: No such file or directory"),
+        (ExceptionGroup("", [ValueError(), ExceptionGroup("", [os_error(errno.EIO, "/bad")])]), "/bad: "),
+        (os_error(errno.EMFILE), "Too many open files: this process may have "),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (MemoryError("no 5 bytes"), "no memory (no 5 bytes): "),
+        (MemoryError(), "no memory: "),
+        (os_error(errno.ENOMEM), "ulimit -v"),
+        (ImportError("x.so: failed to map segment from shared object"), "ulimit -v"),
+        (ImportError("x.so: cannot open shared object file: Cannot allocate memory"), "ulimit -v"),
+    ],
+)
+def test_what_a_machine_refuses_is_one_line(error: BaseException, line: str) -> None:
+    said = refused(error)
+    assert said is not None and line in said and "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        os_error(errno.EBADF),
+        RuntimeError("this event loop is already running"),
+        ImportError("no module"),
+        KeyError("x"),
+    ],
+)
+def test_a_bug_is_no_refusal(error: BaseException) -> None:
+    assert refused(error) is None and refused(ExceptionGroup("", [error])) is None  # type: ignore[type-var]
+
+
+def test_a_limit_is_found_behind_what_came_of_it() -> None:
+    """An event loop that cannot be closed for want of files ends with another error; some are each other's context."""
+    cause, bug = os_error(errno.EMFILE), RuntimeError("this event loop is already running")
+    bug.__context__ = cause
+    group = ExceptionGroup("", [bug])
+    cause.__context__ = group
+    said = limit_reached(group)
+    assert said is not None and "ulimit -n" in said
+    bug.__context__ = os_error(errno.ENOENT, "/gone")
+    bug.__context__.__context__ = group
+    assert limit_reached(group) is None and refused(group) is None
+
+
+def run(words: list[str], environment: dict[str, str], before: Callable[[], None]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "manyhands", *words]
+    return subprocess.run(
+        command, env=environment, preexec_fn=before, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "MANYHANDS_HOME": str(tmp_path / "home")}
+
+
+@pytest.mark.parametrize("most", [11, 24])
+def test_too_few_open_files_are_one_line(most: int, environment: dict[str, str]) -> None:
+    """With 11 the event loop cannot begin, with 24 the fourth node cannot be started."""
+    words = ["local", "tales", "--nodes", "4", "--threads", "1", "-p", "Once", "-n", "1"]
+    ended = run(words, environment, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 1 and f"this process may have {most} at once; raise it (ulimit -n)" in line
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["list"], ["service", "install", "--print", "up", "tales"]])
+def test_a_folder_that_is_gone_is_named(words: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+
+    def leave() -> None:
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+
+    ended = run(words, environment, leave)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2 and "the folder that this runs in is gone" in line and "cd to another" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("https_proxy", "::::"), ("all_proxy", "bogus://127.0.0.1:9"), ("SSL_CERT_FILE", "/nonexistent")],
+)
+def test_what_admits_no_client_of_the_hub_is_named(name: str, value: str, environment: dict[str, str]) -> None:
+    ended = run(["pull", "owner/model"], {**environment, name: value, "HF_HUB_OFFLINE": ""}, lambda: None)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2 and "the hub cannot be asked with" in line and name in line and "unset" in line
+
+
+def test_nodes_are_understood_whatever_the_shell_writes_in(environment: dict[str, str]) -> None:
+    words = ["local", "tales", "--nodes", "2", "--threads", "1", "-p", "Once", "-n", "4", "--json"]
+    command = [sys.executable, "-m", "manyhands", *words]
+    ended = subprocess.run(command, env={**environment, "PYTHONIOENCODING": "utf-16"}, capture_output=True, text=False)
+    assert ended.returncode == 0, ended.stderr.decode("utf-16")
+    assert '"finish_reason": "length"' in ended.stdout.decode("utf-16")
+
+
+def test_a_process_that_cannot_be_started_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(*words: str, **options: object) -> None:
+        raise os_error(errno.EAGAIN)
+
+    async def start() -> None:
+        async with node_processes([Span(0, 6), Span(6, 12)], NodeOptions("tales"), Ticket.new("x")):
+            pass
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", none)
+    with pytest.raises(ManyhandsError, match=r"node-0 \(layers 0-5\) cannot be started: .*ulimit -u"):
+        asyncio.run(start())
+
+
+def test_processes_meet_by_ipv6_where_there_is_no_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loopback() == "127.0.0.1"
+
+    class NoIpv4(socket.socket):
+        def bind(self, address: object) -> None:
+            raise os_error(errno.EADDRNOTAVAIL)
+
+    monkeypatch.setattr("socket.socket", NoIpv4)
+    assert loopback() == "[::1]"
+
+
+def test_a_home_that_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME unset and no entry among the system's users, as in a container that runs as any number; or no such user."""
+
+    def unknown(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("MANYHANDS_HOME", "~no-such-user/x")
+    with pytest.raises(BadRequest, match=r"~no-such-user/x: no home folder .* set MANYHANDS_HOME"):
+        home_from_env()
+    assert expanded("~no-such-user/x") == Path("~no-such-user/x")
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    with pytest.raises(BadRequest, match=rf"~/.manyhands: .*uid {os.geteuid()}.* set MANYHANDS_HOME"):
+        own_home({})
+
+
+def test_a_full_disk_is_no_wrong_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Exit code 1: a service tries again when there is room, and does not after 2."""
+
+    def full(descriptor: int) -> None:
+        raise os_error(errno.ENOSPC)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match=r"keys cannot be written \(No space left on device\): make room") as caught:
+        write_private(tmp_path / "keys", "x")
+    assert caught.value.http_status >= 500 and list(tmp_path.iterdir()) == []
