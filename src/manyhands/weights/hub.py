@@ -4,6 +4,7 @@ huggingface_hub handles addresses, tokens and redirects, so HF_ENDPOINT, HF_TOKE
 everywhere. Blocking. Every foreign error is turned into one of ours here, with the remedy.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -22,13 +23,17 @@ from manyhands.checkpoint.gguf_folder import small_files
 from manyhands.checkpoint.gguf_model import tensor_entries
 from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry, header_length, parse_header
 from manyhands.errors import ModelError
+from manyhands.plain import one_line
 
 T = TypeVar("T")
 
+_PROXIES: Final = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 TIMEOUT_S: Final = 30.0  # of connecting and of each read; a hub that is silent this long has stalled
 RETRIES: Final = 5  # in a row without a byte of progress
 FIRST_RETRIES: Final = 2  # of the first question, with which nothing is lost yet: 1.5 s
 BACKOFF_S: Final = 0.5  # doubled each time: 0.5 + 1 + 2 + 4 + 8 s in all
+# Of the environment, what an HTTP client is made with.
+OF_CLIENTS: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", *_PROXIES, *map(str.lower, _PROXIES))
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -161,7 +166,7 @@ def _first(model: HubModel, file: HubFile, start: int, end: int) -> bytes:
 
 def _request(url: str, start: int, end: int, may_skip: bool) -> Iterator[bytes]:
     headers = {**build_hf_headers(), "Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-    with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+    with _client().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code >= 400:
             response.read()
             hf_raise_for_status(response)
@@ -171,6 +176,18 @@ def _request(url: str, start: int, end: int, may_skip: bool) -> Iterator[bytes]:
         if not is_partial and not may_skip:
             raise RangeIgnored
         yield from _cut(response.iter_bytes(), 0 if is_partial else start, end - start)
+
+
+def _client() -> Any:
+    """huggingface_hub's client. Raises HubUnreachable where proxies or certificates of the environment admit none."""
+    try:
+        return get_session()
+    except Exception as error:  # of httpx, of the TLS library, or that a package for a kind of proxy is missing
+        named = [name for name in OF_CLIENTS if os.environ.get(name)]
+        why = f"{', '.join(named)} set here: {one_line(error, 200)}"
+        raise HubUnreachable(
+            f"the hub cannot be asked with {why}; correct or unset that, or set HF_HUB_OFFLINE=1"
+        ) from error
 
 
 def _cut(blocks: Iterator[bytes], skip: int, length: int) -> Iterator[bytes]:
@@ -187,6 +204,7 @@ def _cut(blocks: Iterator[bytes], skip: int, length: int) -> Iterator[bytes]:
 
 def _retried(ask: Callable[[], T], what: str, retries: int = RETRIES) -> T:
     failures = 0
+    _client()
     while True:
         try:
             return ask()
