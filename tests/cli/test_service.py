@@ -56,6 +56,11 @@ def test_a_variable_in_a_word_is_no_variable() -> None:
     assert 'ExecStart=/bin/python "$$HOME"\n' in text and 'Environment="MANYHANDS_HOME=/a $b"\n' in text
 
 
+def test_a_program_in_a_folder_with_a_dollar_and_a_folder_that_ends_in_a_space() -> None:
+    text = unit_text(["/a $b/python", "$HOME"], Path("/home/ann/my "), {}, 300)
+    assert 'ExecStart=:"/a $b/python" "$HOME"\n' in text and "WorkingDirectory=/home/ann/my /\n" in text
+
+
 def test_what_a_unit_cannot_hold_is_refused() -> None:
     with pytest.raises(BadRequest, match="control character"):
         unit_text(["up", "a\nExecStartPre=/bin/evil"], Path("/"), {}, 300)
@@ -65,7 +70,12 @@ def test_what_a_unit_cannot_hold_is_refused() -> None:
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     path = tmp_path / "manyhands.service"
     environment = {"MANYHANDS_HOME": "/tmp/my home 100%"}
-    path.write_text(unit_text(["/bin/true", "up", "tales", "a b$c"], tmp_path, environment, 300))
+    program = tmp_path / "a $b" / "true"
+    program.parent.mkdir()
+    program.symlink_to("/bin/true")
+    folder = tmp_path / "back\\"
+    folder.mkdir()
+    path.write_text(unit_text([str(program), "up", "tales", "a b$c"], folder, environment, 300))
     found = subprocess.run(["systemd-analyze", "verify", "--user", str(path)], capture_output=True, text=True)
     about_it = [line for line in found.stderr.splitlines() if path.name in line]
     assert about_it == []

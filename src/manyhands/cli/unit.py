@@ -38,11 +38,18 @@ def unit_text(command: Sequence[str], folder: Path, environment: Mapping[str, st
     """The unit that runs `command` in `folder`. Raises BadRequest for text that no unit can hold."""
     variables = "\n".join(f"Environment={quoted(f'{name}={value}')}" for name, value in sorted(environment.items()))
     return _TEXT.format(
-        command=" ".join(quoted(word).replace("$", "$$") for word in command),
-        folder=_escaped(str(folder)),
+        command=_line(command),
+        folder=_escaped(f"{folder}/"),  # so that a space or a backslash is not the last of the line
         environment=variables,
         stop_s=round(drain_s) + LEAVE_S,
     ).replace("\n\n# Its", "\n# Its")
+
+
+def _line(command: Sequence[str]) -> str:
+    """Words that no variable is put into: by "$$", which systemd does not read in the program's path, or by ":" (244 on)."""
+    if "$" in command[0]:
+        return ":" + " ".join(map(quoted, command))
+    return " ".join(quoted(word).replace("$", "$$") for word in command)
 
 
 def quoted(word: str) -> str:
