@@ -18,7 +18,7 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
 def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
     """Bytes left in this process's control group and each above it (version 2), or in its memory group (version 1)."""
     with contextlib.suppress(OSError):
-        for line in (proc / "self/cgroup").read_text().splitlines():
+        for line in (proc / "self/cgroup").read_text(errors="replace").splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0":
                 groups = [cgroups / path.lstrip("/"), *(cgroups / path.lstrip("/")).parents]

@@ -52,7 +52,7 @@ def hide_secrets(proc: Path = Path("/proc/self")) -> bool:
         shown = (proc / "cmdline").read_bytes()
         if not _SECRETS.search(shown):
             return False
-        start = int((proc / "stat").read_text().rpartition(")")[2].split()[45])
+        start = int((proc / "stat").read_text(errors="replace").rpartition(")")[2].split()[45])
         with (proc / "mem").open("r+b", buffering=0) as memory:
             memory.seek(start)
             if memory.read(len(shown)) != shown:  # not where it is kept

@@ -9,7 +9,9 @@ SLACK_S = 2.0  # between the kernel's clock of process starts and the file syste
 def start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Clock ticks from boot to a process's start; None if it is gone, a zombie, or the kernel does not tell (proc(5))."""
     try:
-        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()  # the name may hold anything
+        fields = (
+            (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        )  # the name may hold anything
         return None if fields[0] in "ZX" else int(fields[19])  # fields 3 and 22
     except (OSError, ValueError, IndexError):
         return None

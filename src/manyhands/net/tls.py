@@ -324,7 +324,8 @@ async def _bind(addr: NodeAddr) -> socket.socket:
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             raise BadRequest(f"{addr} is in use: stop what listens there, or choose another port (0: any)") from exc
-        raise BadRequest(f"cannot listen on {addr}: {exc.strerror or exc}; choose an address of this machine") from exc
+        remedy = "choose a port from 1024 on" if exc.errno == errno.EACCES else "choose an address of this machine"
+        raise BadRequest(f"cannot listen on {addr}: {exc.strerror or exc}; {remedy}") from exc
 
 
 def _listening(family: int, name: Any) -> socket.socket:
