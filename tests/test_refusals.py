@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import resource
 import socket
@@ -12,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from manyhands.cli.runfile import run_file, run_path
 from manyhands.config import home_from_env
 from manyhands.core import Span
-from manyhands.errors import BadRequest, DiskFull, ManyhandsError
-from manyhands.files import expanded, own_home, write_private
+from manyhands.engine.mapped import MappedTensors
+from manyhands.errors import BadRequest, DiskFull, ManyhandsError, ModelError
+from manyhands.files import expanded, own_home, put_new, write_private
 from manyhands.local import NodeOptions, loopback, node_processes
 from manyhands.refusals import limit_reached, refused
+from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
+from manyhands.testing.tiny import make_tiny
 
 
 def os_error(number: int, *names: str) -> OSError:
@@ -174,3 +179,55 @@ def test_a_full_disk_is_no_wrong_option(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(DiskFull, match=r"keys cannot be written \(No space left on device\): make room") as caught:
         write_private(tmp_path / "keys", "x")
     assert caught.value.http_status >= 500 and list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_hard_links_and_locks_holds_a_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """FAT has no links, some file systems of networks no locks. What another process put there first stays."""
+
+    def no_link(draft: Path, path: Path) -> None:
+        raise os_error(errno.EPERM)
+
+    def no_lock(file: object, how: int) -> None:
+        raise os_error(errno.ENOLCK)
+
+    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    key = NodeKey.load_or_create(tmp_path / "node.key")
+    assert NodeKey.load_or_create(tmp_path / "node.key").node_id == key.node_id
+    (tmp_path / "draft").write_text("later")
+    with pytest.raises(FileExistsError):
+        put_new(tmp_path / "draft", tmp_path / "node.key")
+    with run_file("desk", tmp_path / "node.key"):
+        assert run_path("desk").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "node.key", "run"]
+
+
+def test_a_file_system_that_maps_no_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise os_error(errno.ENODEV)
+
+    folder = make_tiny("llama", tmp_path / "tiny", layers=1, seed=1)
+    monkeypatch.setattr("mmap.mmap", none)
+    with (
+        MappedTensors(folder, lambda *_: None) as tensors,
+        pytest.raises(ModelError, match="copy the model to another"),
+    ):
+        tensors.read("model.norm.weight")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [("os.kill(os.getpid(), 9)", "runs out of memory"), ("os.abort()", "signal 6"), ("sys.exit(5)", "exit code 5")],
+)
+def test_why_a_node_ended_without_a_word(words: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def start() -> None:
+        async with node_processes([Span(0, 12)], NodeOptions("tales", module="mute"), Ticket.new("x")):
+            pass
+
+    (tmp_path / "mute.py").write_text(f"import os, sys\n{words}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(ModelError, match=rf"node-0 \(layers 0-11\) ended before it served: .*{why}"):
+        asyncio.run(start())

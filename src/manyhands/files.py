@@ -2,11 +2,15 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Final
 
 from manyhands.errors import BadRequest, DiskFull, ManyhandsError
+
+NOT_THERE: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of what a file system does not do
 
 
 def write_atomic(path: Path, raw: bytes, *, is_private: bool = False) -> None:
@@ -64,6 +68,31 @@ def not_written(path: Path, error: OSError) -> ManyhandsError:
     if is_full(error):
         return DiskFull(f"{why}: make room, or set MANYHANDS_HOME to a folder of another disk")
     return BadRequest(f"{why}: set MANYHANDS_HOME to a folder of yours")
+
+
+def lock(file: int | IO[bytes], how: int) -> None:
+    """flock(2), and nothing on a file system without locks (some of networks), where two processes are not told apart.
+    Raises BlockingIOError where another holds it and `how` does not wait."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
+
+
+def put_new(draft: Path, path: Path) -> None:
+    """Give `draft` the name `path` unless a file has it. Raises FileExistsError. Both names are there after it, or one.
+
+    By a hard link, which never replaces; on a file system without them (FAT, some of networks) by looking first.
+    """
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in (*NOT_THERE, errno.EPERM, errno.EMLINK):
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        draft.rename(path)
 
 
 def own_home(env: Mapping[str, str]) -> Path:

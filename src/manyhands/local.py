@@ -146,7 +146,7 @@ async def _start(
         if event["event"] == "loading":
             on_loading(name, event["done"], event["total"])
     said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-    why = said[-1].removeprefix("manyhands: ") if said else "without a word"
+    why = said[-1].removeprefix("manyhands: ") if said else _ending(await process.wait())
     raise ModelError(f"{name} (layers {span}) ended before it served: {why}")
 
 
@@ -157,6 +157,13 @@ async def _next_line(stdout: asyncio.StreamReader, name: str) -> bytes:
             return await stdout.readline()
     except TimeoutError:
         raise ModelError(f"{name} has said nothing for {START_TIMEOUT_S:g} s and does not serve") from None
+
+
+def _ending(code: int) -> str:
+    """Of a process that said nothing."""
+    if code == -signal.SIGKILL:
+        return "it was killed, as a system does that runs out of memory (dmesg): give it more, or fewer layers to each node"
+    return f"without a word ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
 
 
 def loopback() -> str:

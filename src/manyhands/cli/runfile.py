@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from manyhands.errors import BadRequest, NotFound
+from manyhands.files import lock
 from manyhands.member.process import is_running, start_ticks
 
 
@@ -23,7 +24,7 @@ def run_file(name: str, key: Path) -> Iterator[None]:
         with _alone(private_folder(path.parent)):
             check_not_running(name)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BadRequest(
                     f"a node with the key {key} runs here already ({nodes_here()}): stop it, or start this one with "
@@ -52,7 +53,7 @@ def _alone(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, fd)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        lock(fd, fcntl.LOCK_EX)
         yield
 
 

@@ -1,5 +1,6 @@
 """Tensors of a checkpoint folder as the native engine reads them: mapped from its files, whichever files hold them."""
 
+import errno
 import mmap
 from pathlib import Path
 from types import TracebackType
@@ -91,7 +92,9 @@ class MappedTensors:
                 with (self._folder / file).open("rb") as handle:
                     self._maps[file] = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:  # it was whole when its header was read
-                raise ModelError(f"{self._folder / file} cannot be read: {error}") from error
+                is_unmapped = isinstance(error, OSError) and error.errno == errno.ENODEV
+                why = f"{error}" + is_unmapped * "; its file system maps no file into memory: copy the model to another"
+                raise ModelError(f"{self._folder / file} cannot be read: {why}") from error
         return self._maps[file]
 
 

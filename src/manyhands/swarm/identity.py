@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest
-from manyhands.files import is_full, not_written
+from manyhands.files import is_full, not_written, put_new
 
 _FORM = re.compile(rb"manyhands-node-key-1 ([0-9a-f]{64})\n")
 
@@ -71,11 +71,11 @@ def _create(path: Path, key: NodeKey) -> None:
             file.write(b"manyhands-node-key-1 " + key.private_key.private_bytes_raw().hex().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        os.link(draft, path)  # unlike rename, never replaces
+        put_new(draft, path)
     except FileExistsError:
         pass
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def _load(path: Path) -> Ed25519PrivateKey:

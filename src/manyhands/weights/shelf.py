@@ -25,7 +25,7 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.partition import whole_layers
 from manyhands.core import ModelId, Span
 from manyhands.errors import BadRequest, ManyhandsError, ModelError, NotFound
-from manyhands.files import write_atomic
+from manyhands.files import lock, write_atomic
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 from manyhands.weights.here import folder_named
 from manyhands.weights.names import short_path
@@ -107,7 +107,7 @@ def in_use(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        lock(handle, fcntl.LOCK_SH)
         yield
     finally:
         os.close(handle)
@@ -120,7 +120,7 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
     except OSError as error:
         raise BadRequest(f"{folder} cannot be removed: {error.strerror}") from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
         raise BadRequest(
