@@ -57,6 +57,12 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def removed(path: Path) -> None:
+    """Remove a file that is of no use any more, and leave it where that cannot be: its disk may be gone by now."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
 def is_full(error: OSError) -> bool:
     """Whether a disk, or the user's part of it, has no room left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

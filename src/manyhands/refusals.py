@@ -19,6 +19,8 @@ OF_FILES: Final = {
     errno.ENOSPC: "make room, or name another place",
     errno.ENOTDIR: "",
     errno.EPERM: "fix its rights, or name another place",
+    errno.ENOTCONN: "its file system is gone: mount it again",
+    errno.ESTALE: "its file system is gone: mount it again",
     errno.EROFS: "name another place",
 }
 OPEN_FILES: Final = (errno.EMFILE, errno.ENFILE)

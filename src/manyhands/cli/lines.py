@@ -1,7 +1,9 @@
 """Lines for people: broken between words where a terminal would break them within one, and as they are elsewhere."""
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -29,6 +31,17 @@ def _broken(line: str, width: int, wrapper: type) -> str:
         width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     ).fill(line)
     return broken
+
+
+def say(text: str) -> None:
+    """Print a line of a command that serves. Where stdout takes none it is lost, and sessions are handed over all the same: its
+    disk may be full, or its reader gone, as `tee` behind it is at once after Ctrl-C."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        pass  # what is left in the buffer comes with a later line, once there is room
 
 
 def error_line(error: object, out: TextIO) -> str:

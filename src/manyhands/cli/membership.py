@@ -199,7 +199,10 @@ async def _stay(
             await signals.leaving()
         finally:
             watch.cancel()
-            update_ticket(home, member.remembered())
+            try:
+                update_ticket(home, member.remembered())
+            except ManyhandsError as error:  # the disk is full, say: sessions are handed over all the same
+                tell.line(f"the addresses of members are not remembered: {error}")
         again = " (Ctrl-C again to leave at once)" if tell.shows else ""
         tell("leaving", f"leaving: handing sessions over{again}")
         await invitations.withdraw()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from manyhands.errors import BadRequest
+from manyhands.errors import ManyhandsError
 
 logger = logging.getLogger(__name__)
 
@@ -18,18 +18,18 @@ logger = logging.getLogger(__name__)
 @contextlib.contextmanager
 def owner_file(home: Path, port: int, secret: str) -> Iterator[None]:
     """While the block runs, the file of the gateway at `port` holds `secret`. Without a file the owner needs a key."""
-    from manyhands.files import write_private
+    from manyhands.files import removed, write_private
 
     path = _path(home, port)
     try:
         write_private(path, secret)
-    except BadRequest as error:
+    except ManyhandsError as error:
         logger.warning("commands of this machine need an admin's key to change the swarm: %s", error)
     try:
         yield
     finally:
         if _read(path) == secret:  # and not that of another gateway with this port, at another address
-            path.unlink(missing_ok=True)
+            removed(path)
 
 
 def owner_secret(home: Path, api: str) -> str | None:

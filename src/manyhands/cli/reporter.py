@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.api.limits import Bucket
 from manyhands.cli.code import say_code
-from manyhands.cli.lines import fitted
+from manyhands.cli.lines import fitted, say
 from manyhands.cli.progress import no_line
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, ManyhandsError
@@ -40,7 +40,7 @@ class Reporter:
         plain = "\n".join(one_line(line, 4000) for line in text.split("\n"))  # our own breaks: foreign texts have none
         line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else fitted(plain, sys.stdout)
         with no_line():
-            print(line, flush=True)
+            say(line)
 
     def line(self, text: str) -> None:
         self("note", text)

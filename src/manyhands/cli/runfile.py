@@ -17,7 +17,7 @@ def run_file(name: str, key: Path) -> Iterator[None]:
 
     Raises BadRequest if another node has the name or the key.
     """
-    from manyhands.files import private_folder, write_private
+    from manyhands.files import private_folder, removed, write_private
 
     path = run_path(name)
     with open(key, "rb") as held:
@@ -35,7 +35,7 @@ def run_file(name: str, key: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            removed(path)
 
 
 def check_not_running(name: str) -> None:

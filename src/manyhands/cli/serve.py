@@ -15,6 +15,7 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
 from manyhands.cli.background import go_on_in_background
+from manyhands.cli.lines import say
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import doing, end_lines
 from manyhands.cli.runfile import check_not_running, run_file
@@ -327,11 +328,12 @@ class LoadEvents:
 def _say(as_json: bool, event: str, **facts: str | int) -> None:
     end_lines()
     if as_json:
-        print(json.dumps({"event": event, **facts}), flush=True)
+        say(json.dumps({"event": event, **facts}))
     elif event == "serving":
         spare = " as a spare" if facts["is_spare"] else ""
-        print(f"serving {facts['model']} layers {facts['layers']} in {facts['dtype']}{spare} at {facts['address']}")
-        print(f"{facts['note']}\n" if facts["note"] else "", end="")
-        print(f"ticket for other nodes and origins (a password):\n{facts['ticket']}", flush=True)
+        say(f"serving {facts['model']} layers {facts['layers']} in {facts['dtype']}{spare} at {facts['address']}")
+        if facts["note"]:
+            say(str(facts["note"]))
+        say(f"ticket for other nodes and origins (a password):\n{facts['ticket']}")
     else:
-        print(event, flush=True)
+        say(event)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from manyhands.config import home_from_env
-from manyhands.errors import BadRequest
+from manyhands.errors import ManyhandsError
 from manyhands.files import private_folder, write_private
 
 FILE: Final = "engine_proofs"
@@ -49,7 +49,7 @@ def is_noted(name: str) -> bool:
 def keep(name: str) -> None:
     """Note a proof, where a file of this user's alone can be written."""
     path = home_from_env() / FILE
-    with contextlib.suppress(BadRequest):
+    with contextlib.suppress(ManyhandsError):
         private_folder(path.parent)
         write_private(path, "\n".join(list(dict.fromkeys([*_notes(path), name]))[-MAX_NOTES:]))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, ManyhandsError, TicketError
-from manyhands.files import write_private
+from manyhands.files import removed, write_private
 from manyhands.member.process import is_running, start_ticks
 from manyhands.swarm.ticket import Ticket
 
@@ -97,7 +97,7 @@ def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
     try:
         yield lambda api: write_private(path, json.dumps(asdict(replace(running, api=api))))
     finally:
-        path.unlink(missing_ok=True)
+        removed(path)
 
 
 def list_running(home: Path) -> list[Running]:
