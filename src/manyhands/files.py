@@ -13,10 +13,11 @@ from manyhands.errors import BadRequest, DiskFull, ManyhandsError
 NOT_THERE: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of what a file system does not do
 
 
-def write_atomic(path: Path, raw: bytes, *, is_private: bool = False) -> None:
-    """Replace `path` by `raw`, on disk before this returns; readers see the old bytes or the new. Raises OSError.
+def write_atomic(path: Path, raw: bytes, *, is_private: bool = False, is_durable: bool = True) -> None:
+    """Replace `path` by `raw`; readers see the old bytes or the new. Raises OSError.
 
-    A private file is readable by its owner only, at any time, and so is a folder that is made for it.
+    A durable file is on disk before this returns, which takes a slow disk a second: not on a loop that others wait for. A
+    private one is readable by its owner only, at any time, and so is a folder that is made for it.
     """
     path.parent.mkdir(mode=0o700 if is_private else 0o777, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
@@ -25,7 +26,8 @@ def write_atomic(path: Path, raw: bytes, *, is_private: bool = False) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(raw)
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -33,11 +35,11 @@ def write_atomic(path: Path, raw: bytes, *, is_private: bool = False) -> None:
         raise
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str, *, is_durable: bool = True) -> None:
     """As `write_atomic`, for a private file of $MANYHANDS_HOME. Raises BadRequest where it cannot be written,
     DiskFull where the disk is full."""
     try:
-        write_atomic(path, text.encode(), is_private=True)
+        write_atomic(path, text.encode(), is_private=True, is_durable=is_durable)
     except OSError as error:
         raise not_written(path, error) from error
 

@@ -1,6 +1,6 @@
 """No module is imported on the loop of a node that has links: cli/ahead.py names them all, and one that hosts loads no more.
 
-Nor does the cyclic collector walk the libraries' objects there.
+Nor does the cyclic collector walk the libraries' objects there, nor does anything wait for a disk.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ import pytest
 import manyhands
 from bench.colony import complete
 
-# Notes each import that finds an event loop running after a Node was entered, and how many objects each full run of the
-# collector walks there; prints them when the command ends.
+# Notes each import that finds an event loop running after a Node was entered, how many objects each full run of the
+# collector walks there, and who waits for a disk; prints them when the command ends.
 WATCHED = """
-import asyncio, gc, json, sys
+import asyncio, gc, json, os, sys, traceback
 from importlib.machinery import PathFinder
 from manyhands.node import Node
 late = []
@@ -26,7 +26,13 @@ class Finder:
     def find_spec(name, path=None, target=None):
         if entered and asyncio._get_running_loop() is not None and PathFinder.find_spec(name, path) is not None:
             late.append(name)
-entered, walked = [], []
+entered, walked, synced = [], [], []
+sync = os.fsync
+def watched_sync(file):
+    if entered and asyncio._get_running_loop() is not None:
+        synced.append(traceback.format_stack()[-6:])
+    sync(file)
+os.fsync = watched_sync
 def collects(phase, told):
     if phase == "start" and told["generation"] == 2 and entered and asyncio._get_running_loop() is not None:
         walked.append(len(gc.get_objects()))
@@ -41,7 +47,7 @@ from manyhands.cli import main
 try:
     main()
 finally:
-    print(json.dumps({"event": "imports", "late": late, "nodes": len(entered), "walked": walked,
+    print(json.dumps({"event": "imports", "late": late, "nodes": len(entered), "walked": walked, "synced": synced,
         "idle": [name for name in ("jinja2", "manyhands.origin.origin", "manyhands.net.iroh.transport") if name in sys.modules]
     }), flush=True)
 """
@@ -76,6 +82,7 @@ def test_a_node_with_links_imports_nothing_on_its_loop(llama: Path, tmp_path: Pa
     assert said[-1]["event"] == "imports", said
     assert said[-1]["nodes"] == 1
     assert not said[-1]["late"], said[-1]["late"]
+    assert not said[-1]["synced"], said[-1]["synced"]
     assert said[-1]["walked"] and max(said[-1]["walked"]) < 60_000, said[-1]["walked"]  # the libraries' are 100,000
     if not api:
         assert not said[-1]["idle"], said[-1]["idle"]

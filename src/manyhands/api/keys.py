@@ -7,7 +7,9 @@
 All need an admin's key or the owner's secret (access.py).
 """
 
+import asyncio
 import time
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends
@@ -20,7 +22,7 @@ from manyhands.api.gateway import Gateway
 from manyhands.api.limits import Quota
 from manyhands.errors import Conflict, NotFound
 
-# Made over HTTP: the file is read and written whole, on the event loop.
+# Made over HTTP: the file is read whole, on the event loop.
 MAX_KEYS: Final = 256
 _Limit = Annotated[int, Field(ge=1, le=1 << 50)]
 
@@ -41,6 +43,7 @@ class NewKey(BaseModel):
 def keys_router(gateway: Gateway, keys: KeyRing | None) -> APIRouter:
     """The routes above. `keys` None: a gateway that keeps none."""
     router = APIRouter(prefix="/api/keys", tags=["keys"], dependencies=[Depends(admins_only)])
+    writing = asyncio.Lock()  # of the file: each write begins with what the one before left, and waits for the disk
 
     def ring() -> KeyRing:
         if keys is None:
@@ -55,19 +58,22 @@ def keys_router(gateway: Gateway, keys: KeyRing | None) -> APIRouter:
     @router.post("", summary="Make a key", status_code=201, response_model=dict[str, Any])
     async def add_key(body: NewKey) -> JSONResponse:
         """`key` is shown this once: only its hash is kept. From the first key on, every request must show one."""
-        if len(ring().keys) >= MAX_KEYS:
-            raise Conflict(
-                f"there are {MAX_KEYS} keys, revoked ones among them: make more with `manyhands key add NAME`"
-            )
         quota = Quota(body.concurrency, body.requests_per_minute, body.tokens_per_minute, body.tokens_per_day)
         models = tuple(body.models) if body.models else None
-        made = ring().add(body.name, time.time(), quota=quota, models=models, is_admin=body.is_admin)
+        add = partial(ring().add, body.name, time.time(), quota=quota, models=models, is_admin=body.is_admin)
+        async with writing:
+            if len(ring().keys) >= MAX_KEYS:
+                raise Conflict(
+                    f"there are {MAX_KEYS} keys, revoked ones among them: make more with `manyhands key add NAME`"
+                )
+            made = await asyncio.to_thread(add)
         return JSONResponse({"name": body.name, "key": made}, 201, {"cache-control": "no-store"})
 
     @router.delete("/{name}", summary="Revoke a key")
     async def revoke_key(name: str) -> dict[str, str]:
         """It is refused from now on; its name stays taken."""
-        ring().revoke(name[:64], time.time())
+        async with writing:
+            await asyncio.to_thread(ring().revoke, name[:64], time.time())
         return {"name": name[:64], "status": "revoked"}
 
     return router

@@ -181,7 +181,7 @@ async def _stay(
     from manyhands.member.home import keep_ticket, save_ticket, update_ticket
     from manyhands.member.invite import Invitations
 
-    save_ticket(home, member.remembered())
+    await asyncio.to_thread(save_ticket, home, member.remembered())
     member.node.start(keep_ticket(home, member))
     signals.begin_serving()
     tell_serving(member, hosting, tell, why, time.monotonic() - began)
@@ -200,7 +200,7 @@ async def _stay(
         finally:
             watch.cancel()
             try:
-                update_ticket(home, member.remembered())
+                await asyncio.to_thread(update_ticket, home, member.remembered())
             except ManyhandsError as error:  # the disk is full, say: sessions are handed over all the same
                 tell.line(f"the addresses of members are not remembered: {error}")
         again = " (Ctrl-C again to leave at once)" if tell.shows else ""

@@ -22,7 +22,7 @@ def owner_file(home: Path, port: int, secret: str) -> Iterator[None]:
 
     path = _path(home, port)
     try:
-        write_private(path, secret)
+        write_private(path, secret, is_durable=False)
     except ManyhandsError as error:
         logger.warning("commands of this machine need an admin's key to change the swarm: %s", error)
     try:

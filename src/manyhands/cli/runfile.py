@@ -31,7 +31,7 @@ def run_file(name: str, key: Path) -> Iterator[None]:
                     "--name NAME --key FILE"
                 ) from None
             ticks = start_ticks(os.getpid())
-            write_private(path, str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}")
+            write_private(path, str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}", is_durable=False)
         try:
             yield
         finally:

@@ -41,7 +41,7 @@ def load_ticket(home: Path) -> Ticket | None:
 
 
 def save_ticket(home: Path, ticket: Ticket) -> None:
-    """Remember the swarm. Raises BadRequest if the folder cannot be written."""
+    """Remember the swarm. Waits for the disk. Raises BadRequest if the folder cannot be written."""
     write_private(home / TICKET, ticket.encode() + "\n")
 
 
@@ -93,9 +93,13 @@ def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
     """Say that a node runs, until the block ends; yields what to call with the URL of its gateway."""
     running = replace(running, began=start_ticks(running.pid))
     path = home / "run" / f"{running.name}.json"
-    write_private(path, json.dumps(asdict(running)))
+
+    def write(api: str) -> None:
+        write_private(path, json.dumps(asdict(replace(running, api=api))), is_durable=False)
+
+    write(running.api)
     try:
-        yield lambda api: write_private(path, json.dumps(asdict(replace(running, api=api))))
+        yield write
     finally:
         removed(path)
 
