@@ -9,6 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from manyhands.api.delta import Delta
+from manyhands.api.openai.responses import _Answer
+from manyhands.text.tools import CallArguments, CallStart, Content
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, served
 
 TOOLS: Any = [
@@ -141,3 +144,41 @@ def test_nothing_is_kept(folder: Path) -> None:
             await client.responses.retrieve("resp_1")
 
     play(folder, scene)
+
+
+class Saying:
+    """What an _Answer reads of a choice and of its request."""
+
+    num_tokens, finish_reason, cached_tokens, reasoning_tokens = 9, "tool_calls", 0, 0
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, str]] = []
+
+
+def grown(said: list[tuple[str, str]]) -> tuple[_Answer, list[Any]]:
+    """An answer that calls custom tools with these arguments, one after the other, and its events but the last."""
+    choice: Any = Saying()
+    made: Any = None
+    answer, told = _Answer(made, choice, None, custom=frozenset({"patch"})), []
+    for index, (name, arguments) in enumerate(said):
+        choice.calls.append(
+            {"id": f"call_{index}", "name": name, "arguments": ""}
+        )  # as Choice does before it tells of it
+        for piece in (CallStart(index, name), CallArguments(index, arguments)):
+            if isinstance(piece, CallArguments):
+                choice.calls[index]["arguments"] += piece.text
+            told += [b"".join(event) for event in answer.events(Delta(pieces=(piece,)))]
+    told += [b"".join(event) for event in answer._close("completed")]
+    return answer, told
+
+
+def test_each_custom_tool_has_its_own_input() -> None:
+    answer, told = grown([("patch", '{"input": "one"}'), ("patch", '{"input": "two"}'), ("tide", "{}")])
+    assert [item.get("input") for item in answer.output] == ["one", "two", None]
+    assert [b'"input":"one"' in event for event in told if b"custom_tool_call_input.done" in event] == [True, False]
+
+
+def test_half_of_a_pair_in_a_custom_tools_input_is_no_end_of_the_stream() -> None:
+    answer, told = grown([("patch", '{"input": "a\\ud83d"}')])
+    assert answer.output[0]["input"] == "a?" and b"a?" in told[-1]
+    assert list(answer.events(Delta(pieces=(Content("on"),))))

@@ -6,7 +6,7 @@ response.created ─ in_progress ─ (output_item.added ─ ... deltas ... ─ d
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -99,6 +99,7 @@ class _Answer:
     custom: frozenset[str] = frozenset()  # names of tools whose input is plain text
     _number: int = 0
     _is_open: bool = False  # the last item still grows
+    _call: Mapping[str, str] = field(default_factory=dict)  # the last one that began
     _logprobs: JsonRows = field(default_factory=JsonRows)  # of the text not told yet
 
     @property
@@ -113,6 +114,8 @@ class _Answer:
         """What one delta changes."""
         if delta.token is not None and self.spelling is not None:
             self._logprobs.append(token_logprobs(self.spelling, delta.token))
+        if (delta.reasoning or delta.pieces) and not any(isinstance(piece, Content) for piece in delta.pieces):
+            self._logprobs = JsonRows()  # those of thoughts and calls are not told
         if delta.reasoning:
             yield from self._grow_thought(delta.reasoning)
         for piece in delta.pieces:
@@ -145,7 +148,8 @@ class _Answer:
                 yield self._part_event("response.output_text.delta", delta=JsonText(text), logprobs=logprobs)
             case CallStart(index, name):
                 yield from self._close("completed")
-                call = {"call_id": self.choice.calls[index]["id"], "name": name}
+                self._call = self.choice.calls[index]
+                call = {"call_id": self._call["id"], "name": name}
                 item: Object
                 if name in self.custom:
                     item = {"id": f"ctc_{uuid4().hex}", "type": "custom_tool_call", **call, "input": ""}
@@ -188,7 +192,7 @@ class _Answer:
         elif item["type"] == "reasoning":
             yield self._part_event("response.reasoning_text.done", text=item["content"][0]["text"])
         elif item["type"] == "custom_tool_call":
-            item["input"] = _custom_input(self.choice.calls[-1]["arguments"])
+            item["input"] = _custom_input(self._call["arguments"])
             yield self._item_event("response.custom_tool_call_input.delta", delta=item["input"])
             yield self._item_event("response.custom_tool_call_input.done", input=item["input"])
         else:
@@ -256,12 +260,15 @@ def _shown_tool(tool: Object) -> Object:
 
 
 def _custom_input(arguments: str) -> str:
-    """The text of a custom tool's call, written as conversation.CUSTOM_INPUT says; as it is, where it broke off."""
+    """The text of a custom tool's call, written as conversation.CUSTOM_INPUT says; as it is, where it broke off.
+
+    An escaped half of a pair of surrogates, which is no text, becomes "?".
+    """
     try:
         given = json.loads(arguments)["input"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return arguments
-    return given if isinstance(given, str) else arguments
+    return given.encode(errors="replace").decode() if isinstance(given, str) else arguments
 
 
 def _message() -> Object:
