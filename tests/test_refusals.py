@@ -231,3 +231,28 @@ def test_why_a_node_ended_without_a_word(words: str, why: str, monkeypatch: pyte
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(ModelError, match=rf"node-0 \(layers 0-11\) ended before it served: .*{why}"):
         asyncio.run(start())
+
+
+def test_nodes_that_were_starting_end_when_that_is_cancelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    async def start() -> None:
+        async with node_processes([Span(0, 6), Span(6, 12)], NodeOptions("tales", module="silent"), Ticket.new("x")):
+            pass
+
+    async def cancelled() -> None:
+        starting = asyncio.ensure_future(start())
+        async with asyncio.timeout(60):
+            while not pids.exists() or len(pids.read_text().splitlines()) < 2:  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(0.05)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    said = f"with open({str(pids)!r}, 'a') as file:\n    print(os.getpid(), file=file)"
+    (tmp_path / "silent.py").write_text(f"import os, time\n{said}\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    asyncio.run(cancelled())
+    for pid in map(int, pids.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

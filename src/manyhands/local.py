@@ -80,9 +80,10 @@ async def node_processes(
                 ]
                 for task in tasks:
                     task.add_done_callback(lambda task: _tell(task, on_serving))
-        except BaseExceptionGroup as group:
+        except BaseException as raised:  # a TaskGroup that is cancelled raises no group
             await _stop(started)
-            if (error := first_of(group, ManyhandsError)) is None:
+            error = first_of(raised, ManyhandsError) if isinstance(raised, BaseExceptionGroup) else None
+            if error is None:
                 raise
             raise error  # noqa: B904 -- what it came of stays its cause
         nodes = [task.result() for task in tasks]

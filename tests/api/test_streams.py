@@ -308,6 +308,24 @@ def test_tokens_are_charged_once(folder: Path, tmp_path: Path) -> None:
     play(folder, scene, keys=keys)
 
 
+def test_no_choice_of_a_stream_that_goes_on_is_another_request(folder: Path, tmp_path: Path) -> None:
+    keys = KeyRing(tmp_path / "keys.json")
+    key = keys.add("ann", 0.0, quota=Quota(requests_per_minute=3))
+
+    async def scene(it: Doors) -> None:
+        body = chat(seed=4, n=3)
+        status, whole = await it.tell(CHAT, body, key=key)
+        assert status == 200
+        status, rest = await it.tell(CHAT, body, whole[3].id, key=key)
+        assert status == 200
+        ended = [
+            c["index"] for event in rest if event.data != "[DONE]" for c in event.data["choices"] if c["finish_reason"]
+        ]
+        assert sorted(ended) == [0, 1, 2]
+
+    play(folder, scene, keys=keys)
+
+
 def test_a_client_that_comes_back_ends_its_first_attempt(folder: Path) -> None:
     """The connection still stands, for all that the gateway knows: one attempt runs, the other is told."""
 

@@ -260,7 +260,7 @@ class Gateway:
         if not last_event:
             return self.enter(caller, api), None
         claim = self.streams.claim(last_event, caller)
-        return Admitted() if claim.is_free else self.enter(caller, api), claim
+        return Admitted(goes_on=True) if claim.is_free else self.enter(caller, api), claim
 
     @asynccontextmanager
     async def run(self, ask: Ask) -> AsyncIterator[Run]:

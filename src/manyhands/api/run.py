@@ -32,13 +32,15 @@ Outcome = Literal["done", "cancelled", "refused", "failed"]
 
 @dataclass(slots=True)
 class Admitted:
-    """An HTTP request that was let in and charged (Gateway.enter): its first job is paid."""
+    """An HTTP request that was let in and charged (Gateway.enter): its first job is paid. `goes_on`: with a stream that was
+    charged when it began, so all of them are."""
 
     is_paid: bool = True
+    goes_on: bool = False
 
     def spend(self) -> bool:
-        """Whether the job that asks is the paid one."""
-        was_paid, self.is_paid = self.is_paid, False
+        """Whether the job that asks is a paid one."""
+        was_paid, self.is_paid = self.is_paid, self.goes_on
         return was_paid
 
 

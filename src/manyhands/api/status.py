@@ -30,7 +30,7 @@ def status_router(gateway: Gateway, metrics: Metrics) -> APIRouter:
     async def ready() -> Response:
         """200 if every model served here has a route at this moment, else 503 and what is missing."""
         found = {model: offer.is_covered for model, offer in gateway.models.items() if model not in gateway.origins}
-        found |= {model: await _has_route(origin) for model, origin in gateway.origins.items()}
+        found |= {model: await _has_route(origin) for model, origin in [*gateway.origins.items()]}
         is_ready = bool(found) and all(found.values())
         told = {"status": "ready" if is_ready else "not ready", "models": found}
         return JSONResponse(told, 200 if is_ready else 503, None if is_ready else {"retry-after": "1"})

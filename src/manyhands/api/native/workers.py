@@ -181,7 +181,7 @@ async def register(gateway: Gateway, address: str, worker_id: str = "") -> Worke
     addr = NodeAddr.parse(address)
     if not gateway.origins:
         raise Conflict("no model is loaded here yet, whose nodes could be used: ask for one first")
-    for origin in gateway.origins.values():
+    for origin in [*gateway.origins.values()]:  # others may be loaded meanwhile
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
                 link = await origin.node.pool.get(addr, "control")
@@ -264,7 +264,7 @@ async def scheduler_object(gateway: Gateway) -> dict[str, Any]:
         "evicted_workers": sum(worker.is_evicted for worker in workers),
         "running_requests": gateway.num_running,
         "queued_requests": gateway.num_waiting,
-        "routes": {model: await _route_object(origin) for model, origin in gateway.origins.items()},
+        "routes": {model: await _route_object(origin) for model, origin in [*gateway.origins.items()]},
     }
 
 
