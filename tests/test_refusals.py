@@ -243,7 +243,7 @@ def test_nodes_that_were_starting_end_when_that_is_cancelled(monkeypatch: pytest
     async def cancelled() -> None:
         starting = asyncio.ensure_future(start())
         async with asyncio.timeout(60):
-            while not pids.exists() or len(pids.read_text().splitlines()) < 2:  # noqa: ASYNC110, ASYNC240
+            while not pids.exists() or len(pids.read_text().splitlines()) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -53,6 +53,24 @@ def test_a_gateway_without_models_is_not_ready(folder: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_model_that_is_loaded_meanwhile_fails_no_question(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with observed(folder) as scene, served(scene) as client:
+            origin = scene.swarm.origin
+
+            async def offers(excluded: object) -> object:
+                scene.gateway.origins[f"another{len(scene.gateway.origins)}"] = origin
+                return await asked(excluded)
+
+            asked = origin.routes.offers
+            monkeypatch.setattr(origin.routes, "offers", offers)
+            assert (await client.get("/ready")).status_code == 200
+            assert (await client.get("/api/workers")).status_code == 200
+            assert len(scene.gateway.origins) > 2
+
+    asyncio.run(main())
+
+
 def test_metrics_are_exposed(folder: Path) -> None:
     async def main() -> None:
         async with observed(folder) as scene, served(scene) as client:

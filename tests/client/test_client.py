@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,70 @@ def test_a_client_that_cannot_open_says_so_each_time() -> None:
             client.generate("hi")
         with pytest.raises(LinkClosed, match="no gateway"):
             client.models()
+    client.close()
+
+
+class Unanswered:
+    """A source whose questions are never answered."""
+
+    def __init__(self) -> None:
+        self.asked, self.ended = threading.Event(), threading.Event()
+
+    async def models(self) -> list[str]:
+        self.asked.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            self.ended.set()
+
+    async def pieces(self, *_: object) -> AsyncIterator[object]:
+        yield await self.models()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        yield self
+
+
+def test_a_question_ends_with_the_client_that_another_thread_closes() -> None:
+    for ask in (lambda client: client.models(), lambda client: asyncio.run(client.amodels())):
+        source = Unanswered()
+        client, said = manyhands.Client(source.opened), list[str]()
+
+        def use(ask: Any = ask, client: Any = client, said: list[str] = said) -> None:
+            with pytest.raises(BadRequest) as refusal:
+                ask(client)
+            said.append(str(refusal.value))
+
+        user = threading.Thread(target=use)
+        user.start()
+        assert source.asked.wait(TIMEOUT_S)
+        client.close()
+        user.join(TIMEOUT_S)
+        assert said == ["this client is closed: connect again"] and source.ended.is_set()
+
+
+def test_ctrl_c_ends_what_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Unanswered()
+    client = manyhands.Client(source.opened)
+
+    def interrupted(*_: object) -> None:
+        assert source.asked.wait(TIMEOUT_S)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("concurrent.futures.Future.result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.generate("hi")
+    assert source.ended.wait(TIMEOUT_S)
+    client.close()
+
+
+def test_a_stream_that_was_never_read_opens_nothing() -> None:
+    client = manyhands.Client(Unanswered().opened)
+    with client.stream("hi") as stream:
+        pass
+    assert stream.completion.finish_reason == "cancelled" and list(stream) == []
+    assert not [one for one in threading.enumerate() if one.name == "manyhands"]
     client.close()
 
 

@@ -12,9 +12,9 @@ import secrets
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Unpack, get_args
 
 from manyhands.client.backend import (
     AnswerSource,
@@ -31,6 +31,7 @@ from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest
 
 T = TypeVar("T")
+CLOSED: Final = "this client is closed: connect again"
 
 
 class SamplingWishes(TypedDict, total=False):
@@ -116,24 +117,24 @@ class Client:
 
         A gateway gives them to admins, where its operator allows it ([api] debug). Raises ManyhandsError.
         """
-        return self._submit(self._layers(LayersRequest(prompt, tuple(layers), logits))).result()
+        return self._wait(self._layers(LayersRequest(prompt, tuple(layers), logits)))
 
     async def ahidden_states(
         self, prompt: Prompt | Sequence[int], layers: Sequence[int] = (), *, logits: int = 0
     ) -> LayerStates:
         """As `hidden_states`."""
-        return await asyncio.wrap_future(self._submit(self._layers(LayersRequest(prompt, tuple(layers), logits))))
+        return await self._await(self._layers(LayersRequest(prompt, tuple(layers), logits)))
 
     async def _layers(self, asked: LayersRequest) -> LayerStates:
         return await (await self._backend()).layers(asked)
 
     def models(self) -> list[str]:
         """The names of the models that can be asked."""
-        return self._submit(self._models()).result()
+        return self._wait(self._models())
 
     async def amodels(self) -> list[str]:
         """As `models`."""
-        return await asyncio.wrap_future(self._submit(self._models()))
+        return await self._await(self._models())
 
     async def _models(self) -> list[str]:
         return await (await self._backend()).models()
@@ -142,7 +143,7 @@ class Client:
 
     def open(self) -> Self:
         """Open it now and not at the first use. Raises what opening does."""
-        self._submit(self._backend()).result()
+        self._wait(self._backend())
         return self
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class Client:
         self.close()
 
     async def __aenter__(self) -> Self:
-        await asyncio.wrap_future(self._submit(self._backend()))
+        await self._await(self._backend())
         return self
 
     async def __aexit__(
@@ -178,13 +179,34 @@ class Client:
         with self._lock:
             if self._is_closed:
                 work.close()
-                raise BadRequest("this client is closed: connect again")
+                raise BadRequest(CLOSED)
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._source = HeldSource(self._opening, self._loop)
                 threading.Thread(target=self._source.run, name="manyhands", daemon=True).start()
                 weakref.finalize(self, self._source.close).atexit = False
             return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of `work` on the client's loop; Ctrl-C meanwhile ends it too. Raises BadRequest once it is closed."""
+        future = self._submit(work)
+        try:
+            return future.result()
+        except CancelledError:
+            raise BadRequest(CLOSED) from None
+        finally:
+            future.cancel()
+
+    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `_wait`, for another loop's task, whose cancellation ends it."""
+        future = self._submit(work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise BadRequest(CLOSED) from None
 
     async def _backend(self) -> AnswerSource:
         assert self._source is not None  # _submit made it
@@ -209,7 +231,7 @@ class TextStream:
         return self
 
     def __next__(self) -> TextDelta:
-        piece = self._client._submit(self._next()).result()
+        piece = None if self._is_over else self._client._wait(self._next())
         if piece is None:
             raise StopIteration
         return piece
@@ -218,7 +240,7 @@ class TextStream:
         return self
 
     async def __anext__(self) -> TextDelta:
-        piece = await asyncio.wrap_future(self._client._submit(self._next()))
+        piece = None if self._is_over else await self._client._await(self._next())
         if piece is None:
             raise StopAsyncIteration
         return piece
@@ -237,11 +259,13 @@ class TextStream:
 
     def cancel(self) -> None:
         """End it now, also from another thread: its reader sees the end. Harmless when repeated."""
-        self._client._submit(self.stop()).result()
+        if not self._ends_unread():
+            self._client._wait(self.stop())
 
     async def acancel(self) -> None:
         """As `cancel`."""
-        await asyncio.wrap_future(self._client._submit(self.stop()))
+        if not self._ends_unread():
+            await self._client._await(self.stop())
 
     def __enter__(self) -> Self:
         return self
@@ -260,6 +284,14 @@ class TextStream:
     ) -> Literal[False]:
         await self.acancel()
         return False
+
+    def _ends_unread(self) -> bool:
+        """Whether the client has opened nothing, or is closed: then there is nothing more to end than this."""
+        if self._client._loop is not None:
+            return False
+        if not self._is_over:
+            self._is_over, self.completion.finish_reason = True, "cancelled"
+        return True
 
     # -- on the client's loop -----------------------------------------------------------------------------------------
 

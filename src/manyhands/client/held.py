@@ -34,6 +34,7 @@ class HeldSource:
             try:
                 self._loop.run_until_complete(self._hold())
             finally:
+                self._loop.run_until_complete(self._end_uses())
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
                 self._loop.run_until_complete(self._loop.shutdown_default_executor())
                 self._loop.close()
@@ -46,6 +47,13 @@ class HeldSource:
         """From any thread. Harmless when repeated."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._end.set)
+
+    async def _end_uses(self) -> None:
+        """Cancel what threads of the program still wait for."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _hold(self) -> None:
         """Hold it until `close`, which also ends an opening."""
