@@ -209,7 +209,8 @@ class Unanswered:
     async def models(self) -> list[str]:
         self.asked.set()
         try:
-            return await asyncio.get_running_loop().create_future()
+            never: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+            return await never
         finally:
             self.ended.set()
 

@@ -62,6 +62,17 @@ def test_a_published_field_that_says_what_is_computed_anyway_changes_nothing(fam
     assert build_program({**config, **SPOKEN[family]}) == build_program(config)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
+def test_windows_of_no_length_are_none(family: str) -> None:
+    plain = {name: value for name, value in tiny(family).items() if name not in ("layer_types", "max_window_layers")}
+    first = {} if family == "qwen3_moe" else {"max_window_layers": 1}
+    wanted = {**plain, "use_sliding_window": True, **first}
+    without = build_program({**plain, "use_sliding_window": False, "sliding_window": None})
+    assert (
+        build_program({**wanted, "sliding_window": None}) == without != build_program({**wanted, "sliding_window": 8})
+    )
+
+
 @pytest.mark.parametrize(
     ("family", "field", "value"),
     [

@@ -64,9 +64,9 @@ def qwen2_moe(f: Fields) -> Program:
     normalise, bias = f.flag("norm_topk_prob"), f.flag("qkv_bias", True)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", normalise)
     wanted, first = f.flag("use_sliding_window"), f.count("max_window_layers", 28, low=0)
-    window = f.count("sliding_window", 4096) if wanted else None
+    window = f.optional_count("sliding_window", 4096) if wanted else None
     f.ignore("sliding_window")
-    full = [i for i in range(s.layers) if i % 2 or i >= first or not wanted]
+    full = [i for i in range(s.layers) if i % 2 or i >= first or not window]
     found, sparse = windows(f, s.layers, sliding(s.layers, full), window), sparse_layers(f, s.layers)
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
 
@@ -102,7 +102,7 @@ def qwen3_moe(f: Fields) -> Program:
     f.only("use_qk_norm", True)
     inner, normalise = f.count("moe_intermediate_size", 768, high=1 << 20), f.flag("norm_topk_prob")
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
-    window = f.count("sliding_window", 4096) if f.flag("use_sliding_window") else None
+    window = f.optional_count("sliding_window", 4096) if f.flag("use_sliding_window") else None
     f.ignore("sliding_window", *(() if window else ("max_window_layers",)))
     sparse, norm, rope = sparse_layers(f, s.layers), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=window)

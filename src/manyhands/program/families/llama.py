@@ -61,9 +61,9 @@ def mistral(f: Fields) -> Program:
 def qwen_windows(f: Fields, layers: int) -> list[int | None]:
     """qwen's windows: from layer max_window_layers on, if switched on at all."""
     wanted, first = f.flag("use_sliding_window"), f.count("max_window_layers", 28, low=0)
-    window = f.count("sliding_window", 4096) if wanted else None
+    window = f.optional_count("sliding_window", 4096) if wanted else None
     f.ignore("sliding_window")
-    default = sliding(layers, range(first)) if wanted else ["full_attention"] * layers
+    default = sliding(layers, range(first)) if window else ["full_attention"] * layers
     return windows(f, layers, default, window)
 
 
