@@ -4,7 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -86,6 +86,17 @@ def lock(file: int | IO[bytes], how: int) -> None:
     except OSError as error:
         if error.errno not in NOT_THERE:
             raise
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other process, and no other thread, is in such a block of this folder meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        lock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def put_new(draft: Path, path: Path) -> None:

@@ -1,8 +1,11 @@
 """Keys: hashed at rest, checked on every path, revoked at once; who may listen where."""
 
 import asyncio
+import contextlib
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -17,6 +20,7 @@ from manyhands.api.limits import Quota
 from manyhands.api.openai.chat import openai_router
 from manyhands.cli.key import app as key_app
 from manyhands.errors import BadRequest, NotFound, Unauthorized
+from manyhands.files import write_private
 from tests.api.served import MODEL, make_model, post, raw, served
 
 
@@ -43,6 +47,23 @@ def test_a_key_is_known_and_its_text_is_nowhere(tmp_path: Path) -> None:
     assert secret.removeprefix("mhk_") not in keys.path.read_text() and len(secret) > 40
     assert os.stat(keys.path).st_mode & 0o777 == 0o600
     assert KeyRing(keys.path).keys == keys.keys
+
+
+def test_two_that_write_at_once_undo_nothing_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is made while another process revokes one: both wait for the disk at the same time."""
+    ring(tmp_path).add("old", 1.0)
+    both = threading.Barrier(2)
+
+    def slow(path: Path, text: str) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # both have read by now, unless the second waits for the first
+        write_private(path, text)
+
+    monkeypatch.setattr("manyhands.api.auth.write_private", slow)
+    with ThreadPoolExecutor(2) as pool:
+        made, revoked = pool.submit(ring(tmp_path).add, "new", 2.0), pool.submit(ring(tmp_path).revoke, "old", 2.0)
+        made.result(), revoked.result()
+    assert {key.name: key.revoked for key in ring(tmp_path).keys} == {"old": 2, "new": None}
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer mhk_x", "Basic abc", "Bearer \udcff", "mhk_x"])

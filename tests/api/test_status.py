@@ -3,12 +3,15 @@
 import asyncio
 import json
 import logging
+from collections.abc import Collection
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from manyhands.api.log import JsonLines, log_json
+from manyhands.core import NodeId
+from manyhands.route.offer import Offer
 from tests.api.observed import PROMPT, observed, served
 
 
@@ -58,7 +61,7 @@ def test_a_model_that_is_loaded_meanwhile_fails_no_question(folder: Path, monkey
         async with observed(folder) as scene, served(scene) as client:
             origin = scene.swarm.origin
 
-            async def offers(excluded: object) -> object:
+            async def offers(excluded: Collection[NodeId]) -> list[Offer]:
                 scene.gateway.origins[f"another{len(scene.gateway.origins)}"] = origin
                 return await asked(excluded)
 

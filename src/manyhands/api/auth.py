@@ -15,7 +15,7 @@ from typing import Any
 from manyhands.api.http.hosts import is_loopback
 from manyhands.api.limits import NO_QUOTA, Quota
 from manyhands.errors import BadRequest, Forbidden, NotFound, Unauthorized
-from manyhands.files import write_private
+from manyhands.files import alone, private_folder, write_private
 
 PREFIX = "mhk_"
 FILE = "keys.json"
@@ -106,17 +106,19 @@ class KeyRing:
         """Make a key and return its text, which nothing else keeps. Raises BadRequest for a name that is taken."""
         if not re.fullmatch(r"[\w.@-]{1,64}", name):
             raise BadRequest(f"name {name!r} is not 1 to 64 letters, digits or ._@-")
-        if any(key.name == name for key in self.keys):
-            raise BadRequest(f"there is a key named {name!r}: choose another name (revoked ones keep theirs)")
         secret = PREFIX + secrets.token_urlsafe(32)
-        self._write([*self.keys, ApiKey(name, hash_of(secret), int(now), **limits)])
+        with alone(private_folder(self.path.parent)):
+            if any(key.name == name for key in self.keys):
+                raise BadRequest(f"there is a key named {name!r}: choose another name (revoked ones keep theirs)")
+            self._write([*self.keys, ApiKey(name, hash_of(secret), int(now), **limits)])
         return secret
 
     def revoke(self, name: str, now: float) -> None:
         """From now on the key is refused. Raises NotFound."""
-        if not any(key.name == name for key in self.keys):
-            raise NotFound(f"there is no key named {name!r}; manyhands key list shows them")
-        self._write([replace(k, revoked=k.revoked or int(now)) if k.name == name else k for k in self.keys])
+        with alone(private_folder(self.path.parent)):
+            if not any(key.name == name for key in self.keys):
+                raise NotFound(f"there is no key named {name!r}; manyhands key list shows them")
+            self._write([replace(k, revoked=k.revoked or int(now)) if k.name == name else k for k in self.keys])
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
         """Replace the file. Raises BadRequest if it cannot be written."""

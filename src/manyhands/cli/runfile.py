@@ -17,11 +17,11 @@ def run_file(name: str, key: Path) -> Iterator[None]:
 
     Raises BadRequest if another node has the name or the key.
     """
-    from manyhands.files import private_folder, removed, write_private
+    from manyhands.files import alone, private_folder, removed, write_private
 
     path = run_path(name)
     with open(key, "rb") as held:
-        with _alone(private_folder(path.parent)):
+        with alone(private_folder(path.parent)):  # two that start at once do not both find it free
             check_not_running(name)
             try:
                 lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,16 +45,6 @@ def check_not_running(name: str) -> None:
             f"{name} runs here already (process {pid}): `manyhands status` shows it, `manyhands stop {name}` ends it; "
             "for a second node on this machine give --name NAME --key FILE"
         )
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other process is in such a block of this folder meanwhile: two that start at once do not both find it free."""
-    with contextlib.ExitStack() as stack:
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, fd)
-        lock(fd, fcntl.LOCK_EX)
-        yield
 
 
 def run_path(name: str) -> Path:
