@@ -122,7 +122,7 @@ def test_a_schema_is_held_to_where_cutting_adds_or_drops_spaces(cut: Any) -> Non
 def test_tokenizers_that_grammars_would_misread_take_none(model: Any, decoder: Any, named: str) -> None:
     backend = Tokenizer(model)
     backend.decoder = decoder
-    with pytest.raises(BadRequest, match=f"{named}.*: ask without response_format and tool_choice") as caught:
+    with pytest.raises(BadRequest, match=f"{named}.*: ask without response_format, tool_choice and logprobs") as caught:
         written(backend)
     assert "\n" not in str(caught.value)
 

@@ -104,7 +104,7 @@ def for_grammars(backend: Any) -> Any:
     if kind not in _SPELLED or odd:
         what = f"a decoder {json.dumps(odd[0])[:120]}" if kind in _SPELLED else f"the kind {kind}"
         raise BadRequest(
-            f"this model's tokenizer takes no grammars (it has {what}): ask without response_format and tool_choice"
+            f"this model's tokenizer takes no grammars (it has {what}): ask without response_format, tool_choice and logprobs"
         )
     made = copy(backend)
     kept = [part for part in _parts(backend.normalizer, "normalizers") if part["type"] == "Prepend" or part == _SPACES]
