@@ -232,7 +232,8 @@ class Grammars:
                     raise
                 except Exception as error:  # a slow tokenizer, or one that llguidance cannot read
                     raise BadRequest(
-                        f"this model's tokenizer takes no grammars ({error}): ask without response_format, tool_choice and logprobs"
+                        f"this model's tokenizer takes no grammars ({error}): ask without response_format, tool_choice "
+                        "and logprobs"
                     ) from error
             return self._table
 
