@@ -114,6 +114,16 @@ def test_every_reason_is_told_once() -> None:
         raced(Dialling(), [])
 
 
+def test_a_way_that_fails_by_another_error_is_one_of_the_reasons() -> None:
+    async def dial(addr: NodeAddr) -> Link:
+        if addr == ONE:
+            raise LinkClosed("one refused")
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(LinkClosed, match=r"one refused; .*can't start new thread"):
+        run_virtual(race(PLAN[:2], dial))
+
+
 def test_cancelling_a_race_leaves_nothing() -> None:
     async def main() -> int:
         dialling = Dialling(one=(99, True), two=(99, True))

@@ -105,7 +105,14 @@ async def race(attempts: Sequence[Attempt], dial: Callable[[NodeAddr], Awaitable
 
 
 async def _dial(dial: Callable[[NodeAddr], Awaitable[Link]], addr: NodeAddr) -> Link:
-    return await dial(addr)
+    """Raises LinkClosed alone: one way that fails, however it does, ends neither the other ways nor the caller."""
+    try:
+        return await dial(addr)
+    except LinkClosed:
+        raise
+    except Exception as exc:  # such as "can't start new thread", of a lookup
+        logger.warning("%.80s cannot be dialled: %r", addr, exc)
+        raise LinkClosed(f"{str(addr)[:80]!r} cannot be dialled: {exc}") from exc
 
 
 async def _drop(running: Iterable[asyncio.Task[Link]]) -> None:

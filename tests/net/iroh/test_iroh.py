@@ -216,6 +216,16 @@ def test_wrong_node_is_not_reached(run: Run) -> None:
     run(body())
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_no_resolver_takes_is_not_reached(run: Run, host: str) -> None:
+    async def body() -> None:
+        async with node() as a:
+            with pytest.raises(LinkClosed, match="cannot be reached"):
+                await a.dial(NodeAddr(f"iroh%{host}", 1, B), "control")
+
+    run(body())
+
+
 def test_a_port_in_use_is_named(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:

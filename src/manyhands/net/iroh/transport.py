@@ -182,8 +182,8 @@ class IrohTransport:
             raise LinkClosed(f"{addr} cannot be reached: {exc.message()}") from exc
 
     async def _resolve(self, addr: NodeAddr) -> list[str]:
-        """The address as iroh takes it: numbers. None if it cannot be found, which leaves the relay."""
-        with suppress(OSError):
+        """The address as iroh takes it: numbers. Empty if it cannot be found, which leaves the relay."""
+        with suppress(OSError, ValueError):  # ValueError: a host that no resolver takes
             host = addr.host.removeprefix(PREFIX)
             found = await LOOKUPS.find(host, addr.port, socket.SOCK_DGRAM)
             return [str(NodeAddr(str(name[0]), addr.port)) for *_, name in found]
