@@ -108,6 +108,16 @@ def test_own_ghosts_are_withdrawn_and_higher_numbers_exceeded() -> None:
     assert open_record(announcer.announce(hosted(0), NOW + 2)[0]).sequence > newer.sequence
 
 
+def test_a_withdrawal_of_an_earlier_run_is_exceeded_and_not_withdrawn_again() -> None:
+    announcer = announcer_of(0, NOW)
+    announcer.announce(hosted(0), NOW)
+    ahead = record_of(sequence=10**12, issued_at=NOW + 3600, is_withdrawn=True)
+    before = record_of(sequence=10**11, issued_at=NOW - 30, info=None, is_withdrawn=True)
+    assert announcer.answer([ahead, before], NOW + 1) == []
+    assert announcer.twin is None
+    assert open_record(announcer.announce(hosted(0), NOW + 2)[0]).sequence > 10**12
+
+
 def test_a_twin_is_named_and_not_fought() -> None:
     announcer = announcer_of(0, NOW)
     announcer.announce(hosted(0), NOW)
@@ -139,18 +149,24 @@ class Host:
 
 @contextlib.asynccontextmanager
 async def running(
-    wires: Wires, index: int, backend: Backend, members: Members | None = None, host: Host | None = None
+    wires: Wires,
+    index: int,
+    backend: Backend,
+    members: Members | None = None,
+    host: Host | None = None,
+    behind_s: float = 0.0,
 ) -> AsyncIterator[DirectoryRunner]:
+    """`behind_s`: how far the node's clock of the world is behind."""
     spans = host or Host(list(hosted(8 * (index % 3))))
     runner = DirectoryRunner(
         backend,
-        Announcer(key_of(index), profile_of(index), Random(index).randbytes, now()),
+        Announcer(key_of(index), profile_of(index), Random(index).randbytes, now() - behind_s),
         lambda: spans.spans,
         lambda peer, body: wires.send(index, peer, body),
         node_of(index),
         members or Members(),
         now,
-        now,
+        lambda: now() - behind_s,
     )
     async with runner:
         wires.runners[runner.me] = runner
@@ -214,6 +230,26 @@ def test_a_lost_link_hides_a_node_at_once_and_its_return_shows_it() -> None:
             await asyncio.sleep(30)
             wires.runners[node_of(1)] = hidden
             await wait_for(first, 2)
+
+    run_virtual(live())
+
+
+@pytest.mark.parametrize("make", [gossip, dht])
+def test_a_node_that_comes_back_with_its_clock_behind_is_seen(make: Callable[[int], Backend]) -> None:
+    async def live() -> None:
+        wires = Wires()
+        async with running(wires, 0, make(0)) as first, running(wires, 2, make(2)) as third:
+            third.joined(Peer(node_of(0), (address_of(0),)))
+            async with running(wires, 1, make(1)) as second:
+                second.joined(Peer(node_of(0), (address_of(0),)))
+                await wait_for(first, 3)
+            await asyncio.sleep(20)
+            assert len(first.records()) == 2
+            async with running(wires, 1, make(1), behind_s=3600.0) as second:
+                second.joined(Peer(node_of(0), (address_of(0),)))
+                await asyncio.sleep(40)
+                assert {len(runner.records()) for runner in (first, second, third)} == {3}
+                assert second.announcer.twin is None
 
     run_virtual(live())
 

@@ -19,7 +19,7 @@ from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.gossip import DENSE, MAX_LOST, NEIGHBOURS, NEWS, RUMOUR, SPARSE, Gossip
 from manyhands.swarm.news import NEWS_BYTES, News, expand, is_newer
 from manyhands.swarm.record import BEAT_S
-from manyhands.swarm.record_store import SEEN_S
+from manyhands.swarm.record_store import SEEN_S, TOMBSTONE_S
 from manyhands.swarm.statement import sign, with_beat
 from tests.swarm.records import NOW, address_of, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
@@ -112,7 +112,7 @@ class Loop:
     def _act(self, kind: str, member: Member) -> None:
         if kind == "tick":
             self._post(member, member.backend.tick(self.now))
-            statements = member.announcer.answer(member.backend.records(self.now), self.now)
+            statements = member.announcer.answer(member.backend.held_of(member.peer.node), self.now)
         else:
             statements = member.announcer.announce(member.hosted, self.now)
         for data in statements:
@@ -162,6 +162,19 @@ def test_leaving_is_known_at_once() -> None:
     loop.run(20)
     loop.leave(loop.alive()[3])
     assert loop.run_until_equal({member.peer.node for member in loop.alive()}, 6) <= 5
+
+
+def test_a_withdrawn_record_is_forgotten_although_nodes_join() -> None:
+    loop = Loop(6)
+    loop.run(10)
+    gone = loop.members[node_of(0)]
+    loop.leave(gone)
+    loop.run(100)  # others pass it on for 120 s and hold it for 180 s
+    joined = loop.add(50)
+    loop.run_until_equal({member.peer.node for member in loop.alive()}, 10)
+    assert not joined.backend.held_of(gone.peer.node)
+    loop.run(TOMBSTONE_S)
+    assert [member.backend.held_of(gone.peer.node) for member in loop.alive()] == [[]] * 6
 
 
 def test_a_partition_that_heals() -> None:

@@ -77,15 +77,18 @@ class Announcer:
         return [self._withdraw(said.record, now) for said in list(self._said.values())]
 
     def answer(self, seen: Iterable[Record], now: float) -> list[bytes]:
-        """Withdrawals of what the directory offers in our name although we do not say so."""
+        """Withdrawals of what the directory holds in our name although we do not say so. Numbers exceed from now on all that
+        it holds, withdrawn records too: one of a run whose clock was ahead would hide all that we say.
+        """
         strange = [record for record in seen if record.node == self._key.node_id and self._is_strange(record)]
         for record in strange:
             self._floor = max(self._floor, record.version)
-            if record.issued_at > self._started_at:
+            if record.issued_at > self._started_at and not record.is_withdrawn:  # else perhaps our own
                 self.twin = record
             if record.key in self._said:
                 self._said[record.key].beats = MAX_BEATS  # sign it anew, with a higher number
-        return [self._withdraw(r, now) for r in strange if r.issued_at <= self._started_at and r.key not in self._said]
+        ghosts = [r for r in strange if not r.is_withdrawn and r.key not in self._said]
+        return [self._withdraw(ghost, now) for ghost in ghosts if ghost.issued_at <= self._started_at]
 
     def _is_strange(self, record: Record) -> bool:
         said = self._said.get(record.key)

@@ -126,6 +126,9 @@ class Backend(Exchange, Protocol):
     def has_left(self, node: NodeId) -> bool:
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
 
+    def held_of(self, node: NodeId) -> list[Record]:
+        """What is held of `node`, withdrawn and stale records too."""
+
     def records_of(self, nodes: Iterable[NodeId], model: ModelId, now: float) -> list[Record]:
         """As Directory.records_of, of nodes that are not admitted too."""
 
@@ -168,9 +171,7 @@ class DirectoryRunner:
         self._clock, self._unix_clock = clock, unix_clock
         self._queues: dict[NodeId, deque[Outgoing]] = {}
         self._num_news = self._num_fresh = 0
-        self._asked: set[ModelId] = set()
-        self._mentioned: set[ModelId] = set()
-        self._watched: set[ModelId] = set()
+        self._asked, self._mentioned, self._watched = set[ModelId](), set[ModelId](), set[ModelId]()
         self._others: dict[NodeId, str] = {}  # peers with another kind of directory
         self._tasks = asyncio.TaskGroup()
         self._loops: list[asyncio.Task[None]] = []
@@ -297,10 +298,9 @@ class DirectoryRunner:
             now = self._clock()
             self._attend()
             self._post(self.backend.tick(now))
-            offered = self.backend.records(now)
-            self._publish(self.announcer.answer(offered, self._unix_clock()))
-            if len(offered) != self._num_fresh:  # records also end by time alone
-                self._num_fresh = len(offered)
+            self._publish(self.announcer.answer(self.backend.held_of(self._me), self._unix_clock()))
+            num_fresh, self._num_fresh = self._num_fresh, len(self.backend.records(now))
+            if num_fresh != self._num_fresh:  # records also end by time alone
                 self._tell_changed()
             await asyncio.sleep(TICK_S)
 

@@ -14,6 +14,9 @@ That holds once all know all; nodes that start together, and know few, could dra
 own. So every node also calls any node it is linked to, now and then. Nodes that were lost are remembered and tried in turn:
 a swarm that was cut in two grows together again.
 
+A withdrawn record is told only to nodes that list its key, and by rumour when it is new. One that came again to those that
+forgot it would be theirs to pass on for as long again, and so go round for ever.
+
 Bytes sent per node and second in an idle swarm of N = 100 nodes with one record of 270 bytes each:
 
     dense digests       1 a second x (9 + 2 N)                            209
@@ -174,7 +177,7 @@ class Gossip(StoreBacked):
             if news.is_full:
                 return news
         for tag, entry in listed:
-            if tag not in theirs:
+            if tag not in theirs and not entry.record.is_withdrawn:
                 news.tell(entry, 0)
                 if news.is_full:
                     break
@@ -196,7 +199,8 @@ class Gossip(StoreBacked):
                 hot.append(entry)
         for tag, version in news.wants:
             entry = self.store.by_tag(tag)
-            if entry is not None and (version == 0 or is_newer(entry.record.version, version)):
+            lacks = version == 0 and entry is not None and not entry.record.is_withdrawn
+            if entry is not None and (lacks or (version and is_newer(entry.record.version, version))):
                 answer.tell(entry, version)
         return _news_to(sender, answer) + (self._spread(hot, now, sender.node) if is_rumour else [])
 

@@ -16,6 +16,8 @@ class ReportedStore(Protocol):
     counts: Counter[Verdict]
     forks: Forks
 
+    def has_left(self, node: NodeId) -> bool: ...
+
 
 S = TypeVar("S", bound=ReportedStore)
 
@@ -35,6 +37,10 @@ class StoreReport(Generic[S]):
         """Statements and beats that were news, since the start."""
         return self.store.counts["new"]
 
+    def has_left(self, node: NodeId) -> bool:
+        """Whether `node` has withdrawn all its records: it left, and was not lost."""
+        return self.store.has_left(node)
+
 
 class StoreBacked(StoreReport[RecordStore]):
     """What back-ends have in common that keep every record they receive: there is nothing to watch."""
@@ -49,9 +55,9 @@ class StoreBacked(StoreReport[RecordStore]):
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
         return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
 
-    def has_left(self, node: NodeId) -> bool:
-        """Whether `node` has withdrawn all its records: it left, and was not lost."""
-        return self.store.has_left(node)
+    def held_of(self, node: NodeId) -> list[Record]:
+        """What is held of `node`, withdrawn and stale records too."""
+        return [entry.record for entry in self.store.of_node(node)]
 
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""

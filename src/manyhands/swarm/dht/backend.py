@@ -104,9 +104,9 @@ class Dht(StoreReport[DhtStore]):
         peer = self.store.peer(node)
         return () if peer is None else peer.addresses
 
-    def has_left(self, node: NodeId) -> bool:
-        """Whether `node` has withdrawn all its records: it left, and was not lost."""
-        return self.store.has_left(node)
+    def held_of(self, node: NodeId) -> list[Record]:
+        """What is held of `node`, withdrawn and stale records too."""
+        return self.store.held_of(node)
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         """Store our statement near its key: at once if it is news, soon if signed anew, a beat with the next turn."""

@@ -111,8 +111,11 @@ class DhtStore:
 
     def peer(self, node: NodeId) -> Peer | None:
         """`node` and where its newest record says that it can be dialled; None: nothing of it is held."""
-        entries = [entry for store in self._stores_of(node) for entry in store.of_node(node)]
-        return Peer(node, max(entries, key=lambda e: e.record.version).record.addresses) if entries else None
+        return Peer(node, max(held, key=lambda r: r.version).addresses) if (held := self.held_of(node)) else None
+
+    def held_of(self, node: NodeId) -> list[Record]:
+        """What is held of `node`, withdrawn and stale records too."""
+        return [entry.record for store in self._stores_of(node) for entry in store.of_node(node)]
 
     def has_left(self, node: NodeId) -> bool:
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
