@@ -5,10 +5,14 @@ failed is remembered for the node *and* for its address: both are left alone for
 failure, at most MAX_S, and forgotten after as long again (20 s at least). However many made-up keys name one address, a node
 dials it no more often than that. An address where a link has proven one node is not dialled for another one while that link is
 open, nor one that is being dialled for another.
+
+When a link to a node opens, whoever dialled, the node may be dialled again at once, and the address where it was last not
+reached FIRST_S after that: no sooner, for a node may name an address that is not its own, and open links as often as it likes.
 """
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import LinkClosed
@@ -19,14 +23,24 @@ DIAL_S = 20.0  # a dial takes less: one that was begun when it was allowed, and 
 AGAIN_S = 1.0  # until an address that is being dialled for another node is asked about again
 MAX_REMEMBERED = 8192  # nodes and addresses that failed, and addresses that are proven; the oldest are forgotten first
 Place = tuple[str, int]
-_NEVER = (0.0, -math.inf)
+
+
+class _Failure(NamedTuple):
+    """`node`: for which an address was dialled last, if that is known."""
+
+    wait_s: float
+    until: float
+    node: NodeId | None
+
+
+_NEVER = _Failure(0.0, -math.inf, None)
 
 
 class Setbacks:
     """Of one node. `now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._failures: dict[NodeId | Place, tuple[float, float]] = {}  # (how long it is left alone, until when)
+        self._failures: dict[NodeId | Place, _Failure] = {}
         self._proven: dict[Place, NodeId] = {}  # by links that are open
         self._dialled: dict[Place, NodeId] = {}  # now, and for which node
 
@@ -36,15 +50,15 @@ class Setbacks:
     def failed(self, node: NodeId | None, addrs: Iterable[NodeAddr], now: float) -> None:
         """A dial of `node` at `addrs` failed, or a session could not be opened on it. None: another peer named the addresses,
         perhaps wrongly, so that only they are left alone."""
-        places = [(addr.host, addr.port) for addr in addrs]
-        keys: list[NodeId | Place] = [place for place in places if place not in self._proven]
+        meant = {(addr.host, addr.port): node or addr.node for addr in addrs}
+        keys: list[NodeId | Place] = [place for place in meant if place not in self._proven]
         keys += [] if node is None else [node]
         for key in keys:
-            waited_s, until = self._failures.pop(key, (0.0, now))
+            waited_s, until, _ = self._failures.pop(key, _Failure(0.0, now, None))
             if now >= until + max(waited_s, DIAL_S):
                 waited_s = 0.0
             wait_s = min(MAX_S, max(FIRST_S, 2 * waited_s))
-            self._failures[key] = wait_s, now + wait_s
+            self._failures[key] = _Failure(wait_s, now + wait_s, None if isinstance(key, str) else meant[key])
             if len(self._failures) > MAX_REMEMBERED:
                 del self._failures[next(iter(self._failures))]
 
@@ -59,12 +73,19 @@ class Setbacks:
     def reached(self, node: NodeId, addr: NodeAddr | None = None) -> None:
         """A link to `node` is open; `addr`: where it was dialled."""
         self._failures.pop(node, None)
+        for key, (wait_s, until, meant) in self._failures.items():
+            if meant == node:
+                self._failures[key] = _Failure(FIRST_S, until - wait_s + FIRST_S, node)
         if addr is not None:
-            self._failures.pop((addr.host, addr.port), None)
+            self.answered(addr)
             self._proven.pop((addr.host, addr.port), None)
             self._proven[addr.host, addr.port] = node
             if len(self._proven) > MAX_REMEMBERED:  # a peer may be dialled under any number of names
                 del self._proven[next(iter(self._proven))]
+
+    def answered(self, addr: NodeAddr) -> None:
+        """A dial of `addr` led to a link."""
+        self._failures.pop((addr.host, addr.port), None)
 
     def lost(self, node: NodeId) -> None:
         """The last link to `node` has ended: its addresses are not proven any more."""
@@ -72,11 +93,11 @@ class Setbacks:
 
     def failing(self, now: float) -> set[NodeId | Place]:
         """The nodes and addresses that are left alone."""
-        return {key for key, (_, until) in self._failures.items() if until > now}
+        return {key for key, failure in self._failures.items() if failure.until > now}
 
     def failing_s(self, node: NodeId, now: float) -> float:
         """For how long `node` is not to be dialled, at any address."""
-        return max(0.0, self._failures[node][1] - now) if node in self._failures else 0.0
+        return max(0.0, self._failures[node].until - now) if node in self._failures else 0.0
 
     def wait_s(self, node: NodeId, addr: NodeAddr, now: float) -> float:
         """How long `node` is not to be dialled at `addr`; 0: it may be now."""
@@ -86,7 +107,7 @@ class Setbacks:
             return MAX_S
         if self._dialled.get(place, node) != node:
             return AGAIN_S
-        ends = max(self._failures.get(node, _NEVER)[1], self._failures.get(place, _NEVER)[1])
+        ends = max(self._failures.get(node, _NEVER).until, self._failures.get(place, _NEVER).until)
         return max(0.0, ends - now)
 
 

@@ -34,10 +34,12 @@ class Dials:
             raise not_again(addr, wait_s)
         with self.under_way.use(asker, addr):
             try:
-                return await self._pool.get(addr, "data")
+                link = await self._pool.get(addr, "data")
             except LinkClosed:
                 self._setbacks.failed(None, [addr], now)
                 raise
+        self._setbacks.answered(addr)
+        return link
 
     def gave_up(self, addr: NodeAddr) -> None:
         """`addr` was not reached within its deadline: it counts as a failed dial."""
