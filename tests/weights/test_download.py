@@ -31,6 +31,7 @@ from manyhands.weights.download import NEXT_S, Need, Pulled, layout, proven_conf
 from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.partial import PARTIAL
 from manyhands.weights.provider import Lacking, Provider
+from manyhands.weights.seed import MemoryFile
 from manyhands.weights.workers import Blame
 from tests.gguf_files import tiny_gguf
 from tests.weights.hub_server import REPO, FakeHub, serving
@@ -213,6 +214,22 @@ def test_only_wrong_bytes_leave_nothing_that_counts(llama: Path, home: Path) -> 
     assert read_entries(folder) == []
     assert get(need(llama), [FromDisk("good", llama)], home).blamed == (), "nor is it held against others"
     check_holds(folder, llama)
+
+
+def test_a_wrong_hash_of_an_empty_tensor_is_said_before_anyone_is_asked(llama: Path, home: Path) -> None:
+    """No bytes could make it right: it was asked for again for ever."""
+
+    async def files_alone(name: str, at: int, data: bytes) -> bytes:
+        assert name.endswith(".json"), f"{name} was asked for"
+        return data
+
+    true = build_manifest(llama)
+    empty = TensorDigest("model.layers.2.empty", "F32", (0,), "00" * 32)
+    false = Manifest.of(true.config_sha256, [*true.tensors, empty], dict(true.files))
+    provider = FromDisk("bad", llama, files_alone)
+    provider.store.files[MANIFEST] = MemoryFile(false.encode())
+    with pytest.raises(ModelError, match=r"layers\.2\.empty' is empty"):
+        get(Need(false.id, SPAN), [provider], home)
 
 
 def test_a_dribbling_provider_does_not_hold_up_the_end(llama: Path, home: Path) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -104,6 +104,13 @@ def _size(tensor: TensorDigest) -> int:
 
 def _impossible(tensor: TensorDigest) -> ModelError:
     return ModelError(f"tensor {tensor.name!r:.80} of {tensor.dtype} {list(tensor.shape)} cannot be stored")
+
+
+def _check_empty(entries: Sequence[TensorEntry], hashes: Mapping[str, str]) -> None:
+    """No bytes make a wrong hash of an empty tensor right, whoever is asked. Raises ModelError."""
+    for entry in entries:
+        if not len(entry) and hashes[entry.name] != sha256(b""):
+            raise ModelError(f"tensor {entry.name!r:.80} is empty, and its hash in the {MANIFEST} is of something else")
 
 
 def _begins_with(path: Path, header: bytes) -> bool:
@@ -298,6 +305,7 @@ class _Pull:
         total = sum(map(len, missing))
         check_free(self.folder, total)
         board, hashes = DownloadSchedule(missing), {tensor.name: tensor.sha256 for tensor in manifest.tensors}
+        _check_empty(missing, hashes)
         with disk_errors(self.folder, total):
             filling = self.store.filling(SINGLE, size, header)
             handle = await self.on_disk(self.stack.enter_context, filling)

@@ -185,7 +185,7 @@ class DownloadWorkers:
                 if piece.node in self._providers:  # else it was the disk
                     self._drop(self._providers[piece.node], "garbage", detail)
             return
-        is_mixed = job.givers != {provider.node}
+        is_mixed = bool(job.givers - {provider.node})
         job.suspects = await self.on_disk(_fingerprints, self.handle, entry, job.pieces) if is_mixed else []
         await self.on_disk(erase, self.handle, entry)
         if not is_mixed:
