@@ -4,8 +4,9 @@ import asyncio
 import errno
 import json
 import shutil
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -25,7 +26,7 @@ from manyhands.checkpoint.split import split_model
 from manyhands.core import ModelId, Span
 from manyhands.errors import CutError, DiskFull, ModelError, ShardUnavailable
 from manyhands.testing.clock import run_virtual
-from manyhands.weights import workers
+from manyhands.weights import download, workers
 from manyhands.weights.asking import first_answer
 from manyhands.weights.download import NEXT_S, Need, Pulled, layout, proven_config, pull
 from manyhands.weights.hub_provider import HubProvider
@@ -104,6 +105,25 @@ def test_a_second_span_joins_the_first(llama: Path, home: Path) -> None:
 def test_no_peer_is_asked_when_all_is_here(llama: Path, home: Path) -> None:
     folder = get(need(llama), [FromDisk("a", llama)], home).folder
     assert get(need(llama), [], home).folder == folder
+
+
+def test_a_manifest_is_not_read_on_the_loop(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may name so many tensors that this takes seconds."""
+    threads: dict[str, set[str]] = {}
+
+    def note(of: Any, name: str, function: Callable[..., Any]) -> None:
+        def noted(*args: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread().name)
+            return function(*args)
+
+        monkeypatch.setattr(of, name, noted)
+
+    wanted, provider = need(llama), FromDisk("a", llama)
+    note(Manifest, "decode", Manifest.decode)
+    note(download, "layout", layout)
+    get(wanted, [provider], home)
+    get(wanted, [provider], home)
+    assert threads == {"decode": {"pull_0"}, "layout": {"pull_0"}}
 
 
 def test_a_pulled_folder_can_be_offered(llama: Path, home: Path, tmp_path: Path) -> None:

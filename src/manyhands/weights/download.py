@@ -113,6 +113,11 @@ def _check_empty(entries: Sequence[TensorEntry], hashes: Mapping[str, str]) -> N
             raise ModelError(f"tensor {entry.name!r:.80} is empty, and its hash in the {MANIFEST} is of something else")
 
 
+def _kept_manifest(path: Path, model: ModelId) -> Manifest | None:
+    raw = path.read_bytes() if path.exists() else b""
+    return Manifest.decode(raw) if sha256(raw) == model else None
+
+
 def _begins_with(path: Path, header: bytes) -> bool:
     with path.open("rb") as handle:
         return handle.read(len(header)) == header
@@ -166,7 +171,7 @@ async def pull(
 
 
 class _Pull:
-    """One pull into one folder. What touches the disk runs in `disk`, in order."""
+    """One pull into one folder. What touches the disk, or takes long with many tensors, runs in `disk`, in order."""
 
     def __init__(
         self,
@@ -216,8 +221,8 @@ class _Pull:
 
     async def _manifest(self, tiers: Sequence[Sequence[Provider]]) -> Manifest:
         path = self.folder / MANIFEST
-        if path.exists() and sha256(raw := path.read_bytes()) == self.need.model:
-            return Manifest.decode(raw)
+        if (kept := await self.on_disk(_kept_manifest, path, self.need.model)) is not None:
+            return kept
 
         def check(raw: bytes) -> bytes:
             if sha256(raw) != self.need.model:
@@ -225,7 +230,7 @@ class _Pull:
             return raw
 
         raw = await self._first(MANIFEST, tiers, check)
-        manifest = Manifest.decode(raw)
+        manifest = await self.on_disk(Manifest.decode, raw)
         await self.on_disk(write_atomic, path, raw)
         return manifest
 
@@ -265,7 +270,7 @@ class _Pull:
         async def ask(provider: Provider) -> bytes | None:
             if (raw := await self._try(provider, name)) is not None:
                 try:
-                    return check(raw)
+                    return await self.on_disk(check, raw)
                 except ModelError as error:
                     self.blames.add(provider, "garbage", str(error))
             return None
@@ -296,10 +301,7 @@ class _Pull:
     # -- tensors ------------------------------------------------------------------------------------------------------
 
     async def _tensors(self, manifest: Manifest, num_layers: int, tiers: Sequence[Sequence[Provider]]) -> None:
-        header, entries, size = layout(manifest)
-        needed = needed_tensors(manifest.names, num_layers, self.need.span, self.need.with_ends)
-        self.store.settle(SINGLE, entries)
-        missing = [entries[name] for name in needed if not self.store.has(SINGLE, name)]
+        header, missing, size = await self.on_disk(self._missing, manifest, num_layers)
         if not missing and await self.on_disk(_begins_with, self.folder / SINGLE, header):
             return
         total = sum(map(len, missing))
@@ -323,3 +325,10 @@ class _Pull:
             if board.waiting:
                 raise self._unavailable(f"tensor {board.waiting[-1].entry.name}")
             self._progress.done()
+
+    def _missing(self, manifest: Manifest, num_layers: int) -> tuple[bytes, list[TensorEntry], int]:
+        """What is needed and not there yet; and the header and the size of the file. Raises CutError, ModelError."""
+        header, entries, size = layout(manifest)
+        needed = needed_tensors(manifest.names, num_layers, self.need.span, self.need.with_ends)
+        self.store.settle(SINGLE, entries)
+        return header, [entries[name] for name in needed if not self.store.has(SINGLE, name)], size
