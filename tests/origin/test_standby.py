@@ -11,11 +11,11 @@ from manyhands.core import EndsAt, PathKind
 from manyhands.net.transport import Link
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Route
-from manyhands.origin.standby_search import FEED_ROWS
+from manyhands.origin.standby_search import FEED_ROWS, LOOK_AGAIN_ROWS
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.trouble import Phase
 from manyhands.wire.message import Open
-from tests.kill import REQUEST, Bench, kept_models
+from tests.kill import REQUEST, Bench, kept_models, request_of
 
 FOLLOWED = replace(REQUEST, standby=True)
 
@@ -136,6 +136,28 @@ def test_a_full_spare_is_no_standby_and_no_trouble(bench: Bench) -> None:
             assert not scene.answers[0].events
             assert scene.hops[3].hosts[0].engine.rows_run == 0
             scene.hops[3].hosts[0].engine.cache_tokens = scene.hops[3].worker.config.cache_tokens
+
+    bench.play(main)
+
+
+def test_a_standby_that_cannot_reach_the_next_hop_makes_room_for_another(bench: Bench) -> None:
+    """n3 has the most room, but cannot dial n2, which takes its Open 10 s to find out."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["2-3", "2-3"], request=replace(FOLLOWED, draft="off")) as scene:
+            scene.faults.cut(scene.hops[3], scene.hops[2])
+            scene.faults.slow(scene.hops[0], 0.5)
+            second = scene.hops[4].hosts[0]
+            room, second.engine.cache_tokens = second.engine.cache_tokens, second.engine.cache_tokens // 2
+            prompt, params = request_of("greedy", 0)
+            answer = scene.swarm.origin.answer(
+                scene.swarm.origin.request_ids(prompt, replace(params, max_tokens=2 * LOOK_AGAIN_ROWS))
+            )
+            async for _ in scene.swarm.origin.stream(answer):
+                pass
+            assert not answer.repairs
+            assert scene.hops[3].hosts[0].engine.rows_run == 0 and second.engine.rows_run >= LOOK_AGAIN_ROWS
+            second.engine.cache_tokens = room
 
     bench.play(main)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from manyhands.core import NodeId, Span
-from manyhands.errors import Draining
+from manyhands.errors import Detour, LinkClosed
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Route
@@ -127,7 +127,9 @@ class Standbys:
                 standby.hop.epoch, standby.hop.arithmetic = message.epoch, message.arithmetic
             case Progress():
                 standby.computed = max(standby.computed, min(message.computed, standby.fed))
-            case Fault(blame=None) | Fault(code=Draining.code):
+            case Fault(code=LinkClosed.code | Detour.code):
+                pass  # of a link that it needs once it is promoted; then its Open finds a way
+            case Fault():
                 self.refused.add(standby.hop.offer.node)
                 self._drop(standby.hop.offer.info.span)
 
