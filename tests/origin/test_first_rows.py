@@ -10,7 +10,8 @@ import pytest
 from manyhands.core import EndsAt, NodeAddr, PathKind, SamplingParams
 from manyhands.net.transport import Link, Transport
 from manyhands.origin.session import Session
-from manyhands.testing.swarm import MemorySwarm
+from manyhands.testing.faults import Faults
+from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.wan import WanLink, WanProfile, WanTransport
 from manyhands.wire.message import Lane
@@ -111,6 +112,29 @@ def test_a_conversation_whose_cache_one_hop_has_lost_is_the_same(qwen3: Path) ->
                 again = await swarm.origin.complete(swarm.origin.request_ids(history, HOT), tenant="me")
                 assert again.token_ids == expected(qwen3, history, HOT) and not again.repairs
                 assert again.cached_tokens == cached and len(opened) == 1
+
+    play(main)
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_a_conversation_whose_hop_is_gone_is_computed_anew_by_its_replacement_alone(qwen3: Path, victim: int) -> None:
+    """Nothing is sent before it has answered: it has none of the positions that the others go on from."""
+
+    async def main() -> None:
+        faults = Faults()
+        async with memory_swarm(qwen3, "0-1,2-3,4-5", spares=["0-5"], wrap=faults.wrap) as swarm:
+            first = await swarm.origin.complete(swarm.origin.request_ids(PROMPT, GREEDY), tenant="me")
+            history = (*PROMPT, *first.token_ids, 70, 71, 72)
+            await asyncio.sleep(1.0)
+            faults.die(swarm.hops[victim])
+            await asyncio.sleep(1.0)
+            living = [node.hosts[0] for index, node in enumerate(swarm.hops) if index != victim]
+            before = [host.engine.rows_run for host in living]
+            again = await swarm.origin.complete(swarm.origin.request_ids(history, HOT), tenant="me", draft="off")
+            assert again.token_ids == expected(qwen3, history, HOT) and not again.repairs
+            done = [host.engine.rows_run - rows for host, rows in zip(living, before, strict=True)]
+            new, drawn = len(history) - 50, HOT.max_tokens - 1
+            assert done == [new + drawn, new + drawn, len(history) + drawn]
 
     play(main)
 

@@ -113,7 +113,8 @@ class Reuse:
                 raise ShardUnavailable("no hop of the conversation is left")
             try:
                 route = [slot.offer for slot in slots]
-                return await self._sessions.open(route, lease, resume._replace(kept=kept), first)
+                early = first if len(kept) == len(slots) else None  # else rows have to come before those
+                return await self._sessions.open(route, lease, resume._replace(kept=kept), early)
             except ShardUnavailable as refusal:
                 if refusal.node is None or refusal.node in excluded:
                     raise
