@@ -80,6 +80,31 @@ def test_a_repair_does_not_give_them_away(folder: Path) -> None:
     play(main)
 
 
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_this_machine_takes_the_hop_behind_its_own(folder: Path, path: PathKind) -> None:
+    """A hop dies; two neighbours are places of this node then, and each gets its credits, for more than a window of steps."""
+
+    async def main() -> None:
+        device, faults = Device.start(1), Faults()
+        request = replace(OWN, own_last=0, draft="off")
+        async with memory_swarm(folder, "0-3,4-5", request=request, wrap=faults.wrap) as swarm:
+            origin = swarm.origin
+            await origin.node.listen(NodeAddr("mem", 0))
+            await origin.host_own(folder, Span(0, 2), device)
+            await origin.node.worker.host(folder, Span(2, 4), "bf16", device, model_name="test", is_spare=True)
+            answer = origin.answer(origin.request_ids(PROMPT, LONG))
+            async for _ in origin.stream(answer, path=path):
+                if len(answer.token_ids) == 4:
+                    faults.die(swarm.hops[0])
+            assert answer.session is not None and len(answer.token_ids) == LONG.max_tokens
+            hops = [(hop.offer.name, str(hop.offer.info.span)) for hop in answer.session.route.hops]
+            assert hops == [("origin", "0-1"), ("origin", "2-3"), ("n1", "4-5")]
+            assert len(answer.repairs) == 1
+        device.close()
+
+    play(main)
+
+
 def test_what_is_kept_here_and_not_held_here_is_named(folder: Path) -> None:
     async def main() -> None:
         async with memory_swarm(folder, "0-2,3-5", request=OWN) as swarm:

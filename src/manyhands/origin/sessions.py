@@ -194,12 +194,14 @@ class Sessions:
         return True
 
     def _on_credit(self, message: Credit, link: Link) -> bool:
-        """Credits for what this origin sent: in a ring hop 0's. A hop on this node gets the next hop's."""
+        """Credits for what this origin sent: in a ring hop 0's. A hop on this node gets the next hop's, in a star if both are
+        here: no step between them came by."""
         session = self.active.get(message.session)
         if session is None:
             return False
-        is_mine = message.hop == 0 or session.route.lease.path == "star"
-        if not (is_mine and session.route.is_from(message.hop, link)):
+        hop, route, me = message.hop, session.route, self._node.transport.node
+        is_mine = hop == 0 or (route.lease.path == "star" and not (link.peer == me == route.node_of(hop - 1)))
+        if not (is_mine and route.is_from(hop, link)):
             return False
         session.on_credit(message)
         return True
