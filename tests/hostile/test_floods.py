@@ -21,6 +21,7 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Step
 from manyhands.worker.dials import MAX_DIALS, MAX_DIALS_PER_PEER
+from manyhands.worker.feeding import feed
 from manyhands.worker.worker import Worker
 from tests.hostile.test_sessions import overhear
 from tests.kill import Bench, Scene, kept_models
@@ -189,7 +190,7 @@ def test_both_sides_count_alike() -> None:
 
 def num_tasks(node: FullNode) -> int:
     """Tasks that carry out what peers asked for. (Those of links end a heartbeat after them.)"""
-    asked = (Worker._open.__name__, Worker._feed.__name__)
+    asked = (Worker._open.__name__, feed.__name__)
     return sum(task.get_coro().__name__ in asked for task in node.tasks)  # type: ignore[union-attr]
 
 

@@ -12,7 +12,7 @@ from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
 from manyhands.origin.standby import Standby
 from manyhands.route.search import Offer, Terms
-from manyhands.worker.worker import MAX_FEED_ROWS
+from manyhands.worker.feeding import MAX_FEED_ROWS
 
 FEED_ROWS = 16
 # Committed positions after which a hop without a standby looks for one again.

@@ -15,8 +15,8 @@ from typing import Any
 
 from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
-from manyhands.errors import Busy, DeviceLost, Draining, LinkClosed, ShardUnavailable
+from manyhands.core import ORIGIN_HOP, Precision, SamplingParams, Span, SpanInfo
+from manyhands.errors import DeviceLost, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link
@@ -26,6 +26,7 @@ from manyhands.wire.signed import Serials
 from manyhands.worker.dials import Dials
 from manyhands.worker.early import Unopened
 from manyhands.worker.execute import Device, Draws, SpanModel
+from manyhands.worker.feeding import MAX_FEED_ROWS, feed
 from manyhands.worker.hosted import describe_span
 from manyhands.worker.loadable import UNUSED_S, Loadable, find_loadable
 from manyhands.worker.loading import UNSEEN, Loading
@@ -33,7 +34,6 @@ from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening, check_signed, cut_off, open_within, refuse
 from manyhands.worker.owners import Owners
 from manyhands.worker.serve import SpanHost
-from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,6 @@ LOAD_S = 100.0
 # To connect to the successor that a repair gives a hop: its origin waits 5 s for the answer (reopen_timeout_s) and would take
 # this hop for dead, where it is the successor that cannot be reached.
 RECONNECT_S = 4.0
-# Rows that a Feed may ask for at once: four prefill-sized steps of the log.
-MAX_FEED_ROWS = 512
 PRIVATE_IDLE_S = 60.0  # after which a private span that was loaded on demand (a fallback) is dropped from memory
 
 
@@ -330,21 +328,5 @@ class Worker:
             place = host.feeder(message, link.peer)
             if place is not None and not place.is_feeding and message.until - message.start <= MAX_FEED_ROWS:
                 place.is_feeding = True
-                self._start(self._feed(place, message, link.peer))
+                self._start(feed(place, message, link.peer, self.dials, self._pool.connect_s))
         return True
-
-    async def _feed(self, place: HopSession, message: Feed, asker: NodeId) -> None:
-        """Deadline: `pool.connect_s` to reach the standby and for what was sent to it before to leave.
-        In a star it goes by way of the origin, as all steps do. A failure leaves the standby behind, nothing else.
-        """
-        try:
-            async with asyncio.timeout(self._pool.connect_s):
-                is_star = place.opened.path == "star"
-                standby = place.successor if is_star else await self.dials.reach(message.to, asker)
-                await standby.drain()
-            if place.opened.epoch == message.epoch:
-                place.feed(standby, message.start, message.until)
-        except (LinkClosed, TimeoutError, Busy) as error:
-            logger.info("session=%s: its standby cannot be fed: %s", place.name, error)
-        finally:
-            place.is_feeding = False
