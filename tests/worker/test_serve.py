@@ -16,7 +16,7 @@ from manyhands.errors import BadRequest, Busy, ContextOverflow, Draining, LinkCl
 from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import STANDBY, Close, Credit, Opened, Probe, Progress, Retract, Step
+from manyhands.wire.message import STANDBY, Close, Credit, Opened, Payload, Probe, Progress, Retract, Step
 from manyhands.wire.timings import TIMING
 from manyhands.worker.execute import Result, SpanModel, Work
 from manyhands.worker.session import HopSession
@@ -702,3 +702,20 @@ def test_logs_are_bounded_together_and_the_largest_goes_first(folder: Path, log_
         assert one.logs.num_bytes == 0, "a closed session gives its bytes back"
 
     play(folder, scenario, log_bytes=log_bytes)
+
+
+def test_rows_that_cannot_be_decoded_keep_no_other_session_waiting(folder: Path) -> None:
+    """They are all that the next device step was to run; the others' go on at once, although nothing else arrives."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        await one.open(2)
+        rows = hidden(32)
+        coded = Payload("bf16", 64, bytes(100), "planes")
+        one.step(1, 0, rows, payload=coded)
+        one.step(2, 0, rows)
+        await one.until(lambda: one.faults() != [])
+        assert [(f.session, f.blame) for f in one.faults()] == [(session_id(1), 0)]
+        await computed(one, 2, 1)
+
+    play(folder, scenario, prefill_rows=8, mixed_rows=8)

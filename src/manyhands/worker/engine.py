@@ -179,8 +179,12 @@ class Engine:
                 self._timer = loop.call_at(until, self._advance)
                 return
         self._held_since = None
-        if waiting and (batch := self._choose(waiting)):
+        if not waiting:
+            return
+        if batch := self._choose(waiting):
             self._compute(batch)
+        else:  # none of those chosen can be computed: on with the others
+            self.advance_soon()
 
     def _hold_until(self, waiting: Sequence[Waiting], now: float) -> float | None:
         """Until when what waits is held, so that decode steps due by then share its device step; None: not at all."""
