@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ PRIVATE_IDLE_S = 60.0  # after which a private span that was loaded on demand (a
 
 
 class Worker:
-    """`start` runs a task of the node; `sampling` gives what draws the tokens of a folder's model (True: if its head is here).
+    """`start` runs a task of the node; `sampling` gives what draws the tokens of a folder's model (True: if its head is here),
+    on a device thread.
     `config` may be changed; it is in force for what is hosted after that.
     """
 
@@ -136,13 +138,20 @@ class Worker:
         is_private: bool = False,
         loading: Loading = UNSEEN,
     ) -> SpanHost:
-        """A host that is not loaded yet. What it loads is proven by `manifest`."""
+        """A host that is not loaded yet. What it loads, on the device thread, is proven by `manifest`."""
+        is_edge = info.has_ends and info.span.end == info.num_layers
+        samplers = cache(lambda: self._sampling(folder, is_edge))  # reads the tokenizer
+
+        def load() -> SpanModel:
+            samplers()
+            return SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads, manifest, loading)
+
         return SpanHost(
             info,
-            lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads, manifest, loading),
+            load,
             device,
             config or self.config,
-            self._sampling(folder, info.has_ends),
+            lambda params: samplers()(params),
             self.logs,
             self.owners,
             is_private=is_private,
