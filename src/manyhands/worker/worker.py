@@ -65,7 +65,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.hosts: list[SpanHost] = []
-        self.is_off = False
+        self.is_off = self._is_leaving = False
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()
         self.dials = Dials(pool, setbacks)
@@ -197,9 +197,11 @@ class Worker:
 
     async def drain(self) -> None:
         """Leave politely: accept no session, hand those here over, return when none is left, `drain_s` at most."""
-        for host in self.hosts:
+        self._is_leaving = True
+        leaving = list(self.hosts)  # some may be gone before the others are empty
+        for host in leaving:
             host.drain()
-        for host in self.hosts:
+        for host in leaving:
             await host.emptied()
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -292,6 +294,8 @@ class Worker:
         holding.sort(key=lambda host: host.is_private and host.info.span != message.span)  # the whole model goes last
         exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
         if not exact and (loadable := find_loadable(self._loadable, message, self._name)) is not None:
+            if self._is_leaving:
+                raise Draining(f"{self._name} is leaving and loads nothing more: try another node")
             info = replace(loadable.info, span=message.span, is_loaded=True)  # of exactly these
             return self._make_host(loadable.folder, loadable.manifest, info, loadable.device), loadable
         if not holding:
