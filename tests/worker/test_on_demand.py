@@ -1,21 +1,27 @@
 """Layers that a node loads when a session is opened there (--can-load): what that costs others, and what a failure leaves."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, SamplingParams, Span
-from manyhands.errors import ShardUnavailable
+from manyhands.errors import DeviceLost, ModelError, ShardUnavailable
+from manyhands.net.transport import Link
 from manyhands.origin.sampling import sampling
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Close
+from manyhands.worker.execute import Device, SpanModel
 from manyhands.worker.worker import Worker
 from tests.origin.scenes import GREEDY, PROMPT, expected, ids_of, play
+from tests.waiting import GUARD_S
+from tests.worker.hop import ORIGIN, Notes, opening, session_id
 
 
 @pytest.fixture(scope="module")
@@ -61,5 +67,72 @@ def test_a_tokenizer_is_read_with_the_layers_beside_the_loop(folder: Path) -> No
             for _ in range(2):
                 assert await ids_of(swarm, PROMPT, GREEDY) == expected(folder, PROMPT, GREEDY)
             assert read == [(False, True)]
+
+    play(main)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_load_that_fails_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """Whether its origin waited for it or not: the layers can be loaded again at once, and are not said to be held."""
+
+    async def main() -> None:
+        async with on_demand(folder) as (swarm, worker):
+            begun, may_fail = threading.Event(), threading.Event()
+
+            def broken(*_: Any) -> SpanModel:
+                begun.set()
+                may_fail.wait(GUARD_S)
+                raise ModelError("the disk is gone")
+
+            with monkeypatch.context() as patch:
+                patch.setattr("manyhands.worker.worker.SpanModel", broken)
+                asked = asyncio.ensure_future(ids_of(swarm, PROMPT, GREEDY))
+                while not begun.is_set():  # noqa: ASYNC110 - set by a thread, for which the clock stands still
+                    await asyncio.sleep(0)
+                (host,) = worker.hosts
+                if not waits:
+                    asked.cancel()
+                    while not host.is_empty:  # noqa: ASYNC110
+                        await asyncio.sleep(0)
+                may_fail.set()
+                with pytest.raises(ModelError if waits else asyncio.CancelledError):
+                    await asked
+                await asyncio.sleep(0.1)
+            assert worker.hosts == [] and [info.is_loaded for info in worker.spans] == [False]
+            assert await ids_of(swarm, PROMPT, GREEDY) == expected(folder, PROMPT, GREEDY)
+
+    play(main)
+
+
+def test_a_node_that_leaves_loads_nothing_more(folder: Path) -> None:
+    async def main() -> None:
+        async with on_demand(folder) as (swarm, worker):
+            await worker.drain()
+            with pytest.raises(ShardUnavailable, match="is leaving and loads nothing more"):
+                await ids_of(swarm, PROMPT, GREEDY)
+            assert worker.hosts == []
+
+    play(main)
+
+
+def test_a_node_that_leaves_waits_for_all_its_spans_also_if_one_is_gone_meanwhile(folder: Path) -> None:
+    """The device of the first fails; the session on the second goes on."""
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5") as swarm:
+            worker, device = swarm.hops[0].worker, Device.start(1)
+            first = worker.hosts[0]
+            second = await worker.host(folder, Span(2, 4), "bf16", device, model_name="test")
+            origin, named = cast(Link, Notes(ORIGIN)), {"model": first.info.model}
+            first.reserve(opening(1, span=first.info.span, **named), origin)
+            second.reserve(opening(2, **named), origin)
+            leaving = asyncio.ensure_future(worker.drain())
+            await asyncio.sleep(0.1)
+            first.engine.lose(DeviceLost("it fell off the bus"))
+            await asyncio.sleep(0.1)
+            assert worker.hosts == [second] and not leaving.done()
+            second.close(Close(session_id(2)), ORIGIN)
+            await leaving
+            device.close()
 
     play(main)

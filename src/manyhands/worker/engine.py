@@ -61,6 +61,7 @@ class Engine:
         self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
         self._on_change = on_change
         self.lost: DeviceLost | None = None  # the device computes no more, and why
+        self.has_failed = False  # the last load
         self._loading: asyncio.Future[SpanModel] | None = None
         self._sessions: dict[int, HopSession] = {}
         self._clock = 0  # counts sessions and what is taken from them
@@ -81,6 +82,7 @@ class Engine:
         """
         if self.model is None:
             if self._loading is None:
+                self.has_failed = False
                 self._loading = self.device.run(self._load)
                 self._loading.add_done_callback(self._loaded)
             await asyncio.shield(self._loading)
@@ -89,7 +91,9 @@ class Engine:
 
     def _loaded(self, done: "asyncio.Future[SpanModel]") -> None:
         self._loading = None
-        if done.cancelled() or done.exception() is not None:
+        self.has_failed = done.cancelled() or done.exception() is not None
+        if self.has_failed:
+            self._on_change()
             return  # those who wait for it get the error
         self.model = done.result()
         room, most = self.model.runner.cache_room, self._config.cache_bytes

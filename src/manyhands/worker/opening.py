@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from manyhands.core import MAX_WINDOW, SpanInfo
+from manyhands.core import MAX_WINDOW, SessionId, Span, SpanInfo
 from manyhands.errors import (
     Apart,
     BadRequest,
@@ -36,6 +36,10 @@ class Opening:
     parked: "Parked | None" = None  # what it goes on with, also if that has lost its room to it
     task: "asyncio.Task[None] | None" = None
     early: EarlySteps = field(default_factory=EarlySteps)  # what came before it was carried out
+
+    @property
+    def place(self) -> tuple[SessionId, Span]:
+        return self.message.session, self.message.span
 
     def check_early(self) -> None:
         """Raise Busy if rows came before this Open that are not here any more: their origin would wait for them in vain."""

@@ -122,8 +122,7 @@ class SpanHost:
         """
         await self.engine.ensure_loaded()
         opening.check_early()
-        message, origin = opening.message, opening.origin
-        place = (message.session, message.span)
+        message, origin, place = opening.message, opening.origin, opening.place
         parked, cache, cached = resumable(opening, self.parking, self._places.values()), None, 0
         if parked is not None and place not in self._places:
             cached = min(message.resume_until, parked.positions)
@@ -159,7 +158,7 @@ class SpanHost:
 
         Ignored (False) if the session was closed or the Open overtaken meanwhile.
         """
-        place = (opening.message.session, opening.message.span)
+        place = opening.place
         if self._opening.get(place) is not opening:
             return False
         del self._opening[place]
@@ -318,8 +317,8 @@ class SpanHost:
         return not self._places and not self._opening
 
     async def run(self, unused_s: float = math.inf) -> None:
-        """Compute steps as they come, until it was empty for `unused_s`. Drops the model when it is not used (eviction.py).
-        Raises DeviceLost once the device computes no more; then no session is left.
+        """Compute steps as they come, until it was empty for `unused_s` (if that is finite: or is, and the last load failed).
+        Drops the model when it is not used (eviction.py). Raises DeviceLost, with no session left, once the device is lost.
         """
         now = asyncio.get_running_loop().time
         self.engine.start()
@@ -327,7 +326,8 @@ class SpanHost:
             while self.engine.lost is None:
                 eviction = Eviction(self._config, since := now())
                 while self.engine.lost is None and not self._changed.is_set():
-                    if now() >= (ends_at := since + unused_s if self.is_empty else math.inf):
+                    limit_s = 0.0 if self.engine.has_failed and unused_s < math.inf else unused_s
+                    if now() >= (ends_at := since + limit_s if self.is_empty else math.inf):
                         return
                     await self._look(eviction, ends_at)
                 self._changed.clear()

@@ -121,7 +121,8 @@ class Worker:
     async def _run(self, host: SpanHost, unused_s: float) -> None:
         try:
             await host.run(unused_s)
-            logger.info("layers=%s out of memory: loaded on demand, and not used for %g s", host.info.span, unused_s)
+            why = "could not be loaded" if host.engine.has_failed else f"not used for {unused_s:g} s"
+            logger.info("layers=%s are not held any more: wanted on demand, and %s", host.info.span, why)
         except DeviceLost as error:
             logger.error("layers=%s are not served any more: %s; start this process anew", host.info.span, error)
             self._loadable = [one for one in self._loadable if one.device is not host.engine.device]
