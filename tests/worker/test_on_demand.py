@@ -123,9 +123,9 @@ def test_a_node_that_leaves_waits_for_all_its_spans_also_if_one_is_gone_meanwhil
             worker, device = swarm.hops[0].worker, Device.start(1)
             first = worker.hosts[0]
             second = await worker.host(folder, Span(2, 4), "bf16", device, model_name="test")
-            origin, named = cast(Link, Notes(ORIGIN)), {"model": first.info.model}
-            first.reserve(opening(1, span=first.info.span, **named), origin)
-            second.reserve(opening(2, **named), origin)
+            origin, model = cast(Link, Notes(ORIGIN)), first.info.model
+            first.reserve(opening(1, span=first.info.span, model=model), origin)
+            second.reserve(opening(2, model=model), origin)
             leaving = asyncio.ensure_future(worker.drain())
             await asyncio.sleep(0.1)
             first.engine.lose(DeviceLost("it fell off the bus"))
