@@ -436,6 +436,49 @@ def test_hn_48_a_hop_that_is_slow_from_its_first_step_is_replaced(bench: Bench, 
     bench.play(main)
 
 
+@pytest.mark.parametrize("path", ["ring", "star"])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_hop_whose_device_hangs_in_a_prompt_is_replaced_and_no_other(
+    bench: Bench, victim: int, path: PathKind
+) -> None:
+    """Those before it have rows to compute as well: they wait for its credits."""
+
+    async def main() -> None:
+        async with bench.scene(request=replace(REQUEST, prefill_chunk=2, window=4)) as scene:
+            node = scene.hops[victim]
+            scene.faults.at("prefill", node, lambda: scene.faults.slow(node, 500.0), 2)
+            assert await scene.ask("hot", 1, path=path) == bench.wanted["hot", 1]
+            assert [r.lost for r in scene.answers[0].repairs] == [(f"n{victim}",)]
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_a_replacement_that_hangs_is_replaced_and_not_the_hop_that_feeds_it(
+    bench: Bench, path: PathKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What hop 0 sends from its log waits for credits, and so does all it has to compute."""
+    monkeypatch.setattr("manyhands.worker.log.REPLAY_ROWS", 4)
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5", "0-5"], request=replace(REQUEST, window=4)) as scene:
+            arm(scene, "decode", 1)
+            for spare in scene.hops[3:]:
+                scene.faults.at("replay", spare, lambda spare=spare: slow_one(spare))  # type: ignore[misc]
+            slowed: list[FullNode] = []
+
+            def slow_one(spare: FullNode) -> None:
+                if not slowed:
+                    slowed.append(spare)
+                    scene.faults.slow(spare, 500.0)
+
+            assert await scene.ask("hot", 1, path=path) == bench.wanted["hot", 1]
+            lost = [r.lost for r in scene.answers[0].repairs]
+            assert lost == [("n1",), (f"n{scene.hops.index(slowed[0])}",)]
+
+    bench.play(main)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["opening", "prefill", "decode", "window"])
 def test_a_frozen_hop_is_replaced_within_four_seconds(bench: Bench, phase: Phase, victim: int) -> None:

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.config import RequestConfig
-from manyhands.origin.pace import LATE_S, MAX_WAIT_S, PAYS, SLACK, HeldStep, Pace, Thrift, replay_s
+from manyhands.origin.pace import LATE_S, MAX_WAIT_S, PAYS, SLACK, HeldStep, Pace, Thrift, held_step, replay_s
+from manyhands.wire.message import Progress
+from tests.worker.hop import session_id
 
 
 def test_a_step_is_overdue_after_ten_usual_ones() -> None:
@@ -52,7 +54,7 @@ def test_hn_48_steps_that_are_slow_from_the_first_are_compared_with_what_the_hop
 
 # -- thrift -----------------------------------------------------------------------------------------------------------
 
-SLOW, SILENT = HeldStep(1, is_silent=False, computed=7), HeldStep(1, is_silent=True)
+SLOW, SILENT = HeldStep(1, is_silent=False, computed={1: 7}), HeldStep(1, is_silent=True)
 
 
 def worth(thrift: Thrift, holdup: HeldStep, waited_s: float, **known: float) -> bool:
@@ -83,8 +85,42 @@ def test_a_slow_hop_is_replaced_once_the_wait_has_cost_as_much_as_the_replay() -
 def test_a_hop_that_gets_on_is_not_replaced() -> None:
     thrift = Thrift()
     for computed in range(7, 20):
-        assert worth(thrift, HeldStep(1, is_silent=False, computed=computed), waited_s=20.0) == (computed == 7)
-    assert worth(thrift, HeldStep(1, is_silent=False, computed=19), waited_s=20.0)
+        assert worth(thrift, HeldStep(1, is_silent=False, computed={1: computed}), waited_s=20.0) == (computed == 7)
+    assert worth(thrift, HeldStep(1, is_silent=False, computed={1: 19}), waited_s=20.0)
+
+
+def test_a_hop_is_not_replaced_while_another_gets_on() -> None:
+    """One that waits for the hops before it to replay, say. One whose answer did not come has not got on by that."""
+    thrift = Thrift()
+    for computed in range(7, 20):
+        held = HeldStep(2, is_silent=False, computed={0: 3, 1: computed, 2: 0})
+        assert worth(thrift, held, waited_s=20.0) == (computed == 7)
+    assert worth(thrift, HeldStep(2, is_silent=False, computed={0: 3, 2: 0}), waited_s=20.0)
+    assert worth(thrift, HeldStep(2, is_silent=False, computed={0: 3, 1: 90, 2: 0}), waited_s=20.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "hop"),
+    [
+        ([(9, 9), (9, 8), (8, 8)], 1),
+        ([(9, 4), (4, 2), (0, 0)], 1),  # hop 0 waits for credits of hop 1
+        ([(9, 0), (9, 0), (9, 4)], 2),
+        ([(8, 8), (8, 8), (8, 8)], 0),  # the last step has not come to hop 0
+        ([(9, 9), (8, 8), (8, 8)], 1),
+        ([(9, 9), None, (8, 8)], 1),
+        ([None, (9, 8), (8, 8)], 1),
+        ([(9, 8), (8, 8), None], 0),
+        ([(9, 9), (9, 9), None], 2),
+        ([(9, 9), (9, 9), (9, 9)], 2),
+        ([None, None, None], 0),
+    ],
+)
+def test_the_last_hop_with_rows_to_compute_holds_a_step_up(said: list[tuple[int, int] | None], hop: int) -> None:
+    """Of three, of which some say what they have received and computed. Up to position 9 was sent."""
+    progress = {i: Progress(session_id(1), 1, i, *counts) for i, counts in enumerate(said) if counts is not None}
+    held = held_step(progress, 3, 9)
+    assert (held.hop, held.is_silent) == (hop, said[hop] is None)
+    assert held.computed == {i: counts[1] for i, counts in enumerate(said) if counts is not None}
 
 
 def test_lateness_makes_a_slow_hop_no_culprit() -> None:

@@ -59,7 +59,7 @@ class FakeSession:
         self.losses[index] = reason
 
     async def probe(self, limit_s: float) -> HeldStep:
-        return HeldStep(self.culprit, self.is_silent, self.computed)
+        return HeldStep(self.culprit, self.is_silent, {self.culprit: self.computed})
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         self.route.hops = list(hops)

@@ -437,6 +437,25 @@ def test_a_hop_with_a_rollback_in_hand_does_not_claim_more(folder: Path) -> None
     play(folder, scenario)
 
 
+def test_a_hop_whose_steps_were_retracted_has_nothing_left_to_compute(folder: Path) -> None:
+    """Else a probe would find it busy, and the origin blame it for a step that has not come to it."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(9))
+        await computed(one, 1, 1)
+        one.step(1, 9, hidden(3))
+        one.host.follow(Retract(session_id(1), 1, 1), ORIGIN)
+        one.host.follow(Probe(session_id(1), 1), ORIGIN)
+        one.step(1, 9, hidden(3))  # of the guess before
+        one.host.follow(Probe(session_id(1), 1), ORIGIN)
+        one.step(1, 9, hidden(1), window=1)
+        one.host.follow(Probe(session_id(1), 1), ORIGIN)
+        assert [(p.received, p.computed) for p in one.origin.of(Progress)] == [(9, 9), (9, 9), (10, 9)]
+
+    play(folder, scenario)
+
+
 def test_a_rollback_overwrites(folder: Path) -> None:
     """A step at an earlier position continues from there, as if the steps behind it had never been."""
     wanted: list[torch.Tensor] = []

@@ -8,11 +8,12 @@ each replacement that won nothing.
 
 import statistics
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from manyhands.config import RequestConfig
 from manyhands.net.liveness import STRETCH, patience_s
+from manyhands.wire.message import Progress
 
 # Where event loops are late by so much, a hop that does not answer a probe may only lack CPU time: net/watch.py decides then.
 LATE_S = 0.1
@@ -60,11 +61,29 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class HeldStep:
-    """The hop that holds a route up, as a probe found it: it did not answer (`is_silent`), or has so many positions."""
+    """The hop that holds a route up, as a probe found it; `is_silent`: it did not answer. `computed`: positions of each hop
+    that did."""
 
     hop: int
     is_silent: bool
-    computed: int = 0
+    computed: Mapping[int, int] = field(default_factory=dict)
+
+    def has_got_on(self, since: "HeldStep") -> bool:
+        """Whether any hop has computed more than at the probe `since`."""
+        return any(computed > since.computed.get(hop, computed) for hop, computed in self.computed.items())
+
+
+def held_step(progress: Mapping[int, Progress], num_hops: int, sent_until: int) -> HeldStep:
+    """Which of `num_hops` hops holds up what was sent, up to `sent_until`, by the answers of those that gave one.
+
+    The last that has rows to compute: those before it may wait for its credits, and have rows to compute for that reason. If
+    none has, the first that is not known to have computed all: it is cut off from the hop before it, or frozen. If all have,
+    the last hop's answer got lost.
+    """
+    busy = [hop for hop, said in progress.items() if said.received > said.computed]
+    behind = (i for i in range(num_hops) if i not in progress or progress[i].computed < sent_until)
+    index = max(busy) if busy else next(behind, num_hops - 1)
+    return HeldStep(index, index not in progress, {hop: said.computed for hop, said in progress.items()})
 
 
 class Thrift:
@@ -92,8 +111,8 @@ class Thrift:
         last, self._last = self._last, holdup
         if holdup.is_silent:
             return late_s < LATE_S or waited_s >= patience_s(late_s)
-        if last is not None and last.hop == holdup.hop and not last.is_silent and holdup.computed > last.computed:
-            return False  # it has got on since the last look
+        if last is not None and holdup.has_got_on(last):
+            return False
         if self._pays_at is not None and now >= self._pays_at:
             self._num_wasted = 0
         if committed == self._replaced_at:

@@ -16,7 +16,7 @@ from manyhands.errors import Apart, Detour, Draining, ManyhandsError, PipelineAb
 from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.origin.fault import Told, apart, judge
-from manyhands.origin.pace import HeldStep
+from manyhands.origin.pace import HeldStep, held_step
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
@@ -216,11 +216,7 @@ class Session:
         return results.popleft() if results else None
 
     async def probe(self, limit_s: float) -> HeldStep:
-        """Ask every hop how far it is; return the hop that holds the route up. Deadline: `limit_s`.
-
-        That is the first that has not computed what was sent: it is slow, frozen, or cut off from the hop before it. If
-        all have, the last hop's answer got lost.
-        """
+        """Ask every hop how far it is; return the hop that holds the route up (pace.py). Deadline: `limit_s`."""
         self._progress.clear()
         for hop in self.route.hops:
             try_send(hop.control, Probe(self.id, self.route.epoch))
@@ -228,10 +224,7 @@ class Session:
             async with asyncio.timeout(limit_s):
                 while len(self._progress) < len(self.route.hops):
                     await self._wait()
-        done = {i for i, p in self._progress.items() if p.computed >= self.returns.sent_until}
-        index = next((i for i in range(len(self.route.hops)) if i not in done), len(self.route.hops) - 1)
-        said = self._progress.get(index)
-        return HeldStep(index, said is None, said.computed if said is not None else 0)
+        return held_step(self._progress, len(self.route.hops), self.returns.sent_until)
 
     async def _wait(self) -> None:
         if self._error is not None:

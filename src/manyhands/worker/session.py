@@ -218,12 +218,12 @@ class HopSession:
         if self.opened.resume is not None and not self.received and step.position > self.cache.length:
             self._owe(1)  # sent before its origin knew that the cache it was to begin with is not here
             return
-        self.received = step.position + step.count
         if step.window != self._newest_window:
             self.retract(step.window)
             if self.is_void(step):
                 self._owe(1)
                 return
+        self.received = step.position + step.count
         if not self.waiting:
             self.arrived.clear()
         self.arrived[step.position] = now
@@ -239,6 +239,7 @@ class HopSession:
             self._owe(len(self.waiting))
             self.waiting.clear()
             self.outbox.clear()
+            self.received = min(self.received, self.computed)  # a probe finds nothing left to compute
 
     def _check_granted(self, step: Step) -> None:
         """Take a credit for `step`. Raises ProtocolError if more would wait than was granted."""
