@@ -479,6 +479,19 @@ def test_a_replacement_that_hangs_is_replaced_and_not_the_hop_that_feeds_it(
     bench.play(main)
 
 
+def test_no_hop_is_replaced_for_a_result_that_is_on_its_way(bench: Bench) -> None:
+    """Every hop says that it has computed all, before the last step that says so has come."""
+
+    async def main() -> None:
+        async with bench.scene() as scene:
+            last, origin = scene.hops[2], scene.swarm.origin.node
+            scene.faults.at("decode", last, lambda: scene.faults.delay(last, origin, "data", 1.3), 7)
+            assert await scene.ask() == bench.wanted["greedy", 0]
+            assert not scene.answers[0].repairs
+
+    bench.play(main)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["opening", "prefill", "decode", "window"])
 def test_a_frozen_hop_is_replaced_within_four_seconds(bench: Bench, phase: Phase, victim: int) -> None:

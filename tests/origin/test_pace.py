@@ -119,7 +119,7 @@ def test_the_last_hop_with_rows_to_compute_holds_a_step_up(said: list[tuple[int,
     """Of three, of which some say what they have received and computed. Up to position 9 was sent."""
     progress = {i: Progress(session_id(1), 1, i, *counts) for i, counts in enumerate(said) if counts is not None}
     held = held_step(progress, 3, 9)
-    assert (held.hop, held.is_silent) == (hop, said[hop] is None)
+    assert (held.hop, held.is_silent, held.is_done) == (hop, said[hop] is None, said == [(9, 9)] * 3)
     assert held.computed == {i: counts[1] for i, counts in enumerate(said) if counts is not None}
 
 

@@ -16,6 +16,7 @@ from manyhands.origin.fault import Told
 from manyhands.origin.pace import HeldStep
 from manyhands.origin.repair import ASK_AGAIN_S, RepairExecutor
 from manyhands.origin.repair_plan import Slot
+from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Route
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.standby import Standbys
@@ -23,6 +24,7 @@ from manyhands.route.offer import Pair, Terms, pair
 from manyhands.route.search import Offer
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import node_key
+from manyhands.wire.message import Step
 from manyhands.wire.signed import Signer
 from tests.route.test_search import ONE, offer
 
@@ -46,6 +48,7 @@ class FakeSession:
     leaving: dict[int, str] = field(default_factory=dict)
     shapes: list[list[Slot]] = field(default_factory=list)
     last_progress: float = 0.0
+    returns: Returns = field(default_factory=Returns)
     untrusted_nodes: set[NodeId] = field(default_factory=set)
     told: Told = field(default_factory=Told)
     id: SessionId = field(default_factory=lambda: SessionId(bytes(16)))
@@ -415,5 +418,37 @@ def test_a_suspect_is_replaced_only_if_others_can_take_over() -> None:
         patient.world.offers_now.append(offer("t", 8, 12))
         await patient.healer.suspect(1.5, 5, 0.01)
         assert list(patient.session.losses) == [2] and "1.5 s" in patient.session.losses[2]
+
+    play(main)
+
+
+@pytest.mark.parametrize("while_asking", ["hops", "for offers"])
+@pytest.mark.parametrize(("count", "end"), [(1, 6), (0, 6), (0, 5)])
+def test_no_hop_is_suspected_once_its_result_has_come(while_asking: str, count: int, end: int) -> None:
+    """While the hops were asked, or other nodes. A result without news of a position changes nothing."""
+
+    async def main() -> None:
+        patient = Patient(offer("t", 8, 12))
+        patient.session.culprit = 2
+        probe, offers = patient.session.probe, patient.world.offers
+
+        def come() -> None:
+            step = Step(patient.session.id, 1, 0, end - count, count, end, 0, "hidden", None, None, b"", 0)
+            patient.session.returns.results.append(step)
+
+        async def probe_late(limit_s: float) -> HeldStep:
+            come()
+            return await probe(limit_s)
+
+        async def offers_late(excluded: Collection[NodeId]) -> list[Offer]:
+            come()
+            return await offers(excluded)
+
+        if while_asking == "hops":
+            setattr(patient.session, "probe", probe_late)  # noqa: B010
+        else:
+            setattr(patient.world, "offers", offers_late)  # noqa: B010
+        await patient.healer.suspect(1.5, 5, 0.01)
+        assert bool(patient.session.losses) == (end == 5)
 
     play(main)

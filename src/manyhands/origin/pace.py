@@ -62,11 +62,12 @@ class Pace:
 @dataclass(frozen=True, slots=True)
 class HeldStep:
     """The hop that holds a route up, as a probe found it; `is_silent`: it did not answer. `computed`: positions of each hop
-    that did."""
+    that did. `is_done`: every hop has computed all that was sent."""
 
     hop: int
     is_silent: bool
     computed: Mapping[int, int] = field(default_factory=dict)
+    is_done: bool = False
 
     def has_got_on(self, since: "HeldStep") -> bool:
         """Whether any hop has computed more than at the probe `since`."""
@@ -81,9 +82,10 @@ def held_step(progress: Mapping[int, Progress], num_hops: int, sent_until: int) 
     the last hop's answer got lost.
     """
     busy = [hop for hop, said in progress.items() if said.received > said.computed]
-    behind = (i for i in range(num_hops) if i not in progress or progress[i].computed < sent_until)
-    index = max(busy) if busy else next(behind, num_hops - 1)
-    return HeldStep(index, index not in progress, {hop: said.computed for hop, said in progress.items()})
+    behind = [i for i in range(num_hops) if i not in progress or progress[i].computed < sent_until]
+    index = max(busy) if busy else min(behind, default=num_hops - 1)
+    computed = {hop: said.computed for hop, said in progress.items()}
+    return HeldStep(index, index not in progress, computed, is_done=not busy and not behind)
 
 
 class Thrift:

@@ -179,7 +179,8 @@ class RepairExecutor:
                     session.lose(index, reason)
                 case "none":
                     del session.leaving[index]
-                    await self._lose_if_covered(index, reason, committed)
+                    if await self._is_covered(index, committed):
+                        session.lose(index, reason)
                 case "following":
                     pass
 
@@ -220,15 +221,19 @@ class RepairExecutor:
         began = now()
         late_s = max(self._late_s(hop.offer.node) for hop in session.route.hops)
         holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, late_s))
+        if session.losses or session.returns.has_news(committed):
+            return
         waited_s += now() - began
         cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
         if self._thrift.is_worth(holdup, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
-            reason = f"holds a step up: none for {waited_s:.1f} s"
-            if await self._lose_if_covered(holdup.hop, reason, committed) and not holdup.is_silent:
-                self._thrift.replaced(committed, now(), waited_s + cost_s)
+            is_covered = await self._is_covered(holdup.hop, committed)
+            if is_covered and not session.losses and not session.returns.has_news(committed):
+                session.lose(holdup.hop, f"holds a step up: none for {waited_s:.1f} s")
+                if not holdup.is_silent:
+                    self._thrift.replaced(committed, now(), waited_s + cost_s)
 
-    async def _lose_if_covered(self, index: int, reason: str, committed: int) -> bool:
-        """Count a hop as lost if other nodes can take its place; returns whether."""
+    async def _is_covered(self, index: int, committed: int) -> bool:
+        """Whether other nodes can take the place of a hop."""
         session = self._session
         excluded = self.excluded | {session.route.hops[index].offer.node}
         lost = {i for i, hop in enumerate(session.route.hops) if hop.offer.node in excluded}
@@ -236,7 +241,6 @@ class RepairExecutor:
             offers = await self._around.offers(excluded)
             route, terms = [hop.offer for hop in session.route.hops], self._around.terms()
             plan_repair(route, lost, (), (), offers, excluded, committed, (), terms, session.route.boundaries)
-            session.lose(index, reason)
             return True
         return False
 

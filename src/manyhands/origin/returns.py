@@ -72,6 +72,10 @@ class Returns:
         self._learn_rows(timings, end)
         self.results.append(step)
 
+    def has_news(self, committed: int) -> bool:
+        """Whether a result waits that says more than that positions [0, `committed`) are computed."""
+        return any(step.count or step.position > committed for step in self.results)
+
     def _learn_rows(self, timings: Sequence[HopTiming], end: int) -> None:
         """A result up to position `end` came. Where the first began after a repair is not known: hops replay their logs."""
         rows = 0 if self._came_until is None else end - self._came_until

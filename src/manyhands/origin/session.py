@@ -216,7 +216,8 @@ class Session:
         return results.popleft() if results else None
 
     async def probe(self, limit_s: float) -> HeldStep:
-        """Ask every hop how far it is; return the hop that holds the route up (pace.py). Deadline: `limit_s`."""
+        """Ask every hop how far it is; return the hop that holds the route up (pace.py). Deadline: `limit_s`, and once more
+        for a result if every hop has computed all: it may be on its way."""
         self._progress.clear()
         for hop in self.route.hops:
             try_send(hop.control, Probe(self.id, self.route.epoch))
@@ -224,7 +225,12 @@ class Session:
             async with asyncio.timeout(limit_s):
                 while len(self._progress) < len(self.route.hops):
                     await self._wait()
-        return held_step(self._progress, len(self.route.hops), self.returns.sent_until)
+        held = held_step(self._progress, len(self.route.hops), self.returns.sent_until)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while held.is_done and not self.returns.results:
+                    await self._wait()
+        return held
 
     async def _wait(self) -> None:
         if self._error is not None:
