@@ -232,6 +232,29 @@ def test_the_replacement_may_die_while_it_is_rebuilt(bench: Bench, path: PathKin
     bench.play(main)
 
 
+@pytest.mark.parametrize("path", ["ring", "star"])
+@pytest.mark.parametrize("second", [0, 2])
+def test_a_survivor_may_die_while_the_replacement_computes_its_replay(
+    bench: Bench, second: int, path: PathKind
+) -> None:
+    """The route stands, and part of the replay waits for the device: it is sent again, and no living node is blamed."""
+
+    async def main() -> None:
+        async with bench.scene(worker=WorkerConfig(prefill_rows=8)) as scene:
+            arm(scene, "decode", 1)
+            scene.faults.slow(scene.hops[3], 0.2)
+            loop = asyncio.get_running_loop()
+
+            def die() -> None:
+                loop.call_later(0.3, scene.faults.die, scene.hops[second])
+
+            scene.faults.at("replay", scene.hops[3], die, 1)
+            assert await scene.ask("hot", 1, path=path) == bench.wanted["hot", 1]
+            assert [r.lost for r in scene.answers[0].repairs] == [("n1",), (f"n{second}",)]
+
+    bench.play(main)
+
+
 # -- who takes over ---------------------------------------------------------------------------------------------------
 
 

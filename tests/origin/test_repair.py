@@ -51,6 +51,7 @@ class FakeSession:
     returns: Returns = field(default_factory=Returns)
     untrusted_nodes: set[NodeId] = field(default_factory=set)
     told: Told = field(default_factory=Told)
+    has_detour: bool = False
     id: SessionId = field(default_factory=lambda: SessionId(bytes(16)))
     is_closed: bool = False
     name: str = "0123"
@@ -260,6 +261,30 @@ def test_a_second_loss_during_the_repair_is_repaired_with_it() -> None:
         (repair,) = patient.healer.repairs
         assert (repair.lost, repair.replacement) == (("b", "s"), ("t",)) and "then hop 1 (s)" in repair.reason
         assert all(h.is_whole for h in patient.session.route.hops)
+
+    play(main)
+
+
+def test_a_hop_is_empty_until_what_was_sent_again_has_come_through() -> None:
+    """Though the route stands: another loss meanwhile has it rebuilt from the beginning, and links do not change."""
+
+    async def main() -> None:
+        patient = Patient(offer("s", 0, 12), offer("t", 0, 12, free=0))
+        await patient.lose(1)
+        assert patient.session.names == ["a", "s", "c"]
+        assert await patient.healer.rewire(5) is None
+        await patient.lose(2)
+        assert [(slot.recomputes, slot.emit_from) for slot in patient.session.shapes[-1]] == [
+            (False, 0),
+            (True, 0),
+            (True, 5),
+        ]
+        assert patient.session.shapes[-1][0].replay_until == 5
+        patient.healer.returned()
+        assert await patient.healer.rewire(6) == 6
+        patient.world.offers_now.append(offer("u", 0, 12))
+        await patient.lose(2, committed=7)
+        assert [slot.recomputes for slot in patient.session.shapes[-1]] == [False, False, True]
 
     play(main)
 

@@ -131,6 +131,8 @@ class RepairExecutor:
 
     def returned(self) -> None:
         """A position that is new has come back: what the last repair had recomputed, has been."""
+        for hop in self._session.route.hops:
+            hop.is_rebuilding = False
         if self._replaying is not None:
             (planned, began), now = self._replaying, asyncio.get_running_loop().time()
             self.repairs[-1] = replace(self.repairs[-1], replay_s=now - planned, total_s=now - began)
@@ -160,8 +162,8 @@ class RepairExecutor:
         if all(
             hop.has_log for hop, slot in zip(self._session.route.hops, plan.slots, strict=True) if slot.replay_until
         ):
-            for hop in self._session.route.hops:
-                hop.is_whole = True
+            for hop, slot in zip(self._session.route.hops, plan.slots, strict=True):
+                hop.is_whole, hop.is_rebuilding = True, slot.recomputes
         return reason
 
     async def hand_over(self, committed: int) -> None:
@@ -195,7 +197,7 @@ class RepairExecutor:
         something else is wrong that goes first. Raises HopLost if a hop does not answer.
         """
         session, now = self._session, asyncio.get_running_loop().time()
-        if now < self._may_rewire_at or not all(hop.is_whole for hop in session.route.hops):
+        if now < self._may_rewire_at or any(hop.is_rebuilding or not hop.is_whole for hop in session.route.hops):
             return None
         session.has_detour, self._may_rewire_at = False, now + REWIRE_PAUSE_S
         plan = plan_repair([hop.offer for hop in session.route.hops], (), (), (), (), (), committed)
@@ -294,7 +296,7 @@ class RepairExecutor:
         session = self._session
         offers = await self._around.offers(excluded)
         self.excluded |= {session.route.hops[i].offer.node for i in session.losses}
-        empty = [i for i, hop in enumerate(session.route.hops) if not hop.is_whole]
+        empty = [i for i, hop in enumerate(session.route.hops) if hop.is_rebuilding or not hop.is_whole]
         logless = [i for i, hop in enumerate(session.route.hops) if not hop.has_log]
         route = [hop.offer for hop in session.route.hops]
         if session.route.needs_ends:

@@ -157,7 +157,7 @@ def _is_sound(session: Session) -> bool:
     """Whether every hop is there and has computed what is committed, and none has ever sent what cannot be."""
     if session.is_closed or session.losses or session.untrusted_nodes:
         return False
-    return all(hop.is_whole and not hop.control.is_closed for hop in session.route.hops)
+    return all(hop.is_whole and not hop.is_rebuilding and not hop.control.is_closed for hop in session.route.hops)
 
 
 def _offers(session: Session) -> tuple[Offer, ...]:

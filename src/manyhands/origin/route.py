@@ -51,6 +51,7 @@ class Hop:
     cached: int = 0  # positions of a parked session that it began with
     rounds: bool = False  # it said so
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
+    is_rebuilding: bool = False  # they are on their way
     outbox: deque[Step] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
