@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -244,6 +244,32 @@ def test_a_node_that_cannot_be_reached_is_passed_over() -> None:
         assert "cannot be reached" in patient.healer.repairs[0].reason
 
     assert play(main) == 0
+
+
+@pytest.mark.parametrize("spare", [offer("t", 0, 12, free=0), None])
+def test_a_survivor_that_cannot_be_dialled_is_replaced(spare: Offer | None) -> None:
+    """In a star every hop has a data link to the origin; in the ring before it, one in the middle had none."""
+
+    async def main() -> None:
+        patient = Patient(offer("s", 8, 12))
+        patient.session.route.lease = replace(patient.session.route.lease, path="star")
+        patient.world.unreachable, patient.world.may_come = {"b"}, False
+        patient.world.offers_now += [spare] if spare is not None else [offer("b", 4, 8)]
+        plain, attempts = patient.world.connect, iter(range(1000))
+
+        async def connect(index: int, one: Offer, num_hops: int, lease: Lease) -> Hop:
+            assert next(attempts, None) is not None, "the same attempt for ever"
+            return await plain(index, one, num_hops, lease)
+
+        setattr(patient.world, "connect", connect)  # noqa: B010
+        if spare is not None:
+            await patient.lose(2)
+            assert patient.session.names == ["a", "t"]
+        else:
+            with pytest.raises(ShardUnavailable, match="b cannot be reached"):
+                await patient.lose(2)
+
+    assert play(main) < 11.0
 
 
 def test_a_second_loss_during_the_repair_is_repaired_with_it() -> None:

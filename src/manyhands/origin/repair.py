@@ -314,6 +314,8 @@ class RepairExecutor:
         for slot, answer in zip(plan.slots, answers, strict=True):
             if isinstance(answer, ShardUnavailable):
                 self.excluded.add(slot.offer.node)
+                if slot.kept is not None:  # to be replaced: the next plan keeps it otherwise
+                    session.lose(slot.kept, str(answer))
                 raise HopLost(str(answer)) from answer
             if isinstance(answer, BaseException):
                 raise answer
