@@ -423,6 +423,21 @@ def test_the_last_resort_is_taken_last(silent: bool) -> None:
     assert play(after_repairs) == 0
 
 
+def test_what_waits_for_a_hop_stays_if_links_cannot_be_changed() -> None:
+    """Another hop cannot be dialled: the session goes on as it was, in its epoch."""
+
+    async def main() -> None:
+        patient = Patient()
+        before = list(patient.session.route.hops)
+        step = Step(patient.session.id, 1, 0, 5, 1, 5, 0, "hidden", None, None)
+        before[0].outbox.append(step)
+        patient.world.unreachable = {"c"}
+        assert await patient.healer.rewire(5) is None
+        assert patient.session.route.hops == before and list(before[0].outbox) == [step]
+
+    play(main)
+
+
 # -- what is not lost yet ---------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Literal
@@ -211,7 +212,7 @@ class RepairExecutor:
 
     async def _relinked(self, index: int, hop: Hop) -> Hop:
         best = await self._around.connect(index, hop.offer, len(self._session.route.hops), self._session.route.lease)
-        return replace(hop, control=best.control, data=best.data)
+        return replace(hop, control=best.control, data=best.data, outbox=deque())  # what waits may have to stay
 
     async def suspect(self, waited_s: float, committed: int, usual_s: float) -> None:
         """A step is overdue. The hop that holds it up counts as lost if another node can take its place and, unless it is
