@@ -104,7 +104,9 @@ def test_a_hop_is_not_replaced_while_another_gets_on() -> None:
     [
         ([(9, 9), (9, 8), (8, 8)], 1),
         ([(9, 4), (4, 2), (0, 0)], 1),  # hop 0 waits for credits of hop 1
+        ([(9, 4), None, (0, 0)], 1),
         ([(9, 0), (9, 0), (9, 4)], 2),
+        ([(9, 0), (9, 0), None], 2),
         ([(8, 8), (8, 8), (8, 8)], 0),  # the last step has not come to hop 0
         ([(9, 9), (8, 8), (8, 8)], 1),
         ([(9, 9), None, (8, 8)], 1),

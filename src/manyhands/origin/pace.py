@@ -77,13 +77,15 @@ class HeldStep:
 def held_step(progress: Mapping[int, Progress], num_hops: int, sent_until: int) -> HeldStep:
     """Which of `num_hops` hops holds up what was sent, up to `sent_until`, by the answers of those that gave one.
 
-    The last that has rows to compute: those before it may wait for its credits, and have rows to compute for that reason. If
-    none has, the first that is not known to have computed all: it is cut off from the hop before it, or frozen. If all have,
-    the last hop's answer got lost.
+    The last that has rows to compute: those before it may wait for its credits, and have rows to compute for that reason, as it
+    has itself if the next one is silent: then that one. If none has, the first that is not known to have computed all: it is
+    cut off from the hop before it, or frozen. If all have, the last hop's answer got lost.
     """
     busy = [hop for hop, said in progress.items() if said.received > said.computed]
     behind = [i for i in range(num_hops) if i not in progress or progress[i].computed < sent_until]
     index = max(busy) if busy else min(behind, default=num_hops - 1)
+    if busy and index + 1 < num_hops and index + 1 not in progress:
+        index += 1
     computed = {hop: said.computed for hop, said in progress.items()}
     return HeldStep(index, index not in progress, computed, is_done=not busy and not behind)
 
