@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 import threading
+from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -17,6 +18,8 @@ from manyhands.aside import aside
 Found = list[tuple[Any, ...]]  # as socket.getaddrinfo gives it
 
 MAX_LOOKUPS: Final = 64  # under way, each with a thread: peers' records name hosts too
+MAX_RACED: Final = 16  # addresses of a name that are tried
+STAGGER_S: Final = 0.25  # between two of them (RFC 8305 §5)
 
 
 class Lookups:
@@ -54,22 +57,73 @@ LOOKUPS: Final = Lookups()
 
 
 async def connected(host: str, port: int) -> socket.socket:
-    """A TCP connection to the first address of `host` that takes one. Deadline: the caller's. Raises OSError, ValueError."""
-    reason: OSError | None = None
-    for family, kind, _, _, name in await LOOKUPS.find(host, port):
-        connection = socket.socket(family, kind)
-        try:
-            connection.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(connection, name)
-        except OSError as error:
-            connection.close()
-            reason = error
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
+    """A TCP connection to the first address of `host` that takes one; they are raced, and the slower ones are closed.
+
+    Deadline: the caller's. Raises OSError, that of the first to fail if all do; ValueError.
+    """
+    won: socket.socket | OSError | None = None
     try:
-        raise reason or OSError(errno.EADDRNOTAVAIL, "no address is known")
+        won = await _raced(_by_turns(await LOOKUPS.find(host, port))[:MAX_RACED])
+        if isinstance(won, OSError):
+            raise won
+        return won
     finally:
-        reason = None  # it leads to this frame, which would keep both
+        won = None  # an error leads to this frame, which would keep both
+
+
+def _by_turns(found: Found) -> Found:
+    """Families in turn, that of the first address first (RFC 8305 §4): one whose packets are dropped delays by one turn."""
+    turns: Counter[int] = Counter()
+
+    def turn(way: tuple[Any, ...]) -> int:
+        turns[way[0]] += 1
+        return turns[way[0]]
+
+    return sorted(found, key=turn)
+
+
+async def _raced(ways: Found) -> "socket.socket | OSError":
+    """A connection by the first way that has one. The next is tried after STAGGER_S, at once when one has failed."""
+    waiting, running = deque(ways), set[asyncio.Task["socket.socket | OSError"]]()
+    first: OSError | None = None
+    try:
+        while waiting or running:
+            if waiting:
+                family, kind, _, _, name = waiting.popleft()
+                running.add(asyncio.create_task(_by_one_way(family, kind, name)))
+            done, _ = await asyncio.wait(
+                running, timeout=STAGGER_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                running.remove(task)
+                result = task.result()
+                if not isinstance(result, OSError):
+                    return result
+                first = first or result
+        return first or OSError(errno.EADDRNOTAVAIL, "no address is known")
+    finally:
+        for task in running:  # not waited for: to be cancelled meanwhile would lose the connection that won
+            task.cancel()
+            task.add_done_callback(_close)
+
+
+async def _by_one_way(family: int, kind: int, name: Any) -> "socket.socket | OSError":
+    """A connection, or why there is none: an error that is raised would lead to frames that keep it."""
+    connection: socket.socket | None = None
+    try:
+        connection = socket.socket(family, kind)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, name)
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, OSError):
+            return error
+        raise
+    return connection
+
+
+def _close(task: "asyncio.Task[socket.socket | OSError]") -> None:
+    """A way that had a connection too, though later."""
+    if not task.cancelled() and isinstance(late := task.result(), socket.socket):
+        late.close()
