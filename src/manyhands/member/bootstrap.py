@@ -6,7 +6,7 @@ Known are those of the ticket, of the list of nodes, those of LAN discovery, and
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
@@ -123,8 +123,11 @@ class Bootstrap:
             )
         self._behind[addr] = link.peer
 
-    async def keep_linked(self) -> None:
-        """Dial what is not linked, every REDIAL_S; at once if LAN discovery finds members or the machine slept."""
+    async def keep_linked(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Dial what is not linked, every REDIAL_S; at once if LAN discovery finds members or the machine slept.
+
+        `look` is awaited before: links say at their start where this member is.
+        """
         loop = asyncio.get_running_loop()
         due, slept = loop.time() + REDIAL_S, self._suspended()
         while not self._has_stopped:
@@ -133,6 +136,7 @@ class Bootstrap:
             if not has_news and not has_slept and loop.time() < due:
                 continue
             due, slept = loop.time() + REDIAL_S, self._suspended()
+            await look()
             shut = self._unlinked_addresses(is_all=has_slept)
             await asyncio.gather(*(self.dial(addr) for addr in shut), return_exceptions=True)
 

@@ -17,16 +17,15 @@ from typing import Self
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
-from manyhands.errors import BadRequest, LinkClosed
+from manyhands.errors import LinkClosed
 from manyhands.member.bootstrap import Bootstrap, suspended_s
 from manyhands.member.config import MemberConfig
 from manyhands.member.neighbours import Neighbours, say_not_admitted
+from manyhands.member.own_addresses import OwnAddresses
 from manyhands.member.surroundings import stated
 from manyhands.member.view import SwarmSnapshot
 from manyhands.member.weights import ServedModel
-from manyhands.net.own_address import reachable
 from manyhands.net.reach import Book
-from manyhands.net.relay.tunnel import relayed
 from manyhands.net.transport import Link, Transport
 from manyhands.origin.node import FullNode
 from manyhands.place.shape import ModelShape
@@ -77,7 +76,7 @@ class Member:
             request=request,
         )
         self._process = secrets.randbits(32)
-        self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, unix_clock())
+        self.announcer = Announcer(key, self._profile(), secrets.token_bytes, unix_clock())
         self.directory = DirectoryRunner(
             backend_of(ticket.directory, key.node_id, rng or random.Random(secrets.token_bytes(16))),
             self.announcer,
@@ -88,12 +87,12 @@ class Member:
             clock,
             unix_clock,
         )
-        self.addresses: tuple[NodeAddr, ...] = ()
-        self.bootstrap = Bootstrap(self.node, self.id, ticket, config.nodes, lambda: self.addresses, suspended)
+        self.notes: list[str] = []  # for people: what is not as it should be
+        self.own = OwnAddresses(self.node, config, self.notes, self._on_moved)
+        self.bootstrap = Bootstrap(self.node, self.id, ticket, config.nodes, lambda: self.own.all, suspended)
         self.claims: list[SpanInfo] = []
         self.layer_s: dict[Span, float] = {}  # measured before the first request
         self.span_bytes: dict[Span, int] = {}  # weights and cache of what is served
-        self.notes: list[str] = []  # for people: what is not as it should be
         self.is_leaving = False
         self._registered: list[Callable[[], None]] = []  # undo what this member registered with its node
 
@@ -104,12 +103,18 @@ class Member:
     def id(self) -> NodeId:
         return self.key.node_id
 
+    @property
+    def addresses(self) -> tuple[NodeAddr, ...]:
+        """Where others find this member, directly first; they may change. None: it is a visitor."""
+        return self.own.all
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         await self.node.__aenter__()
         try:
-            await self._listen()
+            await self.own.listen()
+            self._note_place()
             await self.directory.__aenter__()
         except BaseException:
             await self.node.__aexit__(None, None, None)
@@ -118,7 +123,7 @@ class Member:
             self.node.handle(DirectoryUpdate, self._on_update),
             self.node.observe_links(linked=self._on_linked, gone=self._on_gone, unreachable=self._on_unreachable),
         ]
-        self.node.start(self.bootstrap.keep_linked())
+        self.node.start(self.bootstrap.keep_linked(self.own.look))
         return self
 
     async def __aexit__(
@@ -150,35 +155,21 @@ class Member:
         while self.node.sessions:  # noqa: ASYNC110  # once in a member's life
             await asyncio.sleep(IDLE_POLL_S)
 
-    async def _listen(self) -> None:
-        if self.config.is_visitor:
-            self._be_near(reachable(self.config.listen).host)
-            return
-        bound = await self.node.listen(self.config.listen)
-        shown = self.config.advertise or reachable(bound)
-        direct = NodeAddr(shown.host, shown.port or bound.port, self.id)
-        others: list[NodeAddr] = []
-        for relay in self.config.relays:
-            try:
-                others.append(await self.node.transport.listen(relayed(relay)))
-            except BadRequest as error:
-                self.notes.append(f"not reachable by way of the relay: {error}")
-        if self.config.iroh_url is not None:
-            others.append(await self.node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
-        self.addresses = (direct, *others)
-        self.node.address = direct
-        self.announcer.profile = self._profile(self.addresses)
-        self._be_near(direct.host)
+    def _note_place(self) -> None:
+        """What this node says of itself names where it is found; what runs at this machine's own address is local."""
+        self.announcer.profile = replace(self.announcer.profile, addresses=self.addresses)
+        self.directory.members = Neighbours(self.config.scope, self.config.allow, self.config.deny, self.own.host)
 
-    def _be_near(self, host: str) -> None:
-        """What runs at this machine's own address is local."""
-        self.directory.members = Neighbours(self.config.scope, self.config.allow, self.config.deny, host)
+    def _on_moved(self) -> None:
+        self._note_place()
+        if not self.is_leaving:
+            self.directory.announce()
 
-    def _profile(self, addresses: tuple[NodeAddr, ...]) -> Profile:
+    def _profile(self) -> Profile:
         config = self.config
         return Profile(
             config.name,
-            addresses,
+            (),
             config.iroh_url,
             config.scope,
             config.memory_bytes,

@@ -8,10 +8,15 @@ from manyhands.core import NodeAddr
 LOOPBACK = "127.0.0.1"
 
 
+def is_wildcard(addr: NodeAddr) -> bool:
+    """Whether it stands for every address of this machine."""
+    return addr.host in ("0.0.0.0", "::")
+
+
 def reachable(bound: NodeAddr) -> NodeAddr:
     """The address to tell others. For a wildcard this machine's own: on its default route, else (a network that leads nowhere
     else) of its first interface, else loopback."""
-    if bound.host not in ("0.0.0.0", "::"):
+    if not is_wildcard(bound):
         return bound
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

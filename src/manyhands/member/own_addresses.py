@@ -1,0 +1,68 @@
+"""Where others find a member: this machine's address, which may change while it runs; its relays; iroh."""
+
+import logging
+from collections.abc import Callable
+
+from manyhands.aside import aside
+from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest
+from manyhands.member.config import MemberConfig
+from manyhands.net.own_address import LOOPBACK, is_wildcard, reachable
+from manyhands.net.relay.tunnel import relayed
+from manyhands.node import Node
+
+logger = logging.getLogger(__name__)
+
+
+class OwnAddresses:
+    """`listen` first. `on_change` is called when `all` or `host` has changed after that. `notes`: lines for people."""
+
+    def __init__(self, node: Node, config: MemberConfig, notes: list[str], on_change: Callable[[], None]) -> None:
+        self._node, self._config, self._notes, self._on_change = node, config, notes, on_change
+        self._bound = config.listen
+        self._others: list[NodeAddr] = []
+        self.host = ""  # of this machine, as others are told
+        self._is_looked_up = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
+
+    @property
+    def all(self) -> tuple[NodeAddr, ...]:
+        """The direct address first. A visitor has none."""
+        direct = self._node.address
+        return () if direct is None else (direct, *self._others)
+
+    async def listen(self) -> None:
+        """Be reachable, a visitor excepted. A relay that cannot be reached becomes a note. Raises BadRequest."""
+        if self._config.is_visitor:
+            self.host = reachable(self._bound).host
+            return
+        self._bound = await self._node.listen(self._config.listen)
+        shown = self._config.advertise or reachable(self._bound)
+        self._set_direct(NodeAddr(shown.host, shown.port or self._bound.port))  # before others can call
+        for relay in self._config.relays:
+            try:
+                self._others.append(await self._node.transport.listen(relayed(relay)))
+            except BadRequest as error:
+                self._notes.append(f"not reachable by way of the relay: {error}")
+        if self._config.iroh_url is not None:
+            self._others.append(await self._node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
+
+    async def look(self) -> None:
+        """See whether this machine has another address by now, unless one was given. Without a network the last one stays."""
+        if not self._is_looked_up:
+            return
+        try:
+            host = (await aside(reachable, self._bound)).host
+        except OSError:  # no descriptor is free
+            return
+        if host in (self.host, LOOPBACK):
+            return
+        logger.info("this machine's address is %s now; it was %s", host, self.host)
+        if self._config.is_visitor:
+            self.host = host
+        else:
+            self._set_direct(NodeAddr(host, self._bound.port))
+        self._on_change()
+
+    def _set_direct(self, addr: NodeAddr) -> None:
+        self.host = addr.host
+        self._node.address = NodeAddr(addr.host, addr.port, self._node.transport.node)

@@ -1,0 +1,155 @@
+"""Members whose machine gets another address. In virtual time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest
+from manyhands.member.bootstrap import REDIAL_S, SUSPENDED_S
+from manyhands.member.member import Member
+from manyhands.net.memory import MemoryNetwork, MemoryTransport
+from manyhands.net.relay.tunnel import relayed
+from manyhands.swarm.announce import Announcer
+from manyhands.swarm.record import BEAT_S
+from tests.member.members import Play, Town
+from tests.member.requests import until
+
+ANY = NodeAddr("0.0.0.0", 0)
+HOME, OFFICE = "192.168.1.5", "10.4.0.9"
+RELAY = NodeAddr("203.0.113.1", 4040)
+
+
+class Machine(MemoryNetwork):
+    """A network whose one machine with all of its addresses bound has `host`; relays are there from `relay_at` on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, host: str = HOME) -> None:
+        super().__init__()
+        self.host, self.relay_at, self.asked = host, 0.0, list[float]()
+        monkeypatch.setattr("socket.socket.getsockname", lambda sock: (self.host, 9))
+        monkeypatch.setattr("socket.socket.connect", lambda sock, addr: None)
+
+    def find(self, addr: NodeAddr) -> MemoryTransport | None:
+        found = super().find(addr)
+        return super().find(NodeAddr(ANY.host, addr.port)) if found is None and addr.host == self.host else found
+
+    def bind(self, addr: NodeAddr, transport: MemoryTransport) -> NodeAddr:
+        if addr.host != relayed(RELAY).host:
+            return super().bind(addr, transport)
+        self.asked.append(asyncio.get_running_loop().time())
+        if self.asked[-1] < self.relay_at:
+            raise BadRequest(f"no relay at {RELAY}: no answer")
+        return NodeAddr(addr.host, addr.port, transport.node)
+
+
+def told(member: Member, of: Member) -> set[str]:
+    """The hosts at which `member` would dial `of`, as the records say."""
+    return {addr.host for record in member.records() if record.node == of.id for addr in record.addresses}
+
+
+@pytest.mark.parametrize("first", [HOME, "127.0.0.1"])
+def test_a_machine_with_a_new_address_is_found_there(first: str, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Wi-Fi; or a service that started before the network was there."""
+
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch, first)
+        other = await place.open(0)
+        laptop = await place.open(1, listen=ANY)
+        await until(lambda: told(other, laptop) == {first})
+        network.host = OFFICE
+        await asyncio.sleep(REDIAL_S + 1)
+        assert told(other, laptop) == {OFFICE}
+        assert OFFICE in str(laptop.remembered().addresses) and first not in str(laptop.addresses)
+        assert laptop.directory.members.admits(other.id, [OFFICE])
+        third = await place.open(2)
+        await until(lambda: told(third, laptop) == {OFFICE})
+        link = await third.node.reach(third.book(laptop.id)[0], laptop.id, 1.0, "data")
+        assert link.hello.listen == laptop.addresses[0]
+
+    play(scene)
+
+
+def test_after_a_suspension_it_looks_at_once(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        laptop = await place.open(1, listen=ANY)
+        await asyncio.sleep(1)
+        network.host, place.slept_s = OFFICE, 2 * SUSPENDED_S
+        await asyncio.sleep(REDIAL_S / 4)
+        assert laptop.addresses[0].host == OFFICE
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("changes", "host"),
+    [({"listen": ANY, "advertise": NodeAddr("198.51.100.7", 0)}, "198.51.100.7"), ({}, "127.0.0.1")],
+)
+def test_an_address_that_was_given_stays(
+    changes: dict[str, Any], host: str, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        member = await place.open(1, **changes)
+        network.host = OFFICE
+        await asyncio.sleep(3 * REDIAL_S)
+        assert member.addresses[0].host == host
+
+    play(scene)
+
+
+def test_without_a_network_the_last_address_stays(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        laptop = await place.open(1, listen=ANY)
+        network.host = "127.0.0.1"
+        await asyncio.sleep(3 * REDIAL_S)
+        assert laptop.addresses[0].host == HOME
+
+    play(scene)
+
+
+def test_an_address_that_flaps_is_announced_once_a_look(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[float] = []
+    announce = Announcer.announce
+
+    def counted(self: Announcer, *arguments: Any) -> list[bytes]:
+        said.append(asyncio.get_running_loop().time())
+        return announce(self, *arguments)
+
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        await place.open(1, listen=ANY)
+        said.clear()
+        turns, turn_s = 600, 0.0973
+        for turn in range(turns):
+            network.host = (HOME, OFFICE)[turn % 2]
+            await asyncio.sleep(turn_s)
+        assert len(said) <= turns * turn_s * (1 / BEAT_S + 1 / REDIAL_S) + 2
+
+    monkeypatch.setattr(Announcer, "announce", counted)
+    play(scene)
+
+
+def test_who_calls_while_a_relay_is_asked_hears_the_address(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It heard 0.0.0.0 for as long as relays did not answer."""
+
+    async def scene(place: Town) -> None:
+        place.network = Machine(monkeypatch)
+        other = await place.open(0)
+        member = place.member(1, listen=ANY, relays=(RELAY,))
+        real, heard = member.node.transport.listen, list[NodeAddr | None]()
+
+        async def slow(addr: NodeAddr) -> NodeAddr:
+            if addr.host == relayed(RELAY).host:
+                assert member.node.address is not None
+                way = NodeAddr(HOME, member.node.address.port, member.id)
+                heard.append((await other.node.pool.get(way, "control")).hello.listen)
+            return await real(addr)
+
+        monkeypatch.setattr(member.node.transport, "listen", slow)
+        await place.stack.enter_async_context(member)
+        assert heard == [member.addresses[0]]
+
+    play(scene)
