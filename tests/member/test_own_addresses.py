@@ -1,4 +1,4 @@
-"""Members whose machine gets another address. In virtual time."""
+"""Members whose machine gets another address, and whose relay is away when they start. In virtual time."""
 
 import asyncio
 from typing import Any
@@ -9,6 +9,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.bootstrap import REDIAL_S, SUSPENDED_S
 from manyhands.member.member import Member
+from manyhands.member.own_addresses import MAX_RETRY_S
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
 from manyhands.net.relay.tunnel import relayed
 from manyhands.swarm.announce import Announcer
@@ -151,5 +152,23 @@ def test_who_calls_while_a_relay_is_asked_hears_the_address(play: Play, monkeypa
         monkeypatch.setattr(member.node.transport, "listen", slow)
         await place.stack.enter_async_context(member)
         assert heard == [member.addresses[0]]
+
+    play(scene)
+
+
+def test_a_relay_that_was_away_at_the_start_is_asked_again(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        network.relay_at = 130.0
+        other = await place.open(0)
+        member = await place.open(1, relays=(RELAY,))
+        assert [note for note in member.notes if str(RELAY) in note]
+        await until(lambda: told(other, member) == {"127.0.0.1"})
+        await asyncio.sleep(network.relay_at + MAX_RETRY_S)
+        assert told(other, member) == {"127.0.0.1", relayed(RELAY).host}
+        assert member.notes == []
+        assert member.addresses[1] == relayed(RELAY, member.id)
+        waits = [after - before for before, after in zip(network.asked, network.asked[1:], strict=False)]
+        assert waits == [1, 2, 4, 8, 16, 32] + [MAX_RETRY_S] * (len(waits) - 6)
 
     play(scene)

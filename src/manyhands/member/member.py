@@ -124,6 +124,7 @@ class Member:
             self.node.observe_links(linked=self._on_linked, gone=self._on_gone, unreachable=self._on_unreachable),
         ]
         self.node.start(self.bootstrap.keep_linked(self.own.look))
+        self.node.start(self.own.ask_relays_again())
         return self
 
     async def __aexit__(

@@ -1,5 +1,6 @@
-"""Where others find a member: this machine's address, which may change while it runs; its relays; iroh."""
+"""Where others find a member: this machine's address, which may change while it runs; its relays, which may be away; iroh."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from manyhands.node import Node
 
 logger = logging.getLogger(__name__)
 
+RETRY_S, MAX_RETRY_S = 1.0, 60.0  # a relay that was away at the start: doubled each time
+
 
 class OwnAddresses:
     """`listen` first. `on_change` is called when `all` or `host` has changed after that. `notes`: lines for people."""
@@ -21,6 +24,7 @@ class OwnAddresses:
         self._node, self._config, self._notes, self._on_change = node, config, notes, on_change
         self._bound = config.listen
         self._others: list[NodeAddr] = []
+        self._away: dict[NodeAddr, str] = {}  # relays that could not be reached, and the note on each
         self.host = ""  # of this machine, as others are told
         self._is_looked_up = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
 
@@ -42,7 +46,8 @@ class OwnAddresses:
             try:
                 self._others.append(await self._node.transport.listen(relayed(relay)))
             except BadRequest as error:
-                self._notes.append(f"not reachable by way of the relay: {error}")
+                self._away[relay] = f"not reachable by way of the relay: {error}"
+        self._notes += self._away.values()
         if self._config.iroh_url is not None:
             self._others.append(await self._node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
 
@@ -61,6 +66,24 @@ class OwnAddresses:
             self.host = host
         else:
             self._set_direct(NodeAddr(host, self._bound.port))
+        self._on_change()
+
+    async def ask_relays_again(self) -> None:
+        """Come to the relays that were away at the start, as soon as they are back."""
+        await asyncio.gather(*(self._ask_again(relay, note) for relay, note in self._away.items()))
+
+    async def _ask_again(self, relay: NodeAddr, note: str) -> None:
+        wait_s, addr = RETRY_S, None
+        while addr is None:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, MAX_RETRY_S)
+            try:
+                addr = await self._node.transport.listen(relayed(relay))
+            except BadRequest as error:
+                logger.debug("the relay at %s is still away: %s", relay, error)
+        self._notes.remove(note)
+        self._others.append(addr)
+        logger.info("reachable by way of the relay at %s", relay)
         self._on_change()
 
     def _set_direct(self, addr: NodeAddr) -> None:
