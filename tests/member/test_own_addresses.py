@@ -8,6 +8,7 @@ import pytest
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.bootstrap import REDIAL_S, SUSPENDED_S
+from manyhands.member.lan_presence import present_on_lan
 from manyhands.member.member import Member
 from manyhands.member.own_addresses import MAX_RETRY_S
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
@@ -170,5 +171,99 @@ def test_a_relay_that_was_away_at_the_start_is_asked_again(play: Play, monkeypat
         assert member.addresses[1] == relayed(RELAY, member.id)
         waits = [after - before for before, after in zip(network.asked, network.asked[1:], strict=False)]
         assert waits == [1, 2, 4, 8, 16, 32] + [MAX_RETRY_S] * (len(waits) - 6)
+
+    play(scene)
+
+
+class Air:
+    """Stands for zeroconf: which addresses are announced, with which code's port, and how many listen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shown: dict[object, tuple[list[str], bytes | None]] = {}
+        self.listening = 0
+        self.is_down = False
+        monkeypatch.setattr("manyhands.swarm.lan.AsyncZeroconf", lambda interfaces: Zeroconf(self))
+        monkeypatch.setattr("manyhands.swarm.lan.AsyncServiceBrowser", lambda *_, **__: Listener(self))
+
+    def says(self) -> list[tuple[list[str], bytes | None]]:
+        return list(self.shown.values())
+
+
+class Zeroconf:
+    def __init__(self, air: Air) -> None:
+        if air.is_down:
+            raise OSError("no multicast")
+        self.air, self.zeroconf = air, None
+
+    async def async_register_service(self, info: Any) -> Any:
+        self.air.shown[self] = info.parsed_addresses(), info.properties[b"code"]
+        return asyncio.sleep(0)
+
+    async_update_service = async_register_service
+
+    async def async_close(self) -> None:
+        self.air.shown.pop(self, None)
+
+
+class Listener:
+    def __init__(self, air: Air) -> None:
+        self.air = air
+        air.listening += 1
+
+    async def async_cancel(self) -> None:
+        self.air.listening -= 1
+
+
+@pytest.mark.parametrize("first", [HOME, "127.0.0.1"])
+def test_mdns_says_the_new_address(first: str, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the code that is shown; on sockets that know the new network."""
+    air, lines = Air(monkeypatch), list[str]()
+
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch, first)
+        laptop = await place.open(1, listen=ANY)
+        async with present_on_lan(laptop, "tales", lines.append) as said:
+            assert said is not None
+            assert air.says() == ([([HOME], b"")] if first == HOME else [])
+            await said.show_code(4001)
+            network.host = OFFICE
+            await until(lambda: air.says() == [([OFFICE], b"4001")])
+            await until(lambda: air.listening == 1)
+            air.is_down, network.host = True, HOME
+            await until(lambda: not said.is_sent)
+            air.is_down = False
+            await until(lambda: air.says() == [([HOME], b"4001")])
+            await until(lambda: air.listening == 1)
+        assert (air.says(), air.listening, lines) == ([], 0, [])
+
+    play(scene)
+
+
+@pytest.mark.parametrize("changes", [{"listen": ANY, "scope": "off"}, {"listen": NodeAddr("127.0.0.1", 0)}])
+def test_where_no_one_could_come_nothing_is_said(
+    changes: dict[str, Any], play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    air = Air(monkeypatch)
+
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        member = await place.open(1, **changes)
+        async with present_on_lan(member, "tales", print) as said:
+            network.host = OFFICE
+            await asyncio.sleep(2 * REDIAL_S)
+            assert said is None and (air.says(), air.listening) == ([], 0)
+
+    play(scene)
+
+
+def test_without_multicast_people_are_told(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    air, lines = Air(monkeypatch), list[str]()
+    air.is_down = True
+
+    async def scene(place: Town) -> None:
+        place.network = Machine(monkeypatch)
+        async with present_on_lan(await place.open(1, listen=ANY), "tales", lines.append) as said:
+            assert said is not None and not said.is_sent
+        assert ["no multicast" in line for line in lines] == [True]
 
     play(scene)

@@ -17,6 +17,7 @@ LOOPBACK = ["127.0.0.1"]
 TICKET = Ticket(bytes(range(32)), "hörsaal")
 QUIET = Ticket(bytes(32), "quiet")
 CODED = Ticket(bytes(reversed(range(32))), "coded")
+MOVED = Ticket(bytes([7] * 32), "moved")
 GOOD: dict[bytes, bytes | None] = {
     b"v": b"1",
     b"swarm": TICKET.name.encode(),
@@ -70,6 +71,22 @@ def test_a_code_is_told_while_it_is_shown() -> None:
                 await until(4001)
                 await said.show_code(None)
                 await until(None)
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_moves_is_found_there_with_its_code() -> None:
+    async def scene() -> None:
+        changed, there = asyncio.Event(), NodeAddr("127.0.0.2", 4000, NODE)
+        browser = Browser(changed.set)
+        async with asyncio.timeout(30), browser.listen(LOOPBACK), advertise(MOVED, NODE, [], "lan", LOOPBACK) as said:
+            assert not said.is_sent
+            await said.move([HERE])
+            await said.show_code(4001)
+            await said.move([there])
+            while [(near.addresses, near.code_port) for near in heard(browser, MOVED)] != [((there,), 4001)]:
+                await changed.wait()
+                changed.clear()
 
     asyncio.run(scene())
 

@@ -32,11 +32,11 @@ _MEMBER = (
     "manyhands.cli.page",
     "manyhands.member.hosting",
     "manyhands.member.invite",
+    "manyhands.member.lan_presence",
     "manyhands.member.models",
     "manyhands.member.providers",
     "manyhands.member.weights",
     "manyhands.api.native.invite",
-    "manyhands.swarm.lan",
     "manyhands.swarm.qr",
     "manyhands.weights.fetch",
 )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from manyhands.member.invite import Invitations
     from manyhands.member.member import Member
     from manyhands.origin import Origin, OriginModel
-    from manyhands.swarm.lan import Advertised
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
 
@@ -180,6 +179,7 @@ async def _stay(
     """Announce what is served, answer, until told to leave; then hand over."""
     from manyhands.member.home import keep_ticket, save_ticket, update_ticket
     from manyhands.member.invite import Invitations
+    from manyhands.member.lan_presence import present_on_lan
 
     await asyncio.to_thread(save_ticket, home, member.remembered())
     member.node.start(keep_ticket(home, member))
@@ -187,7 +187,7 @@ async def _stay(
     tell_serving(member, hosting, tell, why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
     async with contextlib.AsyncExitStack() as stack:
-        advertised = await stack.enter_async_context(_advertised(hosting, tell))
+        advertised = await stack.enter_async_context(present_on_lan(member, hosting.weights.name, tell.line))
         invitations = Invitations(member, advertised, tell.line)
         await stack.enter_async_context(_gateway(api, hosting, device, home, tell, announce, invitations))
         await stack.enter_async_context(steady_memory())
@@ -260,29 +260,6 @@ def _without_model(member: "Member") -> ManyhandsError:
             "ticket of another member"
         )
     return BadRequest(f"swarm {name} serves no model yet: run `manyhands up MODEL` on one of its machines")
-
-
-@contextlib.asynccontextmanager
-async def _advertised(hosting: "Hosting", tell: Reporter) -> "AsyncIterator[Advertised | None]":
-    """Be found on the local network, and find others of this swarm there; pointless where it listens on loopback only."""
-    from manyhands.swarm.lan import Browser, advertise
-
-    member, advertised = hosting.member, None
-    direct = [addr for addr in member.addresses if "%" not in addr.host and not addr.host.startswith("127.")]
-    if not direct:
-        yield None
-        return
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            name, model, scope = member.config.name, hosting.weights.name, member.config.scope
-            said = advertise(member.ticket, member.id, direct, scope, name=name, model=model)
-            advertised = await stack.enter_async_context(said)
-            if member.config.scope != "off":
-                browser = Browser(lambda: member.found_on_lan(browser.addresses(member.ticket)))
-                await stack.enter_async_context(browser.listen())
-        except (OSError, BadRequest) as error:
-            tell.line(f"other machines cannot find this swarm by themselves ({error}): give them the whole line below")
-        yield advertised
 
 
 def _is_origin(api: ApiPlan, member: "Member") -> bool:

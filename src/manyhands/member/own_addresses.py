@@ -26,7 +26,8 @@ class OwnAddresses:
         self._others: list[NodeAddr] = []
         self._away: dict[NodeAddr, str] = {}  # relays that could not be reached, and the note on each
         self.host = ""  # of this machine, as others are told
-        self._is_looked_up = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
+        # Whether this machine's address is looked up, again and again: none was given.
+        self.may_change = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
 
     @property
     def all(self) -> tuple[NodeAddr, ...]:
@@ -53,7 +54,7 @@ class OwnAddresses:
 
     async def look(self) -> None:
         """See whether this machine has another address by now, unless one was given. Without a network the last one stays."""
-        if not self._is_looked_up:
+        if not self.may_change:
             return
         try:
             host = (await aside(reachable, self._bound)).host

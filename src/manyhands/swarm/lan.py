@@ -118,11 +118,19 @@ def _is_hex(text: str, size: int) -> bool:
 
 
 class Advertised:
-    """A node that is announced, or, without `zeroconf`, is not."""
+    """A node that is announced, or is not (`is_sent`). `make` says what of it at addresses, with a code's port and a turn."""
 
-    def __init__(self, make: Callable[[int | None, int], AsyncServiceInfo], zeroconf: AsyncZeroconf | None) -> None:
-        self._make, self._zeroconf = make, zeroconf
+    def __init__(
+        self,
+        make: Callable[[Sequence[NodeAddr], int | None, int], AsyncServiceInfo],
+        interfaces: Sequence[str] | None,
+    ) -> None:
+        self._make, self._interfaces = make, interfaces
+        self._addresses: Sequence[NodeAddr] = ()
+        self._code_port: int | None = None
+        self._zeroconf: AsyncZeroconf | None = None
         self._turn = 0
+        self._one_at_a_time = asyncio.Lock()
 
     @property
     def is_sent(self) -> bool:
@@ -130,9 +138,43 @@ class Advertised:
 
     async def show_code(self, port: int | None) -> None:
         """Say where a code is served, or that none is. Raises OSError if multicast is not to be had."""
-        if self._zeroconf is not None:
-            self._turn += 1
-            await (await self._zeroconf.async_update_service(self._make(port, self._turn)))
+        async with self._one_at_a_time:
+            self._code_port = port
+            if self._zeroconf is not None:
+                self._turn += 1
+                info = self._make(self._addresses, port, self._turn)
+                await (await self._zeroconf.async_update_service(info))
+
+    async def move(self, addresses: Sequence[NodeAddr]) -> None:
+        """Say that the node is at `addresses`, on the networks that there are now: sockets keep to those of their start.
+
+        Raises OSError if multicast is not to be had: it is not announced then. BadRequest without an address.
+        """
+        async with self._one_at_a_time:
+            await self._close()
+            self._addresses, self._turn = addresses, self._turn + 1
+            info = self._make(addresses, self._code_port, self._turn)
+            zeroconf = _on_all(self._interfaces)
+            try:
+                await (await zeroconf.async_register_service(info))
+            except BaseException:
+                await zeroconf.async_close()
+                raise
+            self._zeroconf = zeroconf
+
+    async def end(self) -> None:
+        """Take it back."""
+        async with self._one_at_a_time:
+            await self._close()
+
+    async def _close(self) -> None:
+        zeroconf, self._zeroconf = self._zeroconf, None
+        if zeroconf is not None:
+            await zeroconf.async_close()  # says goodbye
+
+
+def _on_all(interfaces: Sequence[str] | None) -> AsyncZeroconf:
+    return AsyncZeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
 
 
 @contextlib.asynccontextmanager
@@ -148,23 +190,18 @@ async def advertise(
 ) -> AsyncIterator[Advertised]:
     """Say where the node is until the block ends, then take it back. Does nothing if `scope` is off.
 
-    `interfaces`: IP addresses of the network cards to use, default all. Raises OSError if multicast is not to be had.
+    Without `addresses` it is said from `move` on. `interfaces`: IP addresses of the network cards to use, default all. Raises
+    OSError if multicast is not to be had.
     """
-
-    def make(code_port: int | None, turn: int) -> AsyncServiceInfo:
-        return advertisement(ticket, node, addresses, name, model, code_port, turn)
-
-    if scope == "off":
-        yield Advertised(make, None)
-        return
-    info = make(None, 0)
-    zeroconf = AsyncZeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
+    said = Advertised(
+        lambda places, code_port, turn: advertisement(ticket, node, places, name, model, code_port, turn), interfaces
+    )
+    if addresses and scope != "off":
+        await said.move(addresses)
     try:
-        await (await zeroconf.async_register_service(info))
-        yield Advertised(make, zeroconf)
-        await (await zeroconf.async_unregister_service(info))
+        yield said
     finally:
-        await zeroconf.async_close()
+        await said.end()
 
 
 class Browser:
@@ -182,7 +219,8 @@ class Browser:
     @contextlib.asynccontextmanager
     async def listen(self, interfaces: Sequence[str] | None = None) -> AsyncIterator["Browser"]:
         """Browse until the block ends. Raises OSError if multicast is not to be had."""
-        zeroconf = AsyncZeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
+        self.found.clear()  # what was there on the networks of an earlier time
+        zeroconf = _on_all(interfaces)
         browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[self._on_service])
         try:
             yield self
