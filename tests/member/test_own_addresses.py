@@ -10,13 +10,16 @@ from manyhands.errors import BadRequest
 from manyhands.member.bootstrap import REDIAL_S, SUSPENDED_S
 from manyhands.member.lan_presence import present_on_lan
 from manyhands.member.member import Member
+from manyhands.member.neighbours import relays_for
 from manyhands.member.own_addresses import MAX_RETRY_S
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
-from manyhands.net.relay.tunnel import relayed
+from manyhands.net.relay.tunnel import relay_of, relayed
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.record import BEAT_S
+from manyhands.swarm.ticket import Ticket
 from tests.member.members import Play, Town
 from tests.member.requests import until
+from tests.swarm.records import key_of
 
 ANY = NodeAddr("0.0.0.0", 0)
 HOME, OFFICE = "192.168.1.5", "10.4.0.9"
@@ -29,6 +32,7 @@ class Machine(MemoryNetwork):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, host: str = HOME) -> None:
         super().__init__()
         self.host, self.relay_at, self.asked = host, 0.0, list[float]()
+        self.gone = ""  # where no relay will ever answer
         monkeypatch.setattr("socket.socket.getsockname", lambda sock: (self.host, 9))
         monkeypatch.setattr("socket.socket.connect", lambda sock, addr: None)
 
@@ -37,6 +41,8 @@ class Machine(MemoryNetwork):
         return super().find(NodeAddr(ANY.host, addr.port)) if found is None and addr.host == self.host else found
 
     def bind(self, addr: NodeAddr, transport: MemoryTransport) -> NodeAddr:
+        if addr.host == self.gone:
+            raise BadRequest(f"no relay at {relay_of(addr)}: no answer")
         if addr.host != relayed(RELAY).host:
             return super().bind(addr, transport)
         self.asked.append(asyncio.get_running_loop().time())
@@ -171,6 +177,26 @@ def test_a_relay_that_was_away_at_the_start_is_asked_again(play: Play, monkeypat
         assert member.addresses[1] == relayed(RELAY, member.id)
         waits = [after - before for before, after in zip(network.asked, network.asked[1:], strict=False)]
         assert waits == [1, 2, 4, 8, 16, 32] + [MAX_RETRY_S] * (len(waits) - 6)
+
+    play(scene)
+
+
+def test_where_the_first_of_the_ticket_is_gone_another_member_is_the_relay(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, gone = NodeAddr("203.0.113.9", 1, key_of(1).node_id), NodeAddr("203.0.113.8", 2, key_of(2).node_id)
+    ticket = Ticket(bytes(32), "town", (mine, NodeAddr(HOME, 1), relayed(gone), gone, RELAY))
+    relays = relays_for(ticket, key_of(1).node_id)
+    assert relays == (NodeAddr(gone.host, gone.port), RELAY)
+
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        network.gone = relayed(gone).host
+        member = await place.open(1, relays=relays, is_one_relay_enough=True)
+        assert [note for note in member.notes if str(relays[0]) in note]
+        assert relayed(RELAY, member.id) not in member.addresses
+        await asyncio.sleep(MAX_RETRY_S)
+        assert (list(member.addresses[1:]), member.notes) == ([relayed(RELAY, member.id)], [])
 
     play(scene)
 

@@ -3,6 +3,8 @@
 home.py      what a machine keeps of its swarm, and states of what runs
 process.py   whether what wrote such a file still runs
 member.py    the node, its directory, how it comes in, leaves, and is found again
+own_addresses.py  where others find it: this machine's address, looked up again; its relays, asked again
+lan_presence.py  mDNS: announced on the local network, told of others there
 neighbours.py  where this node is among the others: its relays, the list of nodes, which are local
 weights.py   the model as the swarm names it, and its files: from this disk, from peers, from the hub
 hosting.py   which layers, loading them, moving to others (make before break), balance

@@ -12,7 +12,8 @@ from manyhands.swarm.record import Scope
 class MemberConfig:
     """What a member is, beside its key and ticket. `span`: layers it was told to host; it then never moves.
 
-    `relays`: members that others can dial, where this node waits for calls. `memory_bytes`: for the model, all told.
+    `relays`: members that others can dial, where this node waits for calls, at all or (`is_one_relay_enough`) at the first
+    that answers. `memory_bytes`: for the model, all told.
     `nodes`: others to stay linked to. `is_visitor`: it only looks and asks: it does not listen and announces nothing.
     `is_spare`: it serves only where no other node does, and never moves. `can_load`: layers that it would load beside its
     own, at most, while no other node holds them. `has_ends`: it holds embedding and head for others, where it serves the
@@ -24,6 +25,7 @@ class MemberConfig:
     memory_bytes: int
     advertise: NodeAddr | None = None
     relays: tuple[NodeAddr, ...] = ()
+    is_one_relay_enough: bool = False
     iroh_url: str | None = None
     scope: Scope = "lan"
     allow: frozenset[NodeId] = frozenset()

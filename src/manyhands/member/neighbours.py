@@ -45,9 +45,10 @@ def _say_not_admitted(record: Record, scope: Scope) -> str:
     return f"{record.name} at {where} is not used: scope {scope} does not admit it; {ways}"
 
 
-def relays_for(ticket: Ticket, named: Sequence[NodeAddr]) -> tuple[NodeAddr, ...]:
-    """Where a node should wait for calls: at the relays it was told, else at the first member that is not on its network."""
-    if named:
-        return tuple(named)
-    far: Iterable[NodeAddr] = (a for a in ticket.addresses if "%" not in a.host and not is_local(a.host))
-    return tuple(NodeAddr(a.host, a.port) for a in list(far)[:1])
+def relays_for(ticket: Ticket, me: NodeId) -> tuple[NodeAddr, ...]:
+    """Where a node that was told no relay may wait for calls: at members of the ticket that are on other networks."""
+    return tuple(
+        NodeAddr(a.host, a.port)
+        for a in ticket.addresses
+        if "%" not in a.host and not is_local(a.host) and a.node != me
+    )

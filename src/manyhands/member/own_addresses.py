@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 
 from manyhands.aside import aside
 from manyhands.core import NodeAddr
@@ -24,7 +25,7 @@ class OwnAddresses:
         self._node, self._config, self._notes, self._on_change = node, config, notes, on_change
         self._bound = config.listen
         self._others: list[NodeAddr] = []
-        self._away: dict[NodeAddr, str] = {}  # relays that could not be reached, and the note on each
+        self._away: dict[str, tuple[NodeAddr, ...]] = {}  # a note, and the relays of which one is still to answer
         self.host = ""  # of this machine, as others are told
         # Whether this machine's address is looked up, again and again: none was given.
         self.may_change = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
@@ -43,12 +44,12 @@ class OwnAddresses:
         self._bound = await self._node.listen(self._config.listen)
         shown = self._config.advertise or reachable(self._bound)
         self._set_direct(NodeAddr(shown.host, shown.port or self._bound.port))  # before others can call
-        for relay in self._config.relays:
+        for relays in self._relays():
             try:
-                self._others.append(await self._node.transport.listen(relayed(relay)))
+                self._others.append(await self._node.transport.listen(relayed(relays[0])))
             except BadRequest as error:
-                self._away[relay] = f"not reachable by way of the relay: {error}"
-        self._notes += self._away.values()
+                self._away[f"not reachable by way of the relay: {error}"] = relays
+        self._notes += self._away
         if self._config.iroh_url is not None:
             self._others.append(await self._node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
 
@@ -69,22 +70,29 @@ class OwnAddresses:
             self._set_direct(NodeAddr(host, self._bound.port))
         self._on_change()
 
-    async def ask_relays_again(self) -> None:
-        """Come to the relays that were away at the start, as soon as they are back."""
-        await asyncio.gather(*(self._ask_again(relay, note) for relay, note in self._away.items()))
+    def _relays(self) -> list[tuple[NodeAddr, ...]]:
+        """Of each of these one is to answer."""
+        relays = self._config.relays
+        if self._config.is_one_relay_enough:
+            return [relays] if relays else []
+        return [(relay,) for relay in relays]
 
-    async def _ask_again(self, relay: NodeAddr, note: str) -> None:
-        wait_s, addr = RETRY_S, None
+    async def ask_relays_again(self) -> None:
+        """Where none answered at the start: ask until one does."""
+        await asyncio.gather(*(self._ask_again(relays, note) for note, relays in self._away.items()))
+
+    async def _ask_again(self, relays: Sequence[NodeAddr], note: str) -> None:
+        wait_s, in_turn, addr = RETRY_S, cycle((*relays[1:], relays[0])), None
         while addr is None:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, MAX_RETRY_S)
             try:
-                addr = await self._node.transport.listen(relayed(relay))
+                addr = await self._node.transport.listen(relayed(next(in_turn)))
             except BadRequest as error:
-                logger.debug("the relay at %s is still away: %s", relay, error)
+                logger.debug("no way by a relay yet: %s", error)
         self._notes.remove(note)
         self._others.append(addr)
-        logger.info("reachable by way of the relay at %s", relay)
+        logger.info("reachable by way of %s", addr)
         self._on_change()
 
     def _set_direct(self, addr: NodeAddr) -> None:
