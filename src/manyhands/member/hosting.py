@@ -10,21 +10,22 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from manyhands.checkpoint.manifest import HashProgress
 from manyhands.core import Span
-from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.errors import BadRequest, DeviceLost, ManyhandsError
+from manyhands.member.backoff import Backoff
+from manyhands.member.balancing import Balancer
 from manyhands.member.claim import claim
 from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
 from manyhands.member.speed import decode_layer_s
-from manyhands.member.taken import TakenSpans
-from manyhands.member.view import SwarmSnapshot, holdings_of, missing_spans, view_of
+from manyhands.member.view import SwarmSnapshot, holdings_of, view_of
 from manyhands.member.weights import ServedModel, Weights
-from manyhands.place.balance import LoadHistory, Move, decide, may_leave
+from manyhands.place.balance import may_leave
 from manyhands.place.budget import MemoryBudget
 from manyhands.place.strategy import Holding, SpanChoice
 from manyhands.swarm.record import Record
@@ -37,7 +38,7 @@ from manyhands.worker.serve import SpanHost
 
 logger = logging.getLogger(__name__)
 
-WATCH_S = 0.5
+RETRY_S = 5.0  # after a first load that failed
 Say = Callable[[str], None]
 
 
@@ -60,9 +61,10 @@ class Hosting:
         self.choice: SpanChoice | None = None
         self._device, self.home, self._progress, self.say = device, home, progress, say
         self._moving = asyncio.Lock()
-        self._missing_since: float | None = None
-        self._history = LoadHistory()
-        self._taken = TakenSpans(self)
+        # Longer than what another one with room needs to see the gap without this node's claim.
+        self.backoff = Backoff(max(RETRY_S, member.config.gap_s + 2.0))
+        self.balancer = Balancer(self)
+        self.is_lost = False  # the device computes no more
 
     @property
     def kind(self) -> ServedModel:
@@ -101,6 +103,7 @@ class Hosting:
             host = await use_fetched(folder, lambda: self.fetch(span), lambda folder: self._host(folder, span))
         finally:
             self.announce(None)
+        self.backoff.succeeded()
         return host
 
     async def fetch(self, span: Span) -> Path:
@@ -188,15 +191,6 @@ class Hosting:
     def is_moving(self) -> bool:
         return self._moving.locked()
 
-    @property
-    def moved_at_s(self) -> float:
-        """When it last moved, or was told to, by the member's clock."""
-        return self._history.moved_at_s
-
-    def note_move(self) -> None:
-        """It moves now: the balance leaves it there for its cool-down."""
-        self._history = LoadHistory(0, self.member.clock())
-
     def may_move(self, target: Span) -> bool:
         """Whether others serve all that a move to `target` leaves; meanwhile too, where memory does not hold both."""
         meanwhile = target if self.budget.fits(target, self.held) else None
@@ -237,74 +231,32 @@ class Hosting:
             await host.emptied()
             self.member.node.worker.drop(host)
 
-    async def _fill(self, gap: Span) -> None:
-        """Serve what fits of layers that no node serves, beside what is served already."""
+    async def fill(self, gap: Span) -> SpanHost | None:
+        """Serve what fits of layers that no node serves, beside what is served already; None where others are to do that.
+        Raises what loading does.
+        """
         async with self._moving:
             span = next((s for s in _prefixes(gap) if self.budget.fits(s, self.held)), None)
             if span is None:
-                return
+                return None
             self.announce(span)
             await asyncio.sleep(self.member.config.settle_s)
             rivals = [h for h in self.holdings() if h.node != self.member.id and h.span.overlaps(span)]
             if any(h.is_ready or h.node < self.member.id for h in rivals):
                 self.announce(None)
-                return
-            self._taken.add(await self._load(span))
+                return None
+            host = await self._load(span)
             self.say(f"also serving layers {span}: no other node does")
+            return host
 
-    # -- balance ------------------------------------------------------------------------------------------------------
+    def note_failure(self, error: ManyhandsError) -> None:
+        """Layers could not be loaded: withdraw the claim, and leave them to others for a while."""
+        self.announce(None)
+        self.is_lost = self.is_lost or isinstance(error, DeviceLost)
+        self.backoff.failed(asyncio.get_running_loop().time())
+        self.say(f"layers could not be moved: {error}")
 
-    async def keep_balance(self) -> NoReturn:
-        """Fill gaps soon, give them back, and move where a move helps the swarm, for ever. A failure is reported, and tried
-        again later.
-        """
-        config = self.member.config
-        period = self._period()
-        while True:
-            await asyncio.sleep(WATCH_S)
-            is_still = self.member.is_leaving or self.member.node.worker.is_off or self._moving.locked()
-            if is_still:
-                continue
-            self._taken.review()
-            if config.span is not None or config.is_spare:
-                continue
-            try:
-                if (gap := self._lasting_gap()) is not None:
-                    await self._fill(gap)
-                if self._period() != period:
-                    period = self._period()
-                    move = self._decide(period)
-                    if move is not None:
-                        await self.move(move[0].target, move[1])
-            except ManyhandsError as error:
-                self.announce(None)
-                self.say(f"layers could not be moved: {error}")
-
-    def _period(self) -> int:
-        """Its number, the same on all nodes with right clocks; a wrong one costs this node turns, nothing else."""
-        return int(self.member.unix_clock() / self.member.config.balance.period_s)
-
-    def _decide(self, period: int) -> tuple[Move, str] | None:
-        config, holdings = self.member.config, self.linked_holdings()
-        mine = [h for h in holdings if h.node == self.member.id]
-        if len(mine) != 1:
-            return None
-        num_layers = self.weights.shape.num_layers
-        decision = decide(mine[0], holdings, num_layers, self._history, period, self.member.clock(), config.balance)
-        self._history = decision.history
-        return None if decision.move is None else (decision.move, decision.why)
-
-    def _lasting_gap(self) -> Span | None:
-        """Layers that no node has served for some seconds, and no node is loading."""
-        held = self.records()
-        claimed = [h for h in holdings_of(self.kind, held) if not h.is_ready]
-        open_gaps = [
-            g for g in missing_spans(self.kind, held, with_spares=False) if not any(g.overlaps(h.span) for h in claimed)
-        ]
-        now = asyncio.get_running_loop().time()
-        self._missing_since = (self._missing_since or now) if open_gaps else None
-        is_lasting = self._missing_since is not None and now - self._missing_since >= self.member.config.gap_s
-        return open_gaps[0] if is_lasting else None
+    # -- what others serve -----------------------------------------------------------------------------------------------
 
     def records(self) -> list[Record]:
         """Those of this model; one that states another number of layers than the model has is false."""

@@ -23,7 +23,7 @@ class ReassignHandler:
             raise Conflict(f"{self._hosting.member.config.name} is leaving")
         if not judge(order, self._standing(asker, order)):
             return f"serves layers {order.span} already"
-        self._hosting.note_move()
+        self._hosting.balancer.note_move()
         self._hosting.member.node.start(self._move(asker, order))
         return f"moves to layers {order.span}"
 
@@ -40,7 +40,7 @@ class ReassignHandler:
             num_layers=hosting.weights.shape.num_layers,
             held=tuple(hosting.held),
             is_moving=hosting.is_moving,
-            rests_s=hosting.moved_at_s + config.balance.period_s - hosting.member.clock(),
+            rests_s=hosting.balancer.moved_at_s + config.balance.period_s - hosting.member.clock(),
             has_room=hosting.budget.fits(order.span),
             is_needed=not hosting.may_move(order.span),
         )
@@ -51,4 +51,4 @@ class ReassignHandler:
         try:
             await hosting.move(order.span, f"an operator at {name} asked for it", is_forced=order.is_forced)
         except ManyhandsError as error:
-            hosting.say(f"layers could not be moved: {error}")
+            hosting.note_failure(error)
