@@ -185,8 +185,8 @@ class DirectoryRunner:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for loop in self._loops:
-            loop.cancel()
+        while self._loops:  # without them `announce` says nothing any more
+            self._loops.pop().cancel()
         self._publish(self.announcer.withdraw(self._unix_clock()))
         if self._deliveries:
             await asyncio.wait(self._deliveries, timeout=LEAVE_TIMEOUT_S)
@@ -256,8 +256,8 @@ class DirectoryRunner:
         self._tell_changed()
 
     def announce(self) -> None:
-        """Say now what this node hosts, without waiting for the next beat: it took or gave up a span."""
-        if (hosted := self._hosted()) is not None:
+        """Say now what this node hosts, without waiting for the next beat: it took or gave up a span. Nothing once it left."""
+        if self._loops and (hosted := self._hosted()) is not None:
             self._publish(self.announcer.announce(hosted, self._unix_clock()))
 
     # For the node itself, and for people
