@@ -114,6 +114,31 @@ def test_ends_beyond_the_memory_are_refused_by_name(
     run_virtual(scene())
 
 
+def test_a_model_that_is_loaded_again_counts_once(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is there for its ends and half of them again; each time before it was given up as one with a bad tokenizer."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+
+    async def scene() -> None:
+        async with town(folders[0], tmp_path) as place:
+            await place.host(0)
+            place.folder = folders[1]
+            other = await place.host(1)
+            hosting, device = await joined(place, 2, "one", tmp_path / "joined", span=Span(1, 3))
+            missing = other.weights.shape.ends_bytes * 3 // 2 - hosting.budget.left_bytes(hosting.held)
+            object.__setattr__(hosting.member.config, "memory_bytes", hosting.member.config.memory_bytes + missing)
+            now = [0.0]
+            gateway = Gateway({}, others=models_of(hosting, device, tmp_path / "joined"), clock=lambda: now[0])
+            for _ in range(3):
+                await gateway.bring("two")
+                assert "two" in gateway.origins, gateway.refused
+                gateway.refuse("two", "its chat template cannot be used")
+                now[0] += BRING_S + 1
+
+    run_virtual(scene())
+
+
 def test_a_node_that_serves_no_layer_now_answers_for_its_model_unless_it_is_switched_off(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ class SwarmModels:
         self._hosting, self._member = hosting, hosting.member
         self._device, self._home, self._progress = device, home, progress
         self._make = make
-        self._extra_bytes = 0  # ends of models that are not hosted here
+        self._ends_bytes: dict[str, int] = {}  # of models that are not hosted here, by name: one may be loaded again
         self._offered: dict[str, OfferedModel] = {}
         self._offered_until = -math.inf
 
@@ -103,12 +103,12 @@ class SwarmModels:
             folder, _ = await weights.fetch(span, self._home, self._providers(kind), self._progress(), with_ends=True)
             return folder
 
-        self._extra_bytes += weights.shape.ends_bytes  # others may be loaded meanwhile
+        self._ends_bytes[name] = weights.shape.ends_bytes  # others may be loaded meanwhile
         try:
             # Layer 0 comes along: a folder without any layer is no checkpoint.
             return await self._origin(weights, Span(0, 1), fetch)
         except BaseException:
-            self._extra_bytes -= weights.shape.ends_bytes
+            del self._ends_bytes[name]
             raise
 
     async def load_hosted(self) -> Origin:
@@ -136,7 +136,7 @@ class SwarmModels:
     def _check(self, ends_bytes: int, name: str) -> None:
         """Raise BadRequest unless the ends fit beside what is hosted."""
         budget, held = self._hosting.budget, self._hosting.held
-        left = budget.left_bytes(held) - self._extra_bytes
+        left = budget.left_bytes(held) - sum(size for other, size in self._ends_bytes.items() if other != name)
         if ends_bytes > left:
             raise BadRequest(
                 f"to answer for {name}, its embedding and head take {size_of(ends_bytes)} here, and --memory "
