@@ -20,7 +20,7 @@ from manyhands.engine.mapped import MappedTensors
 from manyhands.errors import BadRequest, DiskFull, ManyhandsError, ModelError
 from manyhands.files import expanded, own_home, put_new, write_private
 from manyhands.local import NodeOptions, loopback, node_processes
-from manyhands.refusals import limit_reached, refused
+from manyhands.refusals import failure, limit_reached, refused
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
@@ -62,6 +62,26 @@ def test_what_a_machine_refuses_is_one_line(error: BaseException, line: str) -> 
 )
 def test_a_bug_is_no_refusal(error: BaseException) -> None:
     assert refused(error) is None and refused(ExceptionGroup("", [error])) is None  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ModelError("no such layers"), "no such layers"),
+        (os_error(errno.EROFS, "/x"), "/x: Read-only file system; name another place"),
+        (ConnectionResetError("reset by the hub"), "reset by the hub"),
+        (RuntimeError("can't start new thread"), "the system starts no further thread or process"),
+        (ExceptionGroup("", [os_error(errno.EIO, "/x"), ModelError("wrong bytes")]), "wrong bytes"),
+    ],
+)
+def test_what_ends_no_other_work_is_one_line(error: Exception, line: str) -> None:
+    said = failure(error)
+    assert said is not None and said.startswith(line)
+
+
+def test_a_bug_is_no_failure_of_work_beside_others() -> None:
+    assert failure(KeyError("x")) is None
+    assert failure(ExceptionGroup("", [os_error(errno.EIO, "/x"), KeyError("x")])) is None
 
 
 def test_a_limit_is_found_behind_what_came_of_it() -> None:

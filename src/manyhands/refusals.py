@@ -6,6 +6,9 @@ import resource
 from collections.abc import Iterator
 from typing import Final
 
+from manyhands.errors import ManyhandsError
+from manyhands.plain import one_line
+
 # Refused by a file or a disk, which names it; another OSError is a bug, and shows where.
 OF_FILES: Final = {
     errno.EACCES: "fix its rights, or name another place",
@@ -33,6 +36,16 @@ def refused(error: BaseException) -> str | None:
     if (limit := limit_reached(error)) is not None:
         return limit
     return next((line for each in _leaves(error) if (line := _of_file(each)) is not None), None)
+
+
+def failure(error: Exception) -> str | None:
+    """Why work failed that goes on beside other work, which is not to end with it; None where a part of `error` is a bug."""
+    parts = list(_leaves(error))
+    known = (ManyhandsError, OSError)
+    if not all(isinstance(each, known) or limit_reached(each) is not None for each in parts):
+        return None
+    first = next((each for each in parts if isinstance(each, ManyhandsError)), parts[0])
+    return one_line(first if isinstance(first, ManyhandsError) else refused(first) or first, 1000)
 
 
 def limit_reached(error: BaseException) -> str | None:
