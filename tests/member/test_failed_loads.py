@@ -1,31 +1,38 @@
 """A member whose loads fail: it keeps what it serves, leaves the layers to others, and tries again later. In virtual time."""
 
 import asyncio
+import errno
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from manyhands.checkpoint.manifest import Silent
 from manyhands.core import Span
-from manyhands.errors import DeviceLost, ModelError
+from manyhands.errors import DeviceLost, ModelError, ShardUnavailable
 from manyhands.member.backoff import Backoff
 from manyhands.member.gaps import LayerGaps
 from manyhands.member.hosting import Hosting
-from tests.member.members import Play, Town, spans
+from manyhands.member.taken import TakenSpans
+from manyhands.member.weights import weights_of
+from manyhands.worker.serve import SpanHost
+from tests.member.members import Play, Town, room_for, spans
 from tests.member.requests import until
 from tests.swarm.records import key_of
 
 
 class Failing:
-    """In place of the worker's `host`: fails with `error`, and notes when it was asked for which layers."""
+    """In place of the worker's `host`: fails with `error`, at most so often, and notes when it was asked for which layers."""
 
-    def __init__(self, hosting: Hosting, error: Exception) -> None:
-        self.error, self.asked, self.at_s = error, list[Span](), list[float]()
+    def __init__(self, hosting: Hosting, error: Exception, most: int = 1000) -> None:
+        self.error, self.asked, self.at_s, self.most = error, list[Span](), list[float](), most
         self._host = hosting.member.node.worker.host
-        self.is_over = False
         hosting.member.node.worker.host = self  # type: ignore[method-assign]
 
     async def __call__(self, folder: Any, span: Span, *rest: Any, **options: Any) -> Any:
         self.asked.append(span)
         self.at_s.append(asyncio.get_running_loop().time())
-        if self.is_over:
+        if len(self.asked) > self.most:
             return await self._host(folder, span, *rest, **options)
         raise self.error
 
@@ -65,7 +72,7 @@ def test_who_fails_tries_again_after_pauses_that_grow_until_it_succeeds(play: Pl
         place.faults.die(first.member.node)
         await until(lambda: len(attempts.at_s) == 4, 60)
         assert all(least_s <= s < least_s + 1.5 for least_s, s in zip([5, 10, 20], attempts.pauses_s, strict=True))
-        attempts.is_over = True
+        attempts.most = 0
         await until(lambda: spans(only.member) == {"n1": ["0-1", "2-3"]}, 60)
         assert place.said.count("layers could not be moved: disk full") == 4
 
@@ -106,3 +113,155 @@ def test_a_gap_lasts_by_its_own_layers_and_a_claim_only_postpones() -> None:
     assert gaps.first_lasting([low, high], [low], 7.5, 3.0) == high
     assert gaps.first_lasting([high], [], 8.0, 3.0) == high
     assert gaps.first_lasting([low, high], [high], 8.5, 3.0) is None, "served meanwhile"
+
+
+# -- what the machine refuses -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/models/x"),
+            "/models/x: Read-only file system; name another place",
+        ),
+        (MemoryError(), "no memory: this process may have"),
+        (ExceptionGroup("", [OSError(errno.EIO, "Input/output error", "/models/x")]), "/models/x: Input/output error"),
+    ],
+)
+def test_what_the_machine_refuses_ends_no_node(play: Play, error: Exception, line: str) -> None:
+    """Neither where a gap is filled nor where an operator moves it: one line says why, and it serves what it served."""
+
+    async def scene(place: Town) -> None:
+        first, only = await halves(place, 1)
+        attempts = Failing(only, error, 2)
+        link = await only.member.node.pool.get(only.member.addresses[0], "control")
+        model, precision = only.kind.model, only.kind.precision
+        await only.member.node.orders.ask(link, model, precision, Span(1, 4), is_forced=False)
+        await until(lambda: len(attempts.asked) == 1)
+        assert spans(first.member)["n1"] == ["2-3"]
+        place.faults.die(first.member.node)
+        await until(lambda: spans(only.member) == {"n1": ["0-1", "2-3"]}, 60)
+        said = [said for said in place.said if said.startswith(f"layers could not be moved: {line}")]
+        assert len(said) == 2 and len(attempts.asked) == 3
+
+    play(scene)
+
+
+def test_what_fails_in_a_look_at_what_was_taken_ends_no_node(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(place: Town) -> None:
+        await halves(place, 1)
+        with monkeypatch.context() as broken:
+            broken.setattr(TakenSpans, "review", lambda self: (_ for _ in ()).throw(ModelError("no such layers")))
+            await until(lambda: "layers could not be moved: no such layers" in place.said)
+        await asyncio.sleep(1.0)
+
+    play(scene)
+
+
+# -- moves ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_span_that_goes_by_itself_during_a_move_ends_no_node(play: Play) -> None:
+    """Its device is lost, or it was loaded on demand and is not used any more: the worker has forgotten it already."""
+
+    async def scene(place: Town) -> None:
+        _, mover = await halves(place, 1)
+        worker, (old,) = mover.member.node.worker, mover.hosts
+        host = worker.host
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            old.engine.lose(DeviceLost("an illegal memory access"))
+            await asyncio.sleep(1.0)
+            assert old not in worker.hosts
+            return await host(*args, **options)
+
+        worker.host = slow  # type: ignore[method-assign]
+        await mover.move(Span(0, 4), "for this test")
+        await until(lambda: spans(mover.member)["n1"] == ["0-3"])
+
+    play(scene)
+
+
+def test_who_leaves_waits_for_every_span_although_one_goes_by_itself(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(place: Town) -> None:
+        first, only = await halves(place, 1)
+        place.faults.die(first.member.node)
+        await until(lambda: spans(only.member) == {"n1": ["0-1", "2-3"]})
+        worker, waited = only.member.node.worker, []
+
+        async def gone(host: SpanHost) -> None:
+            waited.append(host)
+            worker.drop(host)
+
+        hosts = list(worker.hosts)
+        monkeypatch.setattr(SpanHost, "emptied", gone)
+        await worker.drain()
+        assert waited == hosts and len(hosts) == 2
+
+    play(scene)
+
+
+def test_a_member_may_leave_while_it_loads(play: Play) -> None:
+    """What it says of its claim comes after its last word to the others: nothing is said any more, and nothing fails."""
+
+    async def scene(place: Town) -> None:
+        await place.host(0, span=Span(0, 4))
+        leaver = place.member(1)
+        async with leaver:
+            await leaver.meet()
+            hosting = await place.hosting(leaver)
+            loading = asyncio.Event()
+
+            async def endless(*_: Any, **__: Any) -> Any:
+                loading.set()
+                await asyncio.Event().wait()
+
+            leaver.node.worker.host = endless  # type: ignore[method-assign]
+            leaver.node.start(hosting.move(Span(0, 2), "for this test"))
+            await loading.wait()
+            await leaver.leave()
+
+    play(scene)
+
+
+async def in_place_of_each_other(place: Town) -> Hosting:
+    """n1, which serves 0-1 and has room for no third layer, beside n0 with all."""
+    weights = await weights_of(str(place.folder), "bf16", (), place.home, Silent())
+    first = await place.host(0, span=Span(0, 4))
+    mover = await place.host(1, memory_bytes=room_for(weights, 2))
+    await until(lambda: spans(mover.member) == {"n0": ["0-3"], "n1": ["0-1"]} == spans(first.member))
+    return mover
+
+
+def test_what_cannot_be_fetched_costs_no_span(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(place: Town) -> None:
+        mover = await in_place_of_each_other(place)
+        (old,) = mover.hosts
+
+        async def fetch(span: Span) -> Path:
+            raise ShardUnavailable(f"no node has layers {span}")
+
+        monkeypatch.setattr(mover, "fetch", fetch)
+        with pytest.raises(ShardUnavailable, match="no node has layers 2-3"):
+            await mover.move(Span(2, 4), "for this test")
+        assert mover.hosts == [old]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_what_a_failed_move_dropped_is_loaded_again(play: Play, most: int) -> None:
+    """At once, or later where that fails too."""
+
+    async def scene(place: Town) -> None:
+        mover = await in_place_of_each_other(place)
+        attempts = Failing(mover, ModelError("no memory on the device"), most)
+        with pytest.raises(ModelError, match="no memory on the device"):
+            await mover.move(Span(2, 4), "for this test")
+        await until(lambda: spans(mover.member).get("n1") == ["0-1"], 60)
+        assert attempts.asked == [Span(2, 4)] + [Span(0, 2)] * most and not mover.member.claims
+
+    play(scene)

@@ -3,11 +3,11 @@
 import asyncio
 from typing import TYPE_CHECKING, NoReturn
 
-from manyhands.errors import ManyhandsError
 from manyhands.member.gaps import LayerGaps
 from manyhands.member.taken import TakenSpans
 from manyhands.member.view import holdings_of, missing_spans
 from manyhands.place.balance import LoadHistory, Move, decide
+from manyhands.worker.serve import SpanHost
 
 if TYPE_CHECKING:
     from manyhands.core import Span
@@ -35,6 +35,10 @@ class Balancer:
         """It moves now: the balance leaves it there for its cool-down."""
         self._history = LoadHistory(0, self._hosting.member.clock())
 
+    def is_taken(self, host: SpanHost) -> bool:
+        """Whether `host` serves layers only because no other node did."""
+        return self._taken.holds(host)
+
     async def keep(self) -> NoReturn:
         """Keep looking, for ever. A failure is reported, and tried again later (backoff.py)."""
         member = self._hosting.member
@@ -42,19 +46,22 @@ class Balancer:
             await asyncio.sleep(WATCH_S)
             if member.is_leaving or member.node.worker.is_off or self._hosting.is_moving:
                 continue
-            self._taken.review()
-            if member.config.span is not None or member.config.is_spare:
-                continue
             try:
+                self._taken.review()
                 await self._balance()
-            except ManyhandsError as error:
+            except Exception as error:  # what the machine refuses too: the node serves on
                 self._hosting.note_failure(error)
 
     async def _balance(self) -> None:
-        """Fill a gap, or move, if it is time. Raises what loading does."""
-        hosting, now = self._hosting, asyncio.get_running_loop().time()
+        """Load again what a failed move dropped, fill a gap, or move, if it is time. Raises what loading does."""
+        hosting, config, now = self._hosting, self._hosting.member.config, asyncio.get_running_loop().time()
         gap = self._lasting_gap(now)
         if hosting.is_lost or not hosting.backoff.is_over(now):
+            return
+        if hosting.dropped:
+            await hosting.restore()
+            return
+        if config.span is not None or config.is_spare:
             return
         if gap is not None and (host := await hosting.fill(gap)) is not None:
             self._taken.add(host)

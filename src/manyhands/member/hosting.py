@@ -14,7 +14,7 @@ from typing import Any
 
 from manyhands.checkpoint.manifest import HashProgress
 from manyhands.core import Span
-from manyhands.errors import BadRequest, DeviceLost, ManyhandsError
+from manyhands.errors import BadRequest, DeviceLost
 from manyhands.member.backoff import Backoff
 from manyhands.member.balancing import Balancer
 from manyhands.member.claim import claim
@@ -28,6 +28,7 @@ from manyhands.member.weights import ServedModel, Weights
 from manyhands.place.balance import may_leave
 from manyhands.place.budget import MemoryBudget
 from manyhands.place.strategy import Holding, SpanChoice
+from manyhands.refusals import failure
 from manyhands.swarm.record import Record
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
@@ -64,6 +65,7 @@ class Hosting:
         # Longer than what another one with room needs to see the gap without this node's claim.
         self.backoff = Backoff(max(RETRY_S, member.config.gap_s + 2.0))
         self.balancer = Balancer(self)
+        self.dropped: list[Span] = []  # for a move that failed, and not loaded again yet
         self.is_lost = False  # the device computes no more
 
     @property
@@ -202,20 +204,52 @@ class Hosting:
         Unless forced, old spans are kept if no other node serves their layers by then.
         """
         async with self._moving:
-            old = self.hosts
             if target in self.held:
                 return
             self.say(f"moving to layers {target}: {why}")
             self.announce(target)
-            if not self.budget.fits(target, self.held):
-                if not is_forced and not self.may_move(target):
-                    self.announce(None)
-                    return
-                await self._drop(old)
-                old = []
+            if self.budget.fits(target, self.held):
+                old = self.hosts
+                await self._load(target)
+                self.say(f"serving layers {target}")
+                await self._drop([h for h in old if is_forced or self._may_leave(h.info.span, target)])
+            elif await self._exchange(target, is_forced=is_forced):
+                self.say(f"serving layers {target}")
+            else:
+                self.announce(None)
+
+    async def _exchange(self, target: Span, *, is_forced: bool) -> bool:
+        """Load `target` after what is served is dropped: memory does not hold both. False if others do not serve that.
+
+        It is fetched first, which takes no such memory. If it cannot be loaded then, what was dropped is loaded again.
+        """
+        if not (is_forced or self.may_move(target)):
+            return False
+        await self.fetch(target)
+        if not (is_forced or self.may_move(target)):
+            return False
+        self.dropped = [host.info.span for host in self.hosts if not self.balancer.is_taken(host)]
+        await self._drop(self.hosts)
+        try:
             await self._load(target)
-            self.say(f"serving layers {target}")
-            await self._drop([h for h in old if is_forced or self._may_leave(h.info.span, target)])
+        except Exception:
+            await self._restore()
+            raise
+        self.dropped = []
+        return True
+
+    async def restore(self) -> None:
+        """Load again what a move dropped before it failed. Raises what loading does."""
+        async with self._moving:
+            await self._restore()
+
+    async def _restore(self) -> None:
+        while self.dropped:
+            span = self.dropped[0]
+            self.announce(span)
+            await self._load(span)
+            self.dropped = self.dropped[1:]
+            self.say(f"serving layers {span} again")
 
     def _may_leave(self, span: Span, target: Span | None) -> bool:
         holdings = self.linked_holdings()
@@ -223,13 +257,18 @@ class Hosting:
         return mine is None or may_leave(mine, target, holdings)
 
     async def _drop(self, hosts: list[SpanHost]) -> None:
-        """Drain, then free. Sessions that no other node can take keep the old span until they end."""
+        """Drain, then free. Sessions that no other node can take keep the old span until they end.
+
+        Hosts that went by themselves meanwhile, unused or with their device, are none of the worker's any more.
+        """
+        worker = self.member.node.worker
         for host in hosts:
             host.drain()
         self.member.directory.announce()
         for host in hosts:
             await host.emptied()
-            self.member.node.worker.drop(host)
+            if host in worker.hosts:
+                worker.drop(host)
 
     async def fill(self, gap: Span) -> SpanHost | None:
         """Serve what fits of layers that no node serves, beside what is served already; None where others are to do that.
@@ -249,12 +288,14 @@ class Hosting:
             self.say(f"also serving layers {span}: no other node does")
             return host
 
-    def note_failure(self, error: ManyhandsError) -> None:
-        """Layers could not be loaded: withdraw the claim, and leave them to others for a while."""
+    def note_failure(self, error: Exception) -> None:
+        """Layers could not be loaded: withdraw the claim, and leave them to others for a while. Raises a bug."""
+        if (why := failure(error)) is None:
+            raise error
         self.announce(None)
         self.is_lost = self.is_lost or isinstance(error, DeviceLost)
         self.backoff.failed(asyncio.get_running_loop().time())
-        self.say(f"layers could not be moved: {error}")
+        self.say(f"layers could not be moved: {why}")
 
     # -- what others serve -----------------------------------------------------------------------------------------------
 

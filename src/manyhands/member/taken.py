@@ -34,6 +34,10 @@ class TakenSpans:
         """`host` fills a gap."""
         self._filling.append(host)
 
+    def holds(self, host: SpanHost) -> bool:
+        """Whether `host` is one of these."""
+        return host in self._filling or host in self._hosting.member.node.worker.loaded_on_demand()
+
     def review(self) -> None:
         """Call it now and then, while the member neither moves nor leaves."""
         worker, now = self._hosting.member.node.worker, asyncio.get_running_loop().time()
