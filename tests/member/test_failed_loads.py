@@ -9,7 +9,7 @@ import pytest
 
 from manyhands.checkpoint.manifest import Silent
 from manyhands.core import Span
-from manyhands.errors import DeviceLost, ModelError, ShardUnavailable
+from manyhands.errors import Conflict, DeviceLost, ModelError, ShardUnavailable
 from manyhands.member.backoff import Backoff
 from manyhands.member.gaps import LayerGaps
 from manyhands.member.hosting import Hosting
@@ -52,6 +52,13 @@ async def halves(place: Town, *numbers: int, **changes: Any) -> list[Hosting]:
     return [first, *others]
 
 
+async def order(hosting: Hosting, layers: Span) -> str:
+    """What a member answers to an order of its own operator."""
+    link = await hosting.member.node.pool.get(hosting.member.addresses[0], "control")
+    model, precision = hosting.kind.model, hosting.kind.precision
+    return await hosting.member.node.orders.ask(link, model, precision, layers, is_forced=False)
+
+
 def test_a_gap_that_one_member_cannot_load_is_filled_by_another(play: Play) -> None:
     """The one that fails is the first to see it, and has the lower id: its claim has precedence, each time."""
 
@@ -87,6 +94,8 @@ def test_nothing_is_loaded_on_a_device_that_is_lost(play: Play) -> None:
         await until(lambda: bool(attempts.at_s))
         await asyncio.sleep(30.0)
         assert len(attempts.at_s) == 1 and not only.member.claims
+        with pytest.raises(Conflict, match="the device of n1 computes no more: start it anew"):
+            await order(only, Span(0, 4))
 
     play(scene)
 
@@ -135,9 +144,7 @@ def test_what_the_machine_refuses_ends_no_node(play: Play, error: Exception, lin
     async def scene(place: Town) -> None:
         first, only = await halves(place, 1)
         attempts = Failing(only, error, 2)
-        link = await only.member.node.pool.get(only.member.addresses[0], "control")
-        model, precision = only.kind.model, only.kind.precision
-        await only.member.node.orders.ask(link, model, precision, Span(1, 4), is_forced=False)
+        assert await order(only, Span(1, 4)) == "moves to layers 1-3"
         await until(lambda: len(attempts.asked) == 1)
         assert spans(first.member)["n1"] == ["2-3"]
         place.faults.die(first.member.node)
@@ -263,5 +270,23 @@ def test_what_a_failed_move_dropped_is_loaded_again(play: Play, most: int) -> No
             await mover.move(Span(2, 4), "for this test")
         await until(lambda: spans(mover.member).get("n1") == ["0-1"], 60)
         assert attempts.asked == [Span(2, 4)] + [Span(0, 2)] * most and not mover.member.claims
+
+    play(scene)
+
+
+def test_a_span_that_is_loaded_and_fails_then_does_not_serve(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first step fails, or the folder cannot be read for others: the move failed, and nothing is left of it."""
+
+    async def scene(place: Town) -> None:
+        _, mover = await halves(place, 1)
+        old = list(mover.member.node.hosts)
+
+        async def unreadable(folder: Path) -> None:
+            raise ModelError("the folder cannot be read")
+
+        monkeypatch.setattr(mover.member.node.seed, "add", unreadable)
+        with pytest.raises(ModelError, match="the folder cannot be read"):
+            await mover.move(Span(0, 4), "for this test")
+        assert mover.member.node.hosts == old
 
     play(scene)

@@ -136,10 +136,15 @@ class Hosting:
             is_spare=self.member.config.is_spare,
             progress=self._progress,
         )
-        model = await host.engine.ensure_loaded()
-        self.member.span_bytes[span] = self.weights.shape.span_bytes(span, budget.tokens)
-        self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
-        await node.seed.add(folder)
+        try:
+            model = await host.engine.ensure_loaded()
+            self.member.span_bytes[span] = self.weights.shape.span_bytes(span, budget.tokens)
+            self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
+            await node.seed.add(folder)
+        except BaseException:  # it is not to serve what its member takes for failed, and loads again
+            if host in node.hosts:
+                node.worker.drop(host)
+            raise
         return host
 
     async def _offer_to_load(self) -> None:

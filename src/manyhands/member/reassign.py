@@ -21,6 +21,8 @@ class ReassignHandler:
         """Says what happens now; the move itself goes on in a task of the node. Raises as `judge`."""
         if self._hosting.member.is_leaving:
             raise Conflict(f"{self._hosting.member.config.name} is leaving")
+        if self._hosting.is_lost:
+            raise Conflict(f"the device of {self._hosting.member.config.name} computes no more: start it anew")
         if not judge(order, self._standing(asker, order)):
             return f"serves layers {order.span} already"
         self._hosting.balancer.note_move()
