@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 from pathlib import Path
 from typing import Any
 
@@ -288,5 +289,22 @@ def test_a_span_that_is_loaded_and_fails_then_does_not_serve(play: Play, monkeyp
         with pytest.raises(ModelError, match="the folder cannot be read"):
             await mover.move(Span(0, 4), "for this test")
         assert mover.member.node.hosts == old
+
+    play(scene)
+
+
+def test_what_is_being_drained_takes_memory_still(play: Play) -> None:
+    """With room for three layers, two of which wait for their last session, one is loaded and not two."""
+
+    async def scene(place: Town) -> None:
+        weights = await weights_of(str(place.folder), "bf16", (), place.home, Silent())
+        hosting = await place.host(0, memory_bytes=room_for(weights, 3))
+        await hosting.move(Span(2, 4), "for this test", is_forced=True)
+        hosting.hosts[0].drain(math.inf)
+        filling = await hosting.fill(Span(0, 2))
+        assert filling is not None and filling.info.span == Span(0, 1)
+        await hosting.move(Span(0, 3), "for this test", is_forced=True)
+        assert hosting.held == [Span(0, 1)], "not now: there would be five in memory"
+        assert place.said[-1].startswith("not moving to layers 0-2 now: ")
 
     play(scene)

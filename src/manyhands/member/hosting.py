@@ -122,7 +122,7 @@ class Hosting:
 
     async def _host(self, folder: Path, span: Span) -> SpanHost:
         node = self.member.node
-        held = [*self.held, span]
+        held = [*self.in_memory, span]
         budget, most_logs = self.budget.keeping_ends(held), node.worker.config.log_bytes
         node.worker.config = replace(node.worker.config, cache_bytes=budget.cache_bytes(held, most_logs))
         node.worker.logs.limit_bytes = budget.log_bytes(held, most_logs)
@@ -192,6 +192,11 @@ class Hosting:
         """The spans that are served now."""
         return [host.info.span for host in self.hosts]
 
+    @property
+    def in_memory(self) -> list[Span]:
+        """The spans that take memory: those served, and those that are drained until their last session has gone."""
+        return [host.info.span for host in self.member.node.hosts if not host.is_private]
+
     # -- moving -------------------------------------------------------------------------------------------------------
 
     @property
@@ -200,7 +205,7 @@ class Hosting:
 
     def may_move(self, target: Span) -> bool:
         """Whether others serve all that a move to `target` leaves; meanwhile too, where memory does not hold both."""
-        meanwhile = target if self.budget.fits(target, self.held) else None
+        meanwhile = target if self.budget.fits(target, self.in_memory) else None
         return all(self._may_leave(span, meanwhile) for span in self.held)
 
     async def move(self, target: Span, why: str, *, is_forced: bool = False) -> None:
@@ -213,7 +218,7 @@ class Hosting:
                 return
             self.say(f"moving to layers {target}: {why}")
             self.announce(target)
-            if self.budget.fits(target, self.held):
+            if self.budget.fits(target, self.in_memory):
                 old = self.hosts
                 await self._load(target)
                 self.say(f"serving layers {target}")
@@ -222,13 +227,18 @@ class Hosting:
                 self.say(f"serving layers {target}")
             else:
                 self.announce(None)
+                self.say(
+                    f"not moving to layers {target} now: others do not serve what would be dropped, or it is in use"
+                )
 
     async def _exchange(self, target: Span, *, is_forced: bool) -> bool:
-        """Load `target` after what is served is dropped: memory does not hold both. False if others do not serve that.
+        """Load `target` after what is served is dropped: memory does not hold both. False if others do not serve that, or it
+        does not hold `target` beside what is being drained already.
 
         It is fetched first, which takes no such memory. If it cannot be loaded then, what was dropped is loaded again.
         """
-        if not (is_forced or self.may_move(target)):
+        drained = [host.info.span for host in self.member.node.hosts if host.is_draining and not host.is_private]
+        if not (is_forced or self.may_move(target)) or not self.budget.fits(target, drained):
             return False
         await self.fetch(target)
         if not (is_forced or self.may_move(target)):
@@ -280,7 +290,7 @@ class Hosting:
         Raises what loading does.
         """
         async with self._moving:
-            span = next((s for s in _prefixes(gap) if self.budget.fits(s, self.held)), None)
+            span = next((s for s in _prefixes(gap) if self.budget.fits(s, self.in_memory)), None)
             if span is None:
                 return None
             self.announce(span)

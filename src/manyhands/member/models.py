@@ -135,7 +135,7 @@ class SwarmModels:
 
     def _check(self, ends_bytes: int, name: str) -> None:
         """Raise BadRequest unless the ends fit beside what is hosted."""
-        budget, held = self._hosting.budget, self._hosting.held
+        budget, held = self._hosting.budget, self._hosting.in_memory
         left = budget.left_bytes(held) - sum(size for other, size in self._ends_bytes.items() if other != name)
         if ends_bytes > left:
             raise BadRequest(
