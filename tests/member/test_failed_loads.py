@@ -308,3 +308,15 @@ def test_what_is_being_drained_takes_memory_still(play: Play) -> None:
         assert place.said[-1].startswith("not moving to layers 0-2 now: ")
 
     play(scene)
+
+
+def test_switching_off_and_on_again_resumes_no_span_that_is_drained_for_a_move(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        hosting = await place.host(0, span=Span(0, 2))
+        hosting.hosts[0].drain()
+        kept = await hosting.fill(Span(2, 4))
+        for on in (False, False, True):
+            hosting.member.switch(on=on)
+        assert hosting.hosts == [kept]
+
+    play(scene)

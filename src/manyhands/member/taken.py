@@ -62,8 +62,6 @@ class TakenSpans:
             if host.is_empty:
                 hosting.member.node.worker.drop(host)
                 self._say(f"layers {span} are given back and out of memory")
-            elif not host.is_draining:  # the node was switched off and on meanwhile
-                host.drain(math.inf)
         elif now - self._held_since.setdefault(host, now) >= HELD_S:
             self._given_back.add(host)
             host.drain(math.inf)

@@ -63,12 +63,10 @@ class Worker:
         start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
         sampling: Sampling,
     ) -> None:
-        self.config = config
+        self.config, self.is_off, self._is_leaving = config, False, False
         self.hosts: list[SpanHost] = []
-        self.is_off = self._is_leaving = False
-        self.logs = LogBudget(config.log_bytes)
-        self.owners = Owners()
-        self.dials = Dials(pool, setbacks)
+        self.logs, self.owners, self.dials = LogBudget(config.log_bytes), Owners(), Dials(pool, setbacks)
+        self._switched_off: list[SpanHost] = []  # and not drained for another reason
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
         self._unopened = Unopened()
         self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
@@ -191,9 +189,11 @@ class Worker:
         return self._running.pop(host)
 
     def switch(self, *, on: bool) -> None:
-        """Off: offer nothing, take no session, hand those here over; what is loaded stays. On: as before."""
+        """Off: offer nothing, take no session, hand those here over; what is loaded stays. On: as before that."""
         self.is_off = not on
-        for host in self.hosts:
+        meant = self._switched_off if on else [host for host in self.hosts if not host.is_draining]
+        self._switched_off = [] if on else self._switched_off + meant
+        for host in meant:
             host.resume() if on else host.drain()
 
     async def drain(self) -> None:
