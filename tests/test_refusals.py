@@ -4,11 +4,9 @@ import asyncio
 import errno
 import fcntl
 import os
-import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,11 +95,11 @@ def test_a_limit_is_found_behind_what_came_of_it() -> None:
     assert limit_reached(group) is None and refused(group) is None
 
 
-def run(words: list[str], environment: dict[str, str], before: Callable[[], None]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "manyhands", *words]
-    return subprocess.run(
-        command, env=environment, preexec_fn=before, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+def run(words: list[str], environment: dict[str, str], before: str = "") -> subprocess.CompletedProcess[str]:
+    """The command, in a process that runs the code `before` first. (A preexec_fn would need memory for a copy of this one.)"""
+    begin = "os.execv(sys.executable, [sys.executable, '-m', 'manyhands', *sys.argv[1:]])"
+    command = [sys.executable, "-c", f"import os, resource, sys\n{before}\n{begin}", *words]
+    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -113,21 +111,15 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_too_few_open_files_are_one_line(most: int, environment: dict[str, str]) -> None:
     """With 11 the event loop cannot begin, with 24 the fourth node cannot be started."""
     words = ["local", "tales", "--nodes", "4", "--threads", "1", "-p", "Once", "-n", "1"]
-    ended = run(words, environment, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
+    ended = run(words, environment, f"resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))")
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 1 and f"this process may have {most} at once; raise it (ulimit -n)" in line
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["list"], ["service", "install", "--print", "up", "tales"]])
 def test_a_folder_that_is_gone_is_named(words: list[str], environment: dict[str, str], tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-
-    def leave() -> None:
-        gone.mkdir()
-        os.chdir(gone)
-        gone.rmdir()
-
-    ended = run(words, environment, leave)
+    gone = str(tmp_path / "gone")
+    ended = run(words, environment, f"os.mkdir({gone!r}); os.chdir({gone!r}); os.rmdir({gone!r})")
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 2 and "the folder that this runs in is gone" in line and "cd to another" in line
 
@@ -137,7 +129,7 @@ def test_a_folder_that_is_gone_is_named(words: list[str], environment: dict[str,
     [("https_proxy", "::::"), ("all_proxy", "bogus://127.0.0.1:9"), ("SSL_CERT_FILE", "/nonexistent")],
 )
 def test_what_admits_no_client_of_the_hub_is_named(name: str, value: str, environment: dict[str, str]) -> None:
-    ended = run(["pull", "owner/model"], {**environment, name: value, "HF_HUB_OFFLINE": ""}, lambda: None)
+    ended = run(["pull", "owner/model"], {**environment, name: value, "HF_HUB_OFFLINE": ""})
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 2 and "the hub cannot be asked with" in line and name in line and "unset" in line
 

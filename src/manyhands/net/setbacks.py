@@ -6,7 +6,7 @@ failure, at most MAX_S, and forgotten after as long again (20 s at least). Howev
 dials it no more often than that. An address where a link has proven one node is not dialled for another one while that link is
 open, nor one that is being dialled for another.
 
-When a link to a node opens, whoever dialled, the node may be dialled again at once, and the address where it was last not
+When a link to a node opens, from either side, the node may be dialled again at once, and the address where it was last not
 reached FIRST_S after that: no sooner, for a node may name an address that is not its own, and open links as often as it likes.
 """
 

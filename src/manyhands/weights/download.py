@@ -107,7 +107,7 @@ def _impossible(tensor: TensorDigest) -> ModelError:
 
 
 def _check_empty(entries: Sequence[TensorEntry], hashes: Mapping[str, str]) -> None:
-    """No bytes make a wrong hash of an empty tensor right, whoever is asked. Raises ModelError."""
+    """No bytes make a wrong hash of an empty tensor right, from any source. Raises ModelError."""
     for entry in entries:
         if not len(entry) and hashes[entry.name] != sha256(b""):
             raise ModelError(f"tensor {entry.name!r:.80} is empty, and its hash in the {MANIFEST} is of something else")
