@@ -10,7 +10,7 @@ from typing import IO, Final
 
 from manyhands.errors import BadRequest, DiskFull, ManyhandsError
 
-NOT_THERE: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of what a file system does not do
+UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # by a file system
 
 
 def write_atomic(path: Path, raw: bytes, *, is_private: bool = False, is_durable: bool = True) -> None:
@@ -84,7 +84,7 @@ def lock(file: int | IO[bytes], how: int) -> None:
     try:
         fcntl.flock(file, how)
     except OSError as error:
-        if error.errno not in NOT_THERE:
+        if error.errno not in UNSUPPORTED:
             raise
 
 
@@ -107,7 +107,7 @@ def put_new(draft: Path, path: Path) -> None:
     try:
         os.link(draft, path)
     except OSError as error:
-        if error.errno not in (*NOT_THERE, errno.EPERM, errno.EMLINK):
+        if error.errno not in (*UNSUPPORTED, errno.EPERM, errno.EMLINK):
             raise
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None

@@ -60,10 +60,12 @@ async def covered(origin: Origin) -> None:
             await asyncio.sleep(0.1)
 
 
-def test_a_member_that_joined_answers_for_both_models_of_the_swarm(
-    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+
+
+def test_a_member_that_joined_answers_for_both_models_of_the_swarm(folders: list[Path], tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with town(folders[0], tmp_path) as place:
@@ -96,10 +98,7 @@ def test_a_member_that_joined_answers_for_both_models_of_the_swarm(
     run_virtual(scene())
 
 
-def test_ends_beyond_the_memory_are_refused_by_name(
-    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+def test_ends_beyond_the_memory_are_refused_by_name(folders: list[Path], tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with town(folders[0], tmp_path) as place:
@@ -114,11 +113,8 @@ def test_ends_beyond_the_memory_are_refused_by_name(
     run_virtual(scene())
 
 
-def test_a_model_that_is_loaded_again_counts_once(
-    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_loaded_again_counts_once(folders: list[Path], tmp_path: Path) -> None:
     """Memory is there for its ends and half of them again; each time before it was given up as one with a bad tokenizer."""
-    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
 
     async def scene() -> None:
         async with town(folders[0], tmp_path) as place:
@@ -140,10 +136,9 @@ def test_a_model_that_is_loaded_again_counts_once(
 
 
 def test_a_node_that_serves_no_layer_now_answers_for_its_model_unless_it_is_switched_off(
-    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: list[Path], tmp_path: Path
 ) -> None:
     """Switched off it says so, and loads nothing; on again it loads, also while its spans are drained for a move."""
-    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
 
     async def scene() -> None:
         async with town(folders[0], tmp_path) as place:
