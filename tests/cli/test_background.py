@@ -1,6 +1,7 @@
 """-d: a process without a terminal, its log, and what the one that waits for it says."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -228,14 +229,14 @@ def test_one_that_does_not_come_to_serve_goes_on(ended: list[int]) -> None:
     assert done.returncode == 1 and "does not serve after 600 s; it goes on in the background" in done.stderr
 
 
-# Ctrl-C comes when the process has just been forked, before the one that waits for it does anything else.
+# The signal comes when the process has just been forked, before the one that waits for it does anything else.
 AT_ONCE = """
 import os, signal
 fork = os.fork
 def interrupted():
     pid = fork()
     if pid:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.{number})
     return pid
 os.fork = interrupted
 """
@@ -243,11 +244,12 @@ os.fork = interrupted
 
 @pytest.mark.parametrize(
     "before, number",
-    [("", signal.SIGINT), (AT_ONCE, signal.SIGINT), ("", signal.SIGTERM)],
-    ids=["SIGINT", "at once", "SIGTERM"],
+    list(itertools.product(["", AT_ONCE], [signal.SIGINT, signal.SIGTERM])),
+    ids=["SIGINT", "SIGTERM", "SIGINT at once", "SIGTERM at once"],
 )
 def test_a_signal_while_it_starts_ends_it(before: str, number: signal.Signals, tmp_path: Path) -> None:
     """At once: the new process may have ended before it said anything."""
+    before = before.format(number=number.name)
     say = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(flush=True); time.sleep(60)"
     command = [sys.executable, "-c", before + BEGIN.format(as_json=False) + say]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as waiting:

@@ -23,6 +23,7 @@ from manyhands.cli.progress import ERASE
 START_S: Final = 600.0  # for a node to serve; a model may have to be fetched first
 END_S: Final = 10.0  # for one that is interrupted before it serves
 _SERVES, _IS_SLOW = b"1", b"0"
+_ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class Tee:
@@ -106,12 +107,12 @@ def go_on_in_background(name: str, *, as_json: bool = False) -> Background:
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until either process knows what to do with it
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until either process knows what to do with them
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         os.setsid()  # neither Ctrl-C nor the end of the terminal reaches it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -124,7 +125,7 @@ def _await(name: str, pid: int, reading: int, as_json: bool) -> int:
     """The exit code. Ctrl-C and SIGTERM, before the new process serves, end that too; the end of the terminal does not."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         select.select([reading], [], [], START_S + END_S)
         how = os.read(reading, 1)
     except KeyboardInterrupt:
