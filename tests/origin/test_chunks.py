@@ -4,19 +4,21 @@ import asyncio
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
-from manyhands.core import SamplingParams
+from manyhands.core import EndsAt, PathKind, SamplingParams
 from manyhands.origin.returns import Returns
+from manyhands.origin.route import Hop
+from manyhands.testing.faults import Faults
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import memory_swarm
 from manyhands.wire.message import Step
 from manyhands.wire.timings import HopTiming, written
 from manyhands.worker.execute import Device
-from tests.origin.scenes import play
+from tests.origin.scenes import expected, play, swarm_of
 from tests.worker.pipeline import random_ids
 
 HOPS = ("0-1,2-3,4-5", "0-0,1-1,2-2,3-3,4-4,5-5")
@@ -80,6 +82,35 @@ def test_a_short_prompt_is_cut_too(folder: Path) -> None:
     """256 rows fit one step of the usual size; over six hops they go in small ones, as hops usually are."""
     took, at_once = prefill(folder, HOPS[1], 256)
     assert at_once == 6 and took < 0.35 * 6 * 256 * ROW_S
+
+
+@pytest.mark.parametrize("ends", ["origin", "edges"])
+@pytest.mark.parametrize("path", ["ring", "star"])
+@pytest.mark.parametrize("dies", [False, True], ids=["", "a hop dies"])
+def test_a_long_prompt_takes_two_windows_of_memory_at_the_origin(
+    folder: Path, path: PathKind, ends: EndsAt, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it is: rows are embedded as there is room for them. 4-byte ids become rows of kilobytes."""
+    prompt, params = random_ids(400, seed=4), SamplingParams(max_tokens=3)
+    config, waiting, flushed = RequestConfig(window=2, prefill_chunk=10), list[int](), Hop.flush
+
+    def flush(hop: Hop) -> int:
+        waiting.append(len(hop.outbox))
+        return flushed(hop)
+
+    monkeypatch.setattr(Hop, "flush", flush)
+
+    async def main() -> None:
+        faults = Faults()
+        options: dict[str, Any] = {"request": config, "ends": ends, "spares": ["0-5"], "wrap": faults.wrap}
+        async with swarm_of(folder, HOPS[0], **options) as swarm:
+            if dies:
+                faults.at("prefill", swarm.hops[1], lambda: faults.die(swarm.hops[1]), skip=9)
+            answer = await swarm.origin.complete(swarm.origin.request_ids(prompt, params), path=path)
+            assert answer.token_ids == expected(folder, prompt, params) and bool(answer.repairs) == dies
+
+    play(main)
+    assert len(waiting) > 40 and max(waiting) <= config.window
 
 
 def came(returns: Returns, end: int, *compute_us: int) -> None:

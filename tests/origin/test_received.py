@@ -132,13 +132,20 @@ def rows_run(swarm: MemorySwarm) -> int:
     return max(sum(host.engine.rows_run for host in node.hosts) for node in swarm.hops)
 
 
+SMALL_STEPS = RequestConfig(prefill_chunk=3, window=1)  # results come back while most of the guesses wait to be sent
+REQUESTS = pytest.mark.parametrize("request_config", [RequestConfig(), SMALL_STEPS], ids=["large steps", "small steps"])
+
+
+@REQUESTS
 @pytest.mark.parametrize(("ends", "logprobs"), [("origin", 2), ("edges", None), ("edges", 2)])
-def test_it_is_computed_like_a_prompt(qwen3: Path, ends: EndsAt, logprobs: int | None) -> None:
+def test_it_is_computed_like_a_prompt(
+    qwen3: Path, ends: EndsAt, logprobs: int | None, request_config: RequestConfig
+) -> None:
     """No round for each token, no row twice; the odds come too. What was told last may not have been all."""
     params = replace(PARAMS, logprobs=logprobs)
 
     async def main() -> None:
-        async with swarm_of(qwen3, "0-1,2-3,4-5", ends=ends) as swarm:
+        async with swarm_of(qwen3, "0-1,2-3,4-5", ends=ends, request=request_config) as swarm:
             wanted = await ids_of(swarm, PROMPT, params)
             for num in (1, 25, TOKENS):
                 before = rows_run(swarm)
@@ -151,12 +158,13 @@ def test_it_is_computed_like_a_prompt(qwen3: Path, ends: EndsAt, logprobs: int |
     play(main)
 
 
+@REQUESTS
 @pytest.mark.parametrize("ends", ["origin", "edges"])
-def test_a_wrong_text_costs_time_only(qwen3: Path, ends: EndsAt) -> None:
+def test_a_wrong_text_costs_time_only(qwen3: Path, ends: EndsAt, request_config: RequestConfig) -> None:
     """Wrong from some token on, too long, of no tokens of this model: the rows that it costs are its own, once, and a few."""
 
     async def main() -> None:
-        async with swarm_of(qwen3, "0-1,2-3,4-5", ends=ends) as swarm:
+        async with swarm_of(qwen3, "0-1,2-3,4-5", ends=ends, request=request_config) as swarm:
             params = replace(PARAMS, logprobs=None)
             wanted = await ids_of(swarm, PROMPT, params)
             for said in (

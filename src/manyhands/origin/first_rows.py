@@ -1,11 +1,11 @@
 """Prompts as steps: their rows, embedded, in chunks; and the first of them, which leaves before the hops have answered.
 
-Opens ─ FirstRows.send ─► hop 0 ...          all Opened ─ loop.py: Generation ─ embedded ─► the rest
+Opens ─ FirstRows.send ─► hop 0 ...          all Opened ─ loop.py: Generation ─ prefill_parts, embedded ─► the rest
 
 A session that waits for its hops waits for a round trip; its first rows use it.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from manyhands.config import RequestConfig
@@ -14,23 +14,54 @@ from manyhands.origin.session import Session
 from manyhands.route.chunks import first_rows
 from manyhands.wire.message import Payload
 
-Part = tuple[int, Sequence[int], Payload | None]
+Part = tuple[int, Sequence[int]]  # the position of the first id, and the ids
 
 
-async def embedded(
-    session: Session, ends: EndsBatcher | None, config: RequestConfig, start: int, ids: Sequence[int]
-) -> AsyncGenerator[Part, None]:
-    """(position, ids, hidden rows) of prefill-sized steps for `ids` at `start`; no rows where hop 0 embeds them (no `ends`)."""
+def prefill_parts(session: Session, config: RequestConfig, start: int, ids: Sequence[int]) -> Iterator[Part]:
+    """`ids`, the first of them at position `start`, in prefill-sized steps."""
     chunk = session.route.chunk_rows(len(ids), config)
-    for at in range(0, len(ids), chunk):
-        yield await _part(session, ends, start + at, ids[at : at + chunk])
+    return ((start + at, ids[at : at + chunk]) for at in range(0, len(ids), chunk))
 
 
-async def _part(session: Session, ends: EndsBatcher | None, position: int, ids: Sequence[int]) -> Part:
+async def embedded(session: Session, ends: EndsBatcher | None, position: int, ids: Sequence[int]) -> Payload | None:
+    """The hidden rows of one step as hop 0 is sent them; None where it embeds them itself (no `ends`)."""
     if ends is None:
-        return position, ids, None
-    as_sent = partial(session.route.as_sent, position=position)
-    return position, ids, await ends.turn(None, lambda _: ids, None, as_sent)
+        return None
+    return await ends.turn(None, lambda _: ids, None, partial(session.route.as_sent, position=position))
+
+
+class Prefill:
+    """What is known as a route begins, or changes: it follows to hop 0 as there is room, so that a long prompt takes no more
+    memory here than two windows of steps. `is_sent`: all of it has left."""
+
+    def __init__(self, session: Session, ends: EndsBatcher | None, config: RequestConfig) -> None:
+        self._session, self._ends, self._config = session, ends, config
+        self._parts: Iterator[Part] = iter(())
+        self._reply_from = 0
+        self.is_sent = True
+
+    def begin(self, start: int, ids: Sequence[int], reply_from: int) -> None:
+        """Send `ids` from position `start` on, and nothing else; the rows from `reply_from` on are to come back."""
+        self._parts, self._reply_from = prefill_parts(self._session, self._config, start, ids), reply_from
+        self.is_sent = False
+
+    def drop(self) -> None:
+        """What has not left is guessed wrong."""
+        self._parts, self.is_sent = iter(()), True
+
+    async def send(self, committed: int) -> None:
+        """Send what there is room for; the session is woken once there is more. Raises what has ended the session.
+
+        After a loss nothing is sent: a repair begins anew.
+        """
+        session = self._session
+        while not self.is_sent and not session.losses and session.route.hops[0].has_room():
+            if (part := next(self._parts, None)) is None:
+                self.is_sent = True
+                return
+            payload = await embedded(session, self._ends, *part)
+            carried = None if payload is not None else tuple(part[1])
+            session.send(part[0], len(part[1]), self._reply_from, carried, payload, committed)
 
 
 class FirstRows:
@@ -46,10 +77,10 @@ class FirstRows:
         most = first_rows(left, route.chunk_rows(left, self._config), route.row_bytes)
         if most < 1:
             return range(0)
-        position, ids, payload = await _part(session, self._ends, start, self._prompt[start : start + most])
-        last = len(self._prompt) - 1
-        session.send(position, len(ids), last, None if payload is not None else tuple(ids), payload, len(self._prompt))
-        return range(position, position + len(ids))
+        ids, last = self._prompt[start : start + most], len(self._prompt) - 1
+        payload = await embedded(session, self._ends, start, ids)
+        session.send(start, len(ids), last, None if payload is not None else tuple(ids), payload, len(self._prompt))
+        return range(start, start + len(ids))
 
 
 async def sent_first(session: Session) -> range:

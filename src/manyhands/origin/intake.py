@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from manyhands.config import RequestConfig
 from manyhands.errors import PipelineStalled, ProtocolError
 from manyhands.origin.depth import MAX_AHEAD
+from manyhands.origin.first_rows import Prefill
 from manyhands.origin.pace import Pace
 from manyhands.origin.route import Lease
 from manyhands.origin.session import Session
@@ -55,9 +56,10 @@ class Intake:
         config: RequestConfig,
         ledger: Sequence[int],
         due: DueRows,
+        prefill: Prefill,
     ) -> None:
         self._session, self._healer, self._pace, self._config = session, healer, pace, config
-        self._ledger, self._due = ledger, due
+        self._ledger, self._due, self._prefill = ledger, due, prefill
         self.reached = 0
         self._moved_at = self._asked_at = 0.0  # when results last came, or were waited for; when that was looked into
 
@@ -72,28 +74,35 @@ class Intake:
         return min(self.reached, len(self._ledger) - 1)
 
     async def rows(self) -> list[Step]:
-        """The next steps that carry rows after the ledger, in order; none if the drafter has something to send first.
+        """The next steps that carry rows after the ledger, in order; none if the drafter has something to send first, which
+        waits for the prompt to have left.
 
         Raises ProtocolError for what was not due, and as `Session.next_result`.
         """
         self._moved_at = self._asked_at = asyncio.get_running_loop().time()
-        while (step := await self._next_step()) is not None:
+        while True:
+            await self._prefill.send(len(self._ledger))
+            is_sent = self._prefill.is_sent
+            if (step := await self._next_step()) is None:
+                if is_sent:
+                    return []
+                continue
             end = step.position + step.count
             if end > self._session.returns.sent_until:
                 raise ProtocolError(f"news of position {end - 1} came back, which was never sent")
             if step.count == 0 and end <= self.reached:
                 continue  # no news: time goes on
-            self._note_progress(end)
             if step.count == 0:
-                continue  # progress of a prefill
+                self._note_progress(end)  # of a prefill
+                continue
             expected, payload = len(self._ledger) - 1, step.payload
             if step.position != expected or payload is None:
                 raise ProtocolError(f"rows from position {step.position} came back where {expected} was due")
             if (step.content, payload.dtype, payload.width) != self._due:
                 came = f"{step.content} of width {payload.width} in {payload.dtype}"
                 raise ProtocolError(f"{came} came back, not {tuple(self._due)}")
+            self._note_progress(end)
             return [step]
-        return []
 
     def _note_progress(self, end: int) -> None:
         """Positions up to `end` have come back: the clocks start anew."""

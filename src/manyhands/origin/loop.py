@@ -25,7 +25,7 @@ from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, ProtocolError
 from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
-from manyhands.origin.first_rows import behind, embedded, sent_first
+from manyhands.origin.first_rows import Prefill, behind, embedded, prefill_parts, sent_first
 from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
 from manyhands.origin.received import ReceivedGuesses
@@ -95,7 +95,8 @@ class Generation:
         self.num_redrawn = redraw
         self._pace = Pace(config, lambda: session.route.stated_s)
         due = due_rows(session.route.lease, ends.ends.hidden_size if ends is not None else None, sampler.vocab_size)
-        self._intake = Intake(session, healer, self._pace, config, self.ledger, due)
+        self._prefill = Prefill(session, ends, config)
+        self._intake = Intake(session, healer, self._pace, config, self.ledger, due, self._prefill)
         self._drawn: list[Drawn] = []  # committed, and not told yet
         self._bounds = RowBounds()  # of what the last hop sends
         self._head: RoundHead | None = None
@@ -149,13 +150,12 @@ class Generation:
         return self.finish_reason is not None and len(self._request.prompt) + num_tokens == len(self.ledger)
 
     async def _send_known(self, start: int) -> None:
-        """Send everything from position `start` on: the ledger and the guesses, in prefill-sized steps."""
-        reply_from = len(self.ledger) - 1
+        """Send everything from position `start` on: the ledger and the guesses, in prefill-sized steps; `_intake` sees to
+        those that there is no room for yet."""
         self._chain.resend()
         self._disturb()
-        known = self._chain.from_position(start)
-        async for position, ids, payload in embedded(self._session, self._ends, self._config, start, known):
-            self._send(position, ids, reply_from, payload)
+        self._prefill.begin(start, self._chain.from_position(start), len(self.ledger) - 1)
+        await self._prefill.send(len(self.ledger))
 
     def _disturb(self) -> None:
         """What takes time now says nothing of the route."""
@@ -206,7 +206,8 @@ class Generation:
         for _, standby, until in [d for d in due if d[0].start == 0]:
             start, standby.fed = standby.fed, until
             known = self.ledger[start:until]
-            async for position, ids, payload in embedded(self._session, self._ends, self._config, start, known):
+            for position, ids in prefill_parts(self._session, self._config, start, known):
+                payload = await embedded(self._session, self._ends, position, ids)
                 self._session.standbys.feed_first(standby, position, ids, payload)
 
     async def _repair(self) -> None:
@@ -291,6 +292,8 @@ class Generation:
         stop = next((i for i, d in enumerate(drawn) if self._sampler.is_stop_id(d.token)), len(drawn) - 1)
         del drawn[stop + 1 :]
         right, self._is_dead = self._chain.commit([d.token for d in drawn])
+        if self._is_dead:
+            self._prefill.drop()
         self._drawn += drawn
         self.drafting.tokens += len(drawn)
         if self._received is None:
@@ -302,7 +305,7 @@ class Generation:
         """Drafts to send now: tokens that exist, no more than a window, the lease and the credits of the route hold."""
         chain, credits = self._chain, max(1, self._config.window // 2)
         most = min(self._request.capacity - 1 - len(chain), WINDOW_ROWS - (len(chain) - chain.sent))
-        if most < 1 or chain.windows >= credits or self._finished() is not None:
+        if most < 1 or chain.windows >= credits or not self._prefill.is_sent or self._finished() is not None:
             return ()
         if (guesses := self._guess_received(most)) is not None:
             return guesses

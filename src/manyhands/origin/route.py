@@ -53,6 +53,7 @@ class Hop:
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
     is_rebuilding: bool = False  # they are on their way
     outbox: deque[Step] = field(default_factory=deque)
+    _is_full: bool = False
 
     def __post_init__(self) -> None:
         self.renew()
@@ -65,6 +66,14 @@ class Hop:
     @property
     def links(self) -> tuple[Link, ...]:
         return (self.control,) if self.data is None else (self.control, self.data)
+
+    def has_room(self) -> bool:
+        """Whether less than a window of steps waits for its credits. If not, `has_room_again` is true once that is so."""
+        self._is_full = len(self.outbox) >= self.window
+        return not self._is_full
+
+    def has_room_again(self) -> bool:
+        return self._is_full and self.has_room()
 
     def flush(self) -> int:
         """Send what waits, as far as credits allow; returns how many steps."""

@@ -62,12 +62,11 @@ class Session:
         self.begins_at = 0  # positions that its hops began with; until they have answered, those they were asked for
         self.first: asyncio.Task[range] | None = None  # sends the first rows, while the hops open
         self.returns = Returns()
-        self._is_woken = False
+        self._is_woken = self._is_running = False
         self._progress: dict[int, Progress] = {}
         self._config, self._late_s = config, late_s
         self._error: ManyhandsError | None = None
         self._arrived = asyncio.Event()
-        self._is_running = False
 
     @property
     def is_closed(self) -> bool:
@@ -299,6 +298,8 @@ class Session:
         if message.epoch == self.route.epoch:
             self.route.hops[message.hop].outgoing.give(message.steps)
             self._flush(message.hop)
+            if self.route.hops[message.hop].has_room_again():
+                self.wake()
 
     def on_progress(self, message: Progress) -> None:
         if message.epoch == self.route.epoch:
