@@ -518,3 +518,25 @@ def test_no_hop_is_suspected_once_its_result_has_come(while_asking: str, count: 
         assert bool(patient.session.losses) == (end == 5)
 
     play(main)
+
+
+def test_no_hop_is_silent_by_a_probe_in_which_this_process_stood_still() -> None:
+    """Its answers wait to be read when the probe's deadline passes; who does not answer in 10 s is replaced after all."""
+
+    async def main() -> None:
+        patient, late = Patient(offer("t", 8, 12)), [0.0]
+        patient.session.culprit, patient.session.is_silent = 2, True
+        patient.healer._late_s = lambda node: late[0]
+        probe = patient.session.probe
+
+        async def stand_still(limit_s: float) -> HeldStep:
+            late[0] = 2.0
+            return await probe(limit_s)
+
+        setattr(patient.session, "probe", stand_still)  # noqa: B010
+        await patient.healer.suspect(1.5, 5, 0.01)
+        assert not patient.session.losses
+        await patient.healer.suspect(10.0, 5, 0.01)
+        assert list(patient.session.losses) == [2]
+
+    play(main)

@@ -222,8 +222,8 @@ class RepairExecutor:
         """
         session, now = self._session, asyncio.get_running_loop().time
         began = now()
-        late_s = max(self._late_s(hop.offer.node) for hop in session.route.hops)
-        holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, late_s))
+        holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, self._route_late_s()))
+        late_s = self._route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
         if session.losses or session.returns.has_news(committed):
             return
         waited_s += now() - began
@@ -234,6 +234,10 @@ class RepairExecutor:
                 session.lose(holdup.hop, f"holds a step up: none for {waited_s:.1f} s")
                 if not holdup.is_silent:
                     self._thrift.replaced(committed, now(), waited_s + cost_s)
+
+    def _route_late_s(self) -> float:
+        """How late event loops have run lately, here and on the route."""
+        return max(self._late_s(hop.offer.node) for hop in self._session.route.hops)
 
     async def _is_covered(self, index: int, committed: int) -> bool:
         """Whether other nodes can take the place of a hop."""
