@@ -49,11 +49,12 @@ class _Shown:
         self._data, self._until = b"", -math.inf
 
     async def data(self) -> bytes:
+        now = asyncio.get_running_loop().time
+        asked = now()
         async with self._turn:
-            now = asyncio.get_running_loop().time()
-            if now >= self._until:
+            if asked >= self._until:
                 self._data = await asyncio.to_thread(encode, await self._view())
-                self._until = now + SHOWN_S
+                self._until = now() + SHOWN_S  # from here on: who asked while it was made, however long, has it too
             return self._data
 
 
