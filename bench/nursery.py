@@ -20,6 +20,7 @@ def child(request: dict[str, object]) -> None:
     arguments, environment = request["arguments"], request["environment"]
     assert isinstance(arguments, list) and isinstance(environment, dict)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.environ.update(environment)
     quiet = os.open(os.devnull, os.O_RDONLY)
     output = os.open(str(request["output"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -34,23 +35,28 @@ def child(request: dict[str, object]) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    pids: set[int] = set()  # of children that are not reaped: no other process has such an id
+
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                pids.discard(ended)
+
+    signal.signal(signal.SIGCHLD, reap)
     import_ahead(owns_requests=True, is_member=True, has_api=True)
-    pids: list[int] = []
     for line in sys.stdin:
         request = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        if (pid := os.fork()) == 0:
             child(request)
-        pids.append(pid)
+        pids.add(pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         print(pid, flush=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    with contextlib.suppress(ChildProcessError):  # no child is left: none writes into its home any more
-        os.wait()
+        os.kill(pid, signal.SIGKILL)
+    for _ in pids:
+        os.wait()  # none writes into its home any more
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ SPEED = Speed(0.001, 0.0001, 0.002, 0.0005, 1.25, 0.0015, "layers")
 
 
 @pytest.fixture
-def model(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    """A tiny model, measured in few steps without pauses."""
-    monkeypatch.setattr(measure, "STEPS", 3)
+def model(llama: Path, home: Path) -> Checkpoint:
     return look_up(str(llama), "bf16", home)
 
 
