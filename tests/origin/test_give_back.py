@@ -1,5 +1,6 @@
 """What a spare took goes back to a node that serves it again, in the middle of a stream."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def stream(swarm: MemorySwarm, at: dict[int, Callable[[], object]], path: PathKind = "ring") -> Answer:
-    """An answer, with something done when so many tokens have come."""
+    """An answer, with something done when so many tokens have come.
+
+    The clock moves on at each token, for which it waits until all devices are idle: a standby does not fall behind.
+    """
     origin = swarm.origin
     answer = origin.answer(origin.request_ids(PROMPT, LONG))
     async for _ in origin.stream(answer, path=path):
         if (act := at.get(len(answer.token_ids))) is not None:
             act()
+        await asyncio.sleep(0.001)
     return answer
 
 

@@ -54,6 +54,7 @@ def test_a_standby_takes_over(
         async with bench.scene(request=FOLLOWED, ends=ends) as scene:
             replays = watch(monkeypatch)
             node = scene.hops[victim]
+            scene.faults.slow(scene.hops[0], 0.01)  # the clock waits for the standby's thread before each decode step
             scene.faults.at("decode", node, lambda: scene.faults.die(node), 20)
             assert await scene.ask("hot", path=path) == bench.wanted["hot", 0]
             (repair,) = scene.answers[0].repairs
