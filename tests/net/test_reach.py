@@ -26,6 +26,7 @@ NOWHERE = NodeAddr("127.0.0.1", 1)
 ONE, TWO, IROH = NodeAddr("one", 1, A), NodeAddr("two", 1, A), NodeAddr("iroh%h", 1, A)
 RELAY = relayed(NodeAddr("r", 1), A)
 QUICK = ReachPolicy(better_s=0.05)
+PATIENT = ReachPolicy(fallback_s=GUARD_S)
 
 
 def test_direct_ways_are_staggered_then_iroh_then_relays() -> None:
@@ -176,7 +177,7 @@ def test_a_peer_without_a_direct_way_is_reached_through_a_known_relay() -> None:
 def test_a_direct_way_is_preferred() -> None:
     async def main() -> None:
         book = Book()
-        async with reach(book) as relay, reach(book) as a, reach(book) as b:
+        async with reach(book) as relay, reach(book, PATIENT) as a, reach(book) as b:
             at = await relay.listen(LOOPBACK)
             addr = await b.listen(relayed(at))
             book[b.node] = [await b.listen(LOOPBACK)]

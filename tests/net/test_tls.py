@@ -1,6 +1,7 @@
 """TLS on loopback, under asyncio and uvloop: members meet, nodes without the secret get nothing."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -268,21 +269,20 @@ def test_a_host_that_no_resolver_takes_is_a_link_that_fails(run: Run, host: str)
 
 
 def test_a_cancelled_dial_leaves_nothing(run: Run) -> None:
-    """The peer accepts TCP, or even TLS, and then is silent."""
+    """The peer accepts TCP, or even TLS, and then is silent until the caller is gone."""
 
     async def body() -> None:
-        async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writers.append(writer)
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                await reader.read()
+            writer.transport.abort()
 
         for context in (None, server_context(Ed25519PrivateKey.generate(), SECRET)):
-            writers: list[asyncio.StreamWriter] = []
             server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=context)
             async with server, node() as a:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
                         await a.dial(NodeAddr("127.0.0.1", server.sockets[0].getsockname()[1]), "data")
-                for writer in writers:
-                    writer.transport.abort()
 
     run(body())
 
