@@ -1,11 +1,12 @@
 """manyhands.origin.draft_model: a drafter changes no token, is right where it is alike, and costs nothing when it fails."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Sequence
+import gc
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import EndsAt, SamplingParams
 from manyhands.errors import BadRequest, ModelError
 from manyhands.origin import Origin
-from manyhands.origin.draft_model import DraftModel, _Line, check_tokenizer
+from manyhands.origin.draft_model import BUDGET_S, DraftModel, _Line, check_tokenizer
 from manyhands.origin.sampler import Sampler
 from manyhands.testing.swarm import MemorySwarm
 from manyhands.testing.tiny import make_tiny
@@ -123,37 +124,53 @@ def test_a_request_for_a_model_where_none_drafts_is_refused(folder: Path) -> Non
     play(main)
 
 
-@pytest.mark.parametrize("fails", ["dies", "hangs"])
-def test_a_drafter_that_fails_costs_nothing(folder: Path, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It dies in its third turn, or never ends it: the answer is the same, and says why there were no more drafts."""
-    params, turns, hold = replace(GREEDY, max_tokens=LONG // 2), [0], threading.Event()
-    turn = _Line.turn
+class FailingDevice:
+    """A Device whose third job and those after it end in an error after `fail_s` of the loop's time, or never."""
 
-    def broken(self: _Line, *args: object) -> object:
-        turns[0] += 1
-        if turns[0] >= 3 and fails == "dies":
-            raise MemoryError("no memory")
-        if turns[0] >= 3:
-            hold.wait()
-        return turn(self, *args)  # type: ignore[arg-type]
+    def __init__(self, plain: Device, fail_s: float | None) -> None:
+        self._plain, self._fail_s = plain, fail_s
+        self._num_jobs = 0
 
-    monkeypatch.setattr(_Line, "turn", broken)
+    def run(self, function: Callable[[], object]) -> "asyncio.Future[Any]":
+        self._num_jobs += 1
+        if self._num_jobs < 3:
+            return self._plain.run(function)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        if self._fail_s is not None:
+            loop.call_later(self._fail_s, done.set_exception, MemoryError("no memory"))
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+@pytest.mark.parametrize("fail_s", [0.0, 2 * BUDGET_S, None], ids=["dies", "dies late", "hangs"])
+def test_a_drafter_that_fails_costs_nothing(
+    folder: Path, fail_s: float | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It dies in its third turn, or does not end it in time: the answer is the same, and says why there were no more drafts.
+
+    Of a turn that was given up nothing more is heard. (asyncio logged its error.)"""
+    plain = DraftModel.__init__
+
+    def failing(self: DraftModel, *args: Any) -> None:
+        plain(self, *args)
+        self.device = cast(Device, FailingDevice(self.device, fail_s))
+
+    monkeypatch.setattr(DraftModel, "__init__", failing)
 
     async def main() -> None:
         async with drafting(folder, folder) as (_, origin):
-            answer = origin.answer(origin.request_ids(PROMPT, params))
-            # The virtual clock stands still while a thread works: the deadline is real here.
-            monkeypatch.setattr("manyhands.origin.draft_model.BUDGET_S", 0.2)
-            async for _ in origin.stream(answer):
-                pass
-            assert answer.token_ids == expected(folder, PROMPT, params)
-            why = "MemoryError: no memory" if fails == "dies" else "a turn took more than"
+            answer = await origin.complete(origin.request_ids(PROMPT, replace(GREEDY, max_tokens=LONG)))
+            assert answer.token_ids == expected(folder, PROMPT, replace(GREEDY, max_tokens=LONG))
+            why = "MemoryError: no memory" if fail_s == 0 else "a turn took more than"
             assert f"the model drafter is off: {why}" in answer.drafting.verdict
+            await asyncio.sleep(2 * BUDGET_S)
 
-    try:
-        asyncio.run(main())
-    finally:
-        hold.set()
+    play(main)
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_line_that_is_rolled_back_draws_as_one_that_was_not(folder: Path) -> None:

@@ -176,9 +176,10 @@ class ModelDrafts:
         self._turn = None
         if self._timer is not None:
             self._timer.cancel()
+        error = None if turn.cancelled() else turn.exception()  # asked for in any case: else asyncio logs it
         if turn.cancelled() or self.trouble:
             return
-        if (error := turn.exception()) is not None:
+        if error is not None:
             self._end(f"{type(error).__name__}: {error}")
             return
         with self._lock:
