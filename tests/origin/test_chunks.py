@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -120,7 +121,7 @@ def came(returns: Returns, end: int, *compute_us: int) -> None:
 
 def test_what_a_row_takes_is_learnt_from_the_prompts_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the piece that took least: others had company. After a repair the first began at an unknown position."""
-    monkeypatch.setattr("manyhands.origin.returns.time.monotonic", count(0.0, 0.1).__next__)
+    monkeypatch.setattr("manyhands.origin.returns.time", SimpleNamespace(monotonic=count(0.0, 0.1).__next__))
     returns = Returns()
     returns.sent(40, 32)
     came(returns, 72, 6400, 6400)
@@ -142,7 +143,7 @@ def test_what_a_row_takes_is_learnt_from_the_prompts_progress(monkeypatch: pytes
 def test_timings_longer_than_the_step_was_away_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hop passes on the timings of those before it: it could state that they are slow, and requests would avoid them."""
     now = 100.0
-    monkeypatch.setattr("manyhands.origin.returns.time.monotonic", lambda: now)
+    monkeypatch.setattr("manyhands.origin.returns.time", SimpleNamespace(monotonic=lambda: now))
     returns = Returns()
     for at, stated_us, is_taken in ((1, 90_000, True), (2, 150_000, False), (3, 4_000_000_000, False)):
         before = returns.timings
