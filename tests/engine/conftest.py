@@ -1,5 +1,6 @@
 """The engine's library, built in place where it is missing or older than its sources; one torch thread for the oracle."""
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,10 +30,12 @@ def one_thread() -> Iterator[None]:
 def built() -> None:
     path = NATIVE.parent / "_native.so"
     newest = max(source.stat().st_mtime for source in NATIVE.iterdir())
-    if not path.exists() or path.stat().st_mtime < newest:
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
+    with (ROOT / "setup.py").open() as setup:
+        fcntl.flock(setup, fcntl.LOCK_EX)  # pytest may run in several processes
+        if not path.exists() or path.stat().st_mtime < newest:
+            command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-2000:]
     library.load()
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -40,8 +41,9 @@ def library() -> ctypes.CDLL:
             code, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
             code.write_text(text)
             subprocess.run(["g++", *FLAGS, "-fPIC", "-shared", "-o", str(made), str(code)], check=True)
-            shutil.copy(made, path.with_suffix(f".{id(folder)}"))
-            path.with_suffix(f".{id(folder)}").replace(path)
+            beside = path.with_suffix(f".{os.getpid()}")  # another process may be at it too
+            shutil.copy(made, beside)
+            beside.replace(path)
     found = ctypes.CDLL(str(path))
     found.host_launch.restype = ctypes.c_long
     return found
