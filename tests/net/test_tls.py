@@ -180,6 +180,26 @@ def test_a_node_whose_loop_runs_late_gives_callers_longer(run: Run) -> None:
     run(body())
 
 
+class SlowPolicy(TlsPolicy):
+    """To look whether a node is admitted holds the event loop for longer than a handshake may take."""
+
+    def admits(self, node: NodeId) -> bool:
+        time.sleep(1.0)
+        return super().admits(node)
+
+
+def test_a_loop_that_is_held_up_in_a_handshake_drops_no_caller(run: Run) -> None:
+    """How late it runs was asked when the handshake began: a caller had the time of a loop that is not."""
+
+    async def body() -> None:
+        async with node() as a, node(policy=SlowPolicy(handshake_s=0.5)) as b:
+            async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
+                near.send(step(1))
+                assert isinstance(await receive(far), Step)
+
+    run(body())
+
+
 def test_wrong_node(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:

@@ -10,6 +10,7 @@ certificate   membership: a certificate chain that the swarm's secret signed
 admission     tokens checked before TLS, and bounds on callers without one
 names         names looked up, and TCP connections to them
 listener      the listening socket behind admission
+handshakes    how long each may take
 tls           TCP + TLS 1.3
 alpn          protocols that hold a connection until the right one takes over
 relay/        forwarding bytes between members that cannot dial each other, and links over it

@@ -8,7 +8,6 @@ is authenticated and encrypted from end to end. A member may also ask, by ALPN, 
 """
 
 import asyncio
-import contextlib
 import errno
 import functools
 import logging
@@ -17,7 +16,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,7 @@ from manyhands.net.admission import Pending, PendingLimits, Tokens, source_of
 from manyhands.net.alpn import AlpnDispatcher, HandshakeBuffer
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
+from manyhands.net.handshakes import HandshakesUnderWay
 from manyhands.net.incoming import Incoming
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
@@ -91,7 +91,7 @@ class TlsTransport:
         self._guests = guests or {}
         self.tokens = Tokens(secret, os.urandom)
         self._turn = Turn()
-        self._handshakes: dict[asyncio.Timeout, float] = {}  # those under way, with when they began
+        self._handshakes = HandshakesUnderWay(self._limit_s)
         self._turns = asyncio.Semaphore(self._policy.max_handshakes)
         self._stalls = Stalls(0.0)
         self._waiting = Pending[socket.socket](PendingLimits(MAX_WAITING, MAX_WAITING_PER_SOURCE, math.inf))
@@ -217,7 +217,7 @@ class TlsTransport:
         """Handshake when it is this caller's turn; callers that wait shorten the time of those under way."""
         try:
             if self._turns.locked():
-                self._hurry()
+                self._handshakes.look()
             await self._turns.acquire()
         except BaseException:
             connection.close()
@@ -229,14 +229,9 @@ class TlsTransport:
         finally:
             self._turns.release()
 
-    def _hurry(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for timeout, began in self._handshakes.items():
-            if not timeout.expired() and timeout.when() is not None:
-                timeout.reschedule(max(now, began + self._limit_s(is_crowded=True)))
-
-    def _limit_s(self, *, is_crowded: bool) -> float:
-        """How long a handshake may take now: stretched where this node's own loop runs late, which holds the caller up."""
+    def _limit_s(self) -> float:
+        """How long a handshake may take: stretched where this node's own loop runs late, which holds the caller up."""
+        is_crowded = len(self._waiting) > 0
         limit_s = min(CROWDED_S, self._policy.handshake_s) if is_crowded else self._policy.handshake_s
         return stretched_s(limit_s, self._stalls.worst_s(asyncio.get_running_loop().time()))
 
@@ -247,7 +242,7 @@ class TlsTransport:
         """
         link = FramedLink(Handshake(self._hello, self._identify_caller, time.monotonic, None, self._turn))
         try:
-            async with self._deadline():
+            async with self._handshakes.deadline():
                 if await connect(link):
                     await link.opened()
                     self._incoming.keep(link, self._arrivals)
@@ -264,17 +259,6 @@ class TlsTransport:
         peer = self._identify(transport, None)
         self._incoming.check_room(peer)
         return peer
-
-    @contextlib.asynccontextmanager
-    async def _deadline(self) -> AsyncIterator[None]:
-        """A handshake's time: `_limit_s`. Raises TimeoutError."""
-        now = asyncio.get_running_loop().time()
-        async with asyncio.timeout(self._limit_s(is_crowded=bool(len(self._waiting)))) as timeout:
-            self._handshakes[timeout] = now
-            try:
-                yield
-            finally:
-                del self._handshakes[timeout]
 
     async def _accept_tls(self, connection: socket.socket, link: FramedLink) -> bool:
         """Handshake with a caller. Whether it came for a link: False if a guest took it over."""
