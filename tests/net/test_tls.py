@@ -16,6 +16,7 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context, server_context
+from manyhands.net.link import CLOSE_S
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Transport
 from manyhands.wire.message import Close, Step
@@ -87,6 +88,18 @@ def test_what_was_sent_before_closing_arrives(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:
             async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
+                await pass_all_before_closing(near, far)
+
+    run(body())
+
+
+def test_what_was_sent_before_closing_arrives_though_the_loop_is_held_up_meanwhile(run: Run) -> None:
+    """For longer than a peer that does not read is waited for."""
+
+    async def body() -> None:
+        async with node() as a, node() as b:
+            async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
+                asyncio.get_running_loop().call_later(0.0, time.sleep, 1.5 * CLOSE_S)
                 await pass_all_before_closing(near, far)
 
     run(body())

@@ -35,7 +35,8 @@ MAX_UNSENT: dict[Lane, int] = {"control": 4 << 20, "data": 512 << 20, "bulk": 16
 MUCH_UNSENT = 64 << 20
 MIN_READ_BPS = 1 << 20
 READ_S = 10.0
-CLOSE_S = 1.0  # how long aclose waits for queued bytes to leave
+CLOSE_S, CLOSE_LOOKS = 1.0, 4  # how long aclose waits for queued bytes to leave, in so many parts
+SHUTDOWN_S = 5.0  # after which TLS drops them by itself, wherever this loop was held up
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +167,10 @@ class FramedLink(asyncio.BufferedProtocol):
             return
         self._transport.close()
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
-                    await self._lost.wait()
+            for _ in range(CLOSE_LOOKS):  # of a time in which this loop is held up only a part is lost
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_S / CLOSE_LOOKS):
+                        await self._lost.wait()
         finally:
             if self._transport is not None:
                 self._transport.abort()

@@ -30,7 +30,7 @@ from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
 from manyhands.net.handshakes import HandshakesUnderWay
 from manyhands.net.incoming import Incoming
-from manyhands.net.link import CLOSE_S, FramedLink, Handshake
+from manyhands.net.link import SHUTDOWN_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
 from manyhands.net.liveness import MAX_STRETCH_S, stretched_s
 from manyhands.net.names import LOOKUPS, connected
@@ -178,7 +178,7 @@ class TlsTransport:
             ssl=self._client_context,
             server_hostname=self.tokens.make(),
             ssl_handshake_timeout=self._policy.handshake_s + MAX_STRETCH_S,
-            ssl_shutdown_timeout=CLOSE_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
         )
 
     def _identify(self, transport: asyncio.BaseTransport, expected: NodeId | None) -> NodeId:
@@ -268,7 +268,7 @@ class TlsTransport:
             connection,
             ssl=self._server_context,
             ssl_handshake_timeout=self._policy.handshake_s + MAX_STRETCH_S,
-            ssl_shutdown_timeout=CLOSE_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
         )
         return door is None or door.is_for(link)
 
@@ -292,7 +292,7 @@ class TlsTransport:
             server_side=is_server,
             server_hostname=None if is_server else self.tokens.make(),
             ssl_handshake_timeout=self._policy.handshake_s + MAX_STRETCH_S,
-            ssl_shutdown_timeout=CLOSE_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
         )
         if transport is None:
             raise ConnectionResetError("the tunnel was closed in the handshake")

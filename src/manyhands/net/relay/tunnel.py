@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.certificate import client_context
-from manyhands.net.link import CLOSE_S, FramedLink
+from manyhands.net.link import SHUTDOWN_S, FramedLink
 from manyhands.net.names import connected
 from manyhands.net.relay.relay import (
     ALIVE,
@@ -193,7 +193,7 @@ class Tunnels:
                 ssl=self._context,
                 server_hostname=self._tls.tokens.make(),
                 ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=CLOSE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except ssl.SSLError as exc:
             raise LinkClosed(f"the relay at {relay} is not a member of this swarm (TLS: {exc.reason})") from exc
