@@ -1,6 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP of `serve`, `local --api`, `up` and `join`: one handler."""
 
 import asyncio
+import json
 import os
 import pty
 import signal
@@ -165,6 +166,35 @@ def test_sigint_is_taken_where_it_was_ignored() -> None:
         asyncio.run(main())
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# Ctrl-C comes as soon as it has said that it serves.
+AT_ONCE = """
+import os, signal, sys
+write = sys.stdout.write
+def said(text):
+    done = write(text)
+    if '"serving"' in text:
+        os.kill(os.getpid(), signal.SIGINT)
+    return done
+sys.stdout.write = said
+from manyhands.__main__ import main
+main()
+"""
+
+
+def test_what_has_said_that_it_serves_hands_over(tmp_path: Path) -> None:
+    """`serve --api` ended at once, with 130, until its API was open as well."""
+    words = ["serve", "tales", "--layers", "0-11", "--json", "--name", "one", "--api", "127.0.0.1:0"]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE, *words],
+        env=os.environ | {"MANYHANDS_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=2 * GUARD_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()][-2:] == ["draining", "stopped"]
 
 
 AS_LEADER = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from manyhands.__main__ import main; main()"

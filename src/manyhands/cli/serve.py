@@ -186,7 +186,7 @@ async def _serve(
 
         async def work() -> None:
             async with _node(job, key, ticket, swarm, worker, request) as node:
-                given = await _host(job, node, folder, device, ticket, as_json)
+                given = await _host(job, node, folder, device, ticket, signals.begin_serving, as_json)
                 async with _api(job, node, folder, device, given, as_json):
                     async with steady_memory():
                         serves()
@@ -220,7 +220,13 @@ def _node(
 
 
 async def _host(
-    job: _Job, node: "HostNode", folder: Path, device: "Device", ticket: "Ticket", as_json: bool
+    job: _Job,
+    node: "HostNode",
+    folder: Path,
+    device: "Device",
+    ticket: "Ticket",
+    begin_serving: Callable[[], None],
+    as_json: bool,
 ) -> "Ticket":
     """Load the span, offer what could be loaded beside it, listen, and say so. Returns the ticket that names this node too."""
     from manyhands.checkpoint.folder import read_config
@@ -250,6 +256,7 @@ async def _host(
         name, most = job.model, job.can_load
         await offer_folder(node, folder, job.precision, device, model_name=name, max_layers=most, has_ends=job.has_ends)
     bound = await node.listen(job.listen)
+    begin_serving()
     addr = job.advertise or reachable(bound)
     events.close()
     ticket = ticket.with_address(NodeAddr(addr.host, addr.port, bound.node))
