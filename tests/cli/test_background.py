@@ -157,7 +157,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from manyhands.cli import log_file
 from manyhands.cli.background import go_on_in_background
 from manyhands.cli.runfile import run_file
-from pathlib import Path
 import typer
 try:
     here = go_on_in_background("desk", as_json={as_json})
@@ -165,13 +164,17 @@ except typer.Exit as end:
     sys.exit(end.exit_code)
 """
 SERVE = """
-with run_file("desk", Path(sys.executable)):
+told, telling = os.pipe()  # a signal that comes before it is waited for is not lost
+os.set_blocking(telling, False)
+signal.set_wakeup_fd(telling)
+signal.signal(signal.SIGTERM, lambda *_: None)
+with run_file("desk", log_file.log_path("desk")):  # a file of this test alone: it is locked
     print("serving layers 0-11", flush=True)
     here.serves()
     print("a node has come", flush=True)
     os.write(2, b"from a library\\n")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("left"))
-    signal.pause()
+    os.read(told, 1)
+sys.exit("left")
 """
 
 

@@ -16,7 +16,12 @@ from manyhands.cli.runfile import run_file, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
 from tests.waiting import GUARD_S
 
-SLEEPER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); print(flush=True); signal.pause()"
+SLEEPER = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # one that comes before it waits for it is not lost
+print(flush=True)
+signal.sigwait([signal.SIGTERM])
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +32,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A file of this test alone: it is locked while its node runs."""
+    path = tmp_path / "node.key"
+    path.touch()
+    return path
+
+
+@pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE) as child:
-        assert child.stdout and child.stdout.readline()  # it listens for the signal now
+        assert child.stdout and child.stdout.readline()  # it takes the signal from now on
         yield child
         child.kill()
 
@@ -52,11 +65,11 @@ def test_one_that_stays_is_reported(process: subprocess.Popen[bytes]) -> None:
     assert said.exit_code == 1 and "has not left after" in said.stdout
 
 
-def test_the_only_node_needs_no_name(process: subprocess.Popen[bytes]) -> None:
+def test_the_only_node_needs_no_name(process: subprocess.Popen[bytes], key: Path) -> None:
     with pytest.raises(NotFound, match="no node runs here"):
         CliRunner().invoke(app, ["stop"], catch_exceptions=False)
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
-    with run_file("nas", Path(__file__)), pytest.raises(NotFound, match=r"which node\? there are desk, nas"):
+    with run_file("nas", key), pytest.raises(NotFound, match=r"which node\? there are desk, nas"):
         CliRunner().invoke(app, ["stop"], catch_exceptions=False)
     assert CliRunner().invoke(app, ["stop"]).stdout == "desk has left\n"
 
@@ -104,17 +117,17 @@ def test_files_that_name_no_process(text: str) -> None:
     assert running_pid(run_path("desk")) is None
 
 
-def test_names_that_run_are_told() -> None:
-    with run_file("desk", Path(__file__)):
+def test_names_that_run_are_told(key: Path) -> None:
+    with run_file("desk", key):
         assert running_pid(run_path("desk")) == os.getpid()
         with pytest.raises(NotFound, match="there are desk"):
             CliRunner().invoke(app, ["stop", "nas"], catch_exceptions=False)
     assert not run_path("desk").exists()
 
 
-def test_two_nodes_of_one_name_are_refused(process: subprocess.Popen[bytes]) -> None:
+def test_two_nodes_of_one_name_are_refused(process: subprocess.Popen[bytes], key: Path) -> None:
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
-    with pytest.raises(BadRequest, match=f"process {process.pid}.*--name NAME"), run_file("desk", Path(__file__)):
+    with pytest.raises(BadRequest, match=f"process {process.pid}.*--name NAME"), run_file("desk", key):
         pass
     assert running_pid(run_path("desk")) == process.pid
 
