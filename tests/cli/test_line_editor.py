@@ -40,7 +40,8 @@ async def main():
         print(f"<{line}>", flush=True)
         if line == "leave":
             waiting = asyncio.ensure_future(ask())
-            await asyncio.sleep(0.05)
+            while termios.tcgetattr(0)[3] & termios.ICANON:  # until it is the editor's
+                await asyncio.sleep(0.001)
             waiting.cancel()
             await asyncio.wait([waiting])
             break
@@ -58,14 +59,14 @@ class Typist:
     def type(self, keys: str) -> None:
         os.write(self._terminal, keys.encode())
 
-    def see(self, text: str) -> None:
-        """Wait until the terminal has shown `text`, and forget what stood before it."""
+    def see(self, *texts: str) -> None:
+        """Wait until the terminal has shown each of them, in any order, and forget what stood before the last."""
         until = time.monotonic() + GUARD_S
-        while text not in self._seen:
+        while not all(text in self._seen for text in texts):
             ready, _, _ = select.select([self._terminal], [], [], max(0.0, until - time.monotonic()))
-            assert ready, f"{text!r} was not shown, but {self._seen!r}"
+            assert ready, f"{texts!r} were not shown, but {self._seen!r}"
             self._seen += os.read(self._terminal, 4096).decode(errors="replace")
-        self._seen = self._seen.split(text, 1)[1]
+        self._seen = self._seen[max(self._seen.index(text) + len(text) for text in texts) :]
 
 
 @contextmanager
@@ -92,10 +93,10 @@ def terminal(history: Path | str) -> Iterator[Typist]:
 def test_lines_are_edited_and_remembered(tmp_path: Path) -> None:
     file = tmp_path / "home" / "lines"
     with terminal(file) as typist:
-        typist.see("goes on")
+        typist.see("goes on", ">")
         typist.type("wrold\x02\x02\x02\x02\x04\x06\n")  # back, delete, forward
         typist.see("<wold>")
-        typist.see(">")  # from here on Ctrl-C is a character
+        typist.see(">")  # from here on keys are the editor's, Ctrl-C too
         typist.type("never sent\x03kept\n")  # Ctrl-C empties the line
         typist.see("<kept>")
         typist.see(">")
@@ -118,7 +119,7 @@ def test_nothing_is_written_without_a_history(tmp_path: Path) -> None:
         for keys in ("x\n", "\x10\n"):
             typist.type(keys)
             typist.see("<x>")
-            typist.see(">")  # from here on keys are the editor's
+            typist.see(">")
         typist.type("\x04")
         typist.see("same")
 
