@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from manyhands.cli import app
+from manyhands.cli import app, log_file
 from manyhands.cli.background import Tee
 from manyhands.cli.log_file import LogFile, follow, last_lines, log_path, older
 from manyhands.cli.progress import Screen
@@ -91,6 +91,23 @@ def test_following_goes_over_to_the_next_file_and_ends_with_the_node(tmp_path: P
 
     found = [line[21:] for line in follow(log.path, goes_on, sleep=lambda _: None)]
     assert "before" not in found and found[-1] == "said 3.19" and "said 2.0" in found
+
+
+def test_following_loses_no_line_of_a_file_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One said after the last look, before the next file was begun, stood in neither."""
+    log = LogFile(tmp_path / "desk.log", most_bytes=300)
+    said = iter(["first", "last of its file", "x" * 260])
+    is_other = log_file._is_other
+
+    def full(path: Path, fd: int) -> bool:
+        for text in said:
+            log.write(f"{text}\n")
+        return is_other(path, fd)
+
+    monkeypatch.setattr(log_file, "_is_other", full)
+    answers = iter([True, True, True, False])
+    found = [line[21:] for line in follow(log.path, lambda: next(answers), sleep=lambda _: None)]
+    assert found == ["first", "last of its file", "x" * 260]
 
 
 def test_logs_shows_the_last_lines_and_names_what_there_is(tmp_path: Path) -> None:

@@ -102,10 +102,11 @@ def follow(path: Path, goes_on: Callable[[], bool], sleep: Callable[[float], Non
         file = stack.enter_context(path.open(encoding="utf-8", errors="replace"))
         file.seek(0, os.SEEK_END)
         while True:
-            is_last = not goes_on()  # asked before reading: what it said before it ended is read still
+            # Asked before reading: what it said before it ended, or before it began the next file, is read still.
+            is_last, is_old = not goes_on(), _is_other(path, file.fileno())
             while line := file.readline():
                 yield line.rstrip("\n")
-            if _is_other(path, file.fileno()):
+            if is_old:
                 file = stack.enter_context(path.open(encoding="utf-8", errors="replace"))
             elif is_last:
                 return
