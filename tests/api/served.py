@@ -94,11 +94,11 @@ class Served:
         return len(self.swarm.origin.node.sessions) + sum(host.num_sessions for host in hosts)
 
     async def freed(self) -> float:
-        """Wait until no session is left; the seconds it took."""
+        """Wait until no session is left and no request, which ends after its session; the seconds it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(GUARD_S):
-            while self.num_sessions:  # noqa: ASYNC110 - what is waited for is another's state
+            while self.num_sessions or self.gateway.jobs:  # noqa: ASYNC110 - what is waited for is another's state
                 await asyncio.sleep(0.005)
         return loop.time() - began
 
