@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.cli.runfile import run_file, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
+from manyhands.member.process import start_ticks
 from tests.waiting import GUARD_S
 
 SLEEPER = """
@@ -56,6 +57,26 @@ def test_a_node_is_told_to_leave(process: subprocess.Popen[bytes]) -> None:
     said = CliRunner().invoke(app, ["stop", "desk", "--wait", f"{GUARD_S}"])
     assert said.exit_code == 0 and said.stdout == "desk has left\n"
     assert process.wait() == 0
+
+
+SLOW_END = """
+import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print(flush=True)
+signal.sigwait([signal.SIGTERM])
+os.unlink(sys.argv[1])
+time.sleep(0.5)
+"""
+
+
+def test_one_that_has_left_is_gone() -> None:
+    """It was said as soon as the file was gone: the next node of that key, started at once, could find it locked yet."""
+    path = run_path("desk")
+    with subprocess.Popen([sys.executable, "-c", SLOW_END, path], stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline()
+        path.write_text(f"{child.pid} {ticks(child.pid)}")
+        assert CliRunner().invoke(app, ["stop", "desk"]).stdout == "desk has left\n"
+        assert start_ticks(child.pid) is None
 
 
 def test_one_that_stays_is_reported(process: subprocess.Popen[bytes]) -> None:

@@ -2,9 +2,8 @@
 
 import contextlib
 import os
+import select
 import signal
-import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from manyhands.cli.runfile import nodes_here, only_node, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
 
 SHOWN_S = 0.3  # a node without sessions leaves faster
+LONGEST_S = 1e9  # what select takes
 
 
 def stop(
@@ -27,14 +27,18 @@ def stop(
     pid = running_pid(path)
     if pid is None:
         raise NotFound(f"no node {name!r} runs here; {nodes_here()}")
-    _tell(path, pid, name, signal.SIGTERM)
-    if now:
-        _tell(path, pid, name, signal.SIGINT)  # the second of two SIGTERMs is lost while the first waits to be taken
-    with contextlib.ExitStack() as stack:
-        has_left = _wait(path, pid, min(wait, SHOWN_S))
-        if not has_left:
-            stack.enter_context(doing(f"{name} hands its sessions over"))
-            has_left = _wait(path, pid, wait - SHOWN_S)
+    has_left = True
+    with contextlib.ExitStack() as stack, contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        process = os.pidfd_open(pid)  # what is signalled and waited for is this process, whatever becomes of its id
+        stack.callback(os.close, process)
+        if running_pid(path) == pid:
+            _tell(process, pid, name, signal.SIGTERM)
+            if now:
+                _tell(process, pid, name, signal.SIGINT)  # the second of two SIGTERMs is lost while the first waits
+            has_left = _wait(process, min(wait, SHOWN_S))
+            if not has_left:
+                stack.enter_context(doing(f"{name} hands its sessions over"))
+                has_left = _wait(process, wait - SHOWN_S)
     if not has_left:
         typer.echo(
             f"{name} has not left after {wait:g} s: it hands sessions over, or has some that no other node can take; "
@@ -44,24 +48,16 @@ def stop(
     typer.echo(f"{name} has left")
 
 
-def _tell(path: Path, pid: int, name: str, number: signal.Signals) -> None:
-    """Send a signal to the process that wrote `path`, and to no other that got its id meanwhile. Raises BadRequest."""
+def _tell(process: int, pid: int, name: str, number: signal.Signals) -> None:
+    """Send a signal to the process of a descriptor. Raises BadRequest; ProcessLookupError if it has ended."""
     try:
-        process = os.pidfd_open(pid)  # what is signalled is this process, whatever becomes of its id
-        try:
-            if running_pid(path) == pid:
-                signal.pidfd_send_signal(process, number)
-        finally:
-            os.close(process)
+        signal.pidfd_send_signal(process, number)
     except ProcessLookupError:
-        return
+        raise
     except OSError as error:
         raise BadRequest(f"process {pid} of {name} takes no signal from you: {error.strerror}") from error
 
 
-def _wait(path: Path, pid: int, seconds: float) -> bool:
-    """Whether the process has left within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while (has_left := running_pid(path) != pid) is False and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return has_left
+def _wait(process: int, seconds: float) -> bool:
+    """Whether the process has ended within `seconds`: not only said so, or it might hold its key and memory yet."""
+    return bool(select.select([process], [], [], min(max(0.0, seconds), LONGEST_S))[0])
