@@ -163,6 +163,27 @@ def test_a_standby_that_cannot_reach_the_next_hop_makes_room_for_another(bench: 
     bench.play(main)
 
 
+def test_a_standby_whose_data_link_alone_breaks_is_told_to_free_its_place(bench: Bench) -> None:
+    """Nothing else ends it there, as its control link stands: the scene ends only when no node holds a lease."""
+
+    async def main() -> None:
+        async with bench.scene(request=FOLLOWED) as scene:
+            link = scene.swarm.origin.node.pool.find
+            (standby,), broken = scene.hops[3].hosts, []
+
+            def break_data() -> None:
+                data = link(scene.swarm.addrs[3].node or "", "data")
+                assert data is not None and standby.num_sessions
+                broken.append(asyncio.ensure_future(data.aclose()))
+
+            scene.faults.at("decode", scene.hops[1], break_data, 20)
+            assert await scene.ask("greedy", path="star") == bench.wanted["greedy", 0]
+            await broken[0]
+            assert link(scene.swarm.addrs[3].node or "", "control") is not None and not scene.answers[0].repairs
+
+    bench.play(main)
+
+
 def test_standbys_are_off_unless_asked_for(bench: Bench) -> None:
     async def main() -> None:
         async with bench.scene() as scene:

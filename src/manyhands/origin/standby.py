@@ -134,8 +134,9 @@ class Standbys:
                 self._drop(standby.hop.offer.info.span)
 
     def on_lost(self, link: Link) -> None:
-        """One of our links is gone: so are the standbys behind it."""
-        self.by_span = {span: standby for span, standby in self.by_span.items() if link not in standby.hop.links}
+        """One of our links is gone: the standbys behind it are let go, which they hear of where another link stands."""
+        for span in [span for span, standby in self.by_span.items() if link in standby.hop.links]:
+            self._drop(span)
 
     def _of(self, hop: int) -> Standby | None:
         hops = self._route.hops
