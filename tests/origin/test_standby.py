@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -14,8 +15,9 @@ from manyhands.origin.route import Route
 from manyhands.origin.standby_search import FEED_ROWS, LOOK_AGAIN_ROWS
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.trouble import Phase
-from manyhands.wire.message import Open
+from manyhands.wire.message import Close, Open
 from tests.kill import REQUEST, Bench, kept_models, request_of
+from tests.worker.hop import ORIGIN, Notes, opening, session_id
 
 FOLLOWED = replace(REQUEST, standby=True)
 
@@ -137,6 +139,28 @@ def test_a_full_spare_is_no_standby_and_no_trouble(bench: Bench) -> None:
             assert not scene.answers[0].events
             assert scene.hops[3].hosts[0].engine.rows_run == 0
             scene.hops[3].hosts[0].engine.cache_tokens = scene.hops[3].worker.config.cache_tokens
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("spares", [["2-3"], ["2-3", "2-3"]])
+def test_who_was_full_is_asked_again_after_the_others(bench: Bench, spares: list[str]) -> None:
+    """n3 has a session of another origin when the stream begins. Where there is n4, that is asked at the next look."""
+
+    async def main() -> None:
+        config = WorkerConfig(max_sessions=1)
+        async with bench.scene(spares=spares, request=replace(FOLLOWED, draft="off"), worker=config) as scene:
+            first, last = scene.hops[3].hosts[0], scene.hops[-1].hosts[0]
+            room = last.engine.cache_tokens
+            last.engine.cache_tokens = room if first is last else room // 2  # so that n3 is asked first
+            first.reserve(opening(1, model=first.info.model), cast(Link, Notes(ORIGIN)))
+            scene.faults.at("decode", scene.hops[0], lambda: first.close(Close(session_id(1)), ORIGIN), 20)
+            prompt, params = request_of("greedy", 0)
+            asked = scene.swarm.origin.request_ids(prompt, replace(params, max_tokens=2 * LOOK_AGAIN_ROWS))
+            async for _ in scene.swarm.origin.stream(scene.swarm.origin.answer(asked)):
+                pass
+            assert last.engine.rows_run >= LOOK_AGAIN_ROWS and (first is last or not first.engine.rows_run)
+            last.engine.cache_tokens = room
 
     bench.play(main)
 

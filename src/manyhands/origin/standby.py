@@ -6,11 +6,12 @@ Only committed positions are fed, so what it holds is never wrong. Promoted (rep
 one step of its predecessor's log. Who becomes a standby, and when it is fed, is decided in standby_search.py.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from manyhands.core import NodeId, Span
-from manyhands.errors import Detour, LinkClosed
+from manyhands.errors import Busy, Detour, LinkClosed
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Route
@@ -42,12 +43,13 @@ class Standby:
 class Standbys:
     """The standbys of one session, each under the span of the hop that it stands by for.
 
-    `refused`: nodes that would not, or could not, go on being a standby.
+    `refused`: nodes that would not, or could not, go on being a standby. `full`: how often others had no room.
     """
 
     def __init__(self, route: Route) -> None:
         self.by_span: dict[Span, Standby] = {}
         self.refused: set[NodeId] = set()
+        self.full: Counter[NodeId] = Counter()
         self._route = route
 
     def open(self, hop: Hop) -> None:
@@ -129,6 +131,9 @@ class Standbys:
                 standby.computed = max(standby.computed, min(message.computed, standby.fed))
             case Fault(code=LinkClosed.code | Detour.code):
                 pass  # of a link that it needs once it is promoted; then its Open finds a way
+            case Fault(code=Busy.code):
+                self.full[standby.hop.offer.node] += 1
+                self._drop(standby.hop.offer.info.span)
             case Fault():
                 self.refused.add(standby.hop.offer.node)
                 self._drop(standby.hop.offer.info.span)

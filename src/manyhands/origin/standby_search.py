@@ -108,8 +108,9 @@ class Followers:
         return route.index_of(span) is not None and span not in self._session.standbys.by_span and not in_route
 
     async def _choose(self, span: Span, excluded: set[NodeId], *, is_for_good: bool) -> Offer | None:
-        """The whole of `span` on one node outside the route: spares first, then most free cache."""
-        session = self._session
+        """The whole of `span` on one node outside the route: spares first, then most free cache; who was full comes after those
+        that were so less often."""
+        session, full = self._session, self._session.standbys.full
         model = session.route.hops[0].offer.info
         offers = await self._around.offers(excluded | session.standbys.refused | session.untrusted_nodes)
         able = [
@@ -122,7 +123,7 @@ class Followers:
             and (o.info.has_ends or not session.route.needs_ends or not is_edge(o, span))
             and self._is_wanted(span, o)
         ]
-        return min(able, key=lambda o: (not o.info.is_spare, -o.info.free_tokens, o.node), default=None)
+        return min(able, key=lambda o: (full[o.node], not o.info.is_spare, -o.info.free_tokens, o.node), default=None)
 
 
 def is_edge(offer: Offer, span: Span) -> bool:
