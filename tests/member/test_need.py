@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from manyhands.checkpoint.manifest import Silent
 from manyhands.core import SamplingParams, Span
 from manyhands.errors import BadRequest
 from manyhands.member.taken import HELD_S
 from manyhands.member.view import holdings_of
+from manyhands.member.weights import weights_of
 from manyhands.origin import Answer, Origin
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from tests.member.members import town
+from tests.member.members import room_for, town
 from tests.member.requests import until
 
 PARAMS = SamplingParams(max_tokens=6)
@@ -64,6 +66,30 @@ def test_layers_that_no_other_node_holds_are_loaded_for_a_request(folder: Path, 
             asker = await here.open(1)
             assert await text(here.origin(asker)) == (said, ["n0", "n0"])
             assert [str(host.info.span) for host in half.hosts] == ["0-2", "3-5"]
+
+    run_virtual(scene())
+
+
+def test_layers_loaded_on_demand_take_the_memory_kept_for_them_and_no_more(folder: Path, tmp_path: Path) -> None:
+    """With room for six layers, two of which are kept (--can-load) and loaded by now, it serves all the others."""
+
+    async def scene() -> None:
+        async with town(folder, tmp_path) as here:
+            weights = await weights_of(str(folder), "bf16", (), tmp_path, Silent())
+            whole = await here.host(0, span=Span(2, 6))
+            half = await here.host(1, span=Span(0, 2), can_load=2, memory_bytes=room_for(weights, 6))
+            rest = await here.host(2, span=Span(2, 4))
+            asker = await here.open(3)
+            await whole.member.leave()
+            await asker.wait_until(
+                lambda: all(r.node != whole.member.id or r.info is None for r in asker.records()), 20
+            )
+            _, route = await text(here.origin(asker))
+            assert route == ["n1", "n2", "n1"]
+            assert [str(host.info.span) for host in half.hosts] == ["0-1", "4-5"]
+            await rest.member.leave()
+            filled = await half.fill(Span(2, 4))
+            assert filled is not None and filled.info.span == Span(2, 4)
 
     run_virtual(scene())
 

@@ -32,7 +32,6 @@ from manyhands.refusals import failure
 from manyhands.swarm.record import Record
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
-from manyhands.weights.workers import Blame
 from manyhands.worker.execute import Device
 from manyhands.worker.runner import back_end
 from manyhands.worker.serve import SpanHost
@@ -116,7 +115,7 @@ class Hosting:
             self.providers(),
             self._progress,
             with_ends=self.with_ends or self.member.config.has_ends,
-            on_blame=self._on_blame,
+            on_blame=lambda blame: self.say(f"weights: {blame}"),
         )
         return self.folder
 
@@ -169,9 +168,6 @@ class Hosting:
         """The nodes that host the model, as sources of its files; the first one of the ticket first."""
         return providers_of(self.member, self.records())
 
-    def _on_blame(self, blame: Blame) -> None:
-        self.say(f"weights: {blame}")
-
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
@@ -194,8 +190,13 @@ class Hosting:
 
     @property
     def in_memory(self) -> list[Span]:
-        """The spans that take memory: those served, and those that are drained until their last session has gone."""
-        return [host.info.span for host in self.member.node.hosts if not host.is_private]
+        """Spans served, and drained till their last session has gone. For those loaded on demand `budget` keeps memory."""
+        return [host.info.span for host in self._hosts_in_memory]
+
+    @property
+    def _hosts_in_memory(self) -> list[SpanHost]:
+        node = self.member.node
+        return [h for h in node.hosts if not (h.is_private or h in node.worker.loaded_on_demand())]
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -210,9 +211,7 @@ class Hosting:
 
     async def move(self, target: Span, why: str, *, is_forced: bool = False) -> None:
         """Serve `target` instead of all spans served now; returns when the old ones are drained. Raises what loading does.
-
-        Unless forced, old spans are kept if no other node serves their layers by then.
-        """
+        Unless forced, old spans are kept if no other node serves their layers by then."""
         async with self._moving:
             if target in self.held:
                 return
@@ -237,7 +236,7 @@ class Hosting:
 
         It is fetched first, which takes no such memory. If it cannot be loaded then, what was dropped is loaded again.
         """
-        drained = [host.info.span for host in self.member.node.hosts if host.is_draining and not host.is_private]
+        drained = [host.info.span for host in self._hosts_in_memory if host.is_draining]
         if not (is_forced or self.may_move(target)) or not self.budget.fits(target, drained):
             return False
         await self.fetch(target)
