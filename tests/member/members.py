@@ -85,7 +85,7 @@ class Town:
         weights = await weights_of(str(self.folder), self.precision, member.records(), self.home, Silent())
         hosting = Hosting(member, weights, device, self.home, Silent(), self.said.append, with_ends=False)
         await hosting.start()
-        member.node.start(hosting.balancer.keep())
+        member.start_until_leaving(hosting.balancer.keep())
         return hosting
 
     def origin(self, member: Member, ends_at: EndsAt = "origin") -> Origin:

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import math
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from manyhands.member.hosting import Hosting
 from manyhands.member.taken import TakenSpans
 from manyhands.member.weights import weights_of
 from manyhands.worker.serve import SpanHost
+from manyhands.worker.thread import Unwanted, check_is_wanted
 from tests.member.members import Play, Town, room_for, spans
 from tests.member.requests import until
 from tests.swarm.records import key_of
+from tests.waiting import GUARD_S
 
 
 class Failing:
@@ -231,6 +235,42 @@ def test_a_member_may_leave_while_it_loads(play: Play) -> None:
             leaver.node.start(hosting.move(Span(0, 2), "for this test"))
             await loading.wait()
             await leaver.leave()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("why", ["fills a gap", "is told to move"])
+def test_a_member_that_leaves_ends_its_load(play: Play, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Also while its device computes it, which live sessions wait for; and nothing is served that was loaded since."""
+
+    async def scene(place: Town) -> None:
+        first, leaver = await halves(place, 1)
+        worker, begun, ended = leaver.member.node.worker, asyncio.Event(), threading.Event()
+
+        loop = asyncio.get_running_loop()
+
+        def endless(*_: Any) -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            for _ in range(int(100 * GUARD_S)):
+                time.sleep(0.01)
+                try:
+                    check_is_wanted()
+                except Unwanted:
+                    ended.set()
+                    raise
+            raise ModelError("nothing ended it")
+
+        monkeypatch.setattr("manyhands.worker.worker.SpanModel", endless)
+        if why == "fills a gap":
+            place.faults.die(first.member.node)
+        else:
+            await order(leaver, Span(0, 4))
+        await begun.wait()
+        await leaver.member.leave()
+        await worker.hosts[0].engine.device.run(lambda: None)
+        await asyncio.sleep(1.0)
+        assert ended.is_set() and not leaver.is_moving and not leaver.member.claims
+        assert [str(host.info.span) for host in worker.hosts] == ["2-3"]
 
     play(scene)
 

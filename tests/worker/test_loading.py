@@ -97,8 +97,11 @@ class Closing(Heard):
         self.told_to_end.wait(GUARD_S)
 
 
+@pytest.mark.parametrize("with_device", [True, False])
 @pytest.mark.parametrize("what", ["bf16", "w8", "hashes"])
-def test_a_load_ends_with_its_device(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_ends_with_its_device_or_when_it_is_cancelled(
+    what: str, with_device: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Packing a large model takes minutes, for which Ctrl-C would wait; so does hashing it. Nothing of a half is kept."""
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
     folder, heard = tales.model_path(), Closing()
@@ -115,8 +118,13 @@ def test_a_load_ends_with_its_device(what: str, tmp_path: Path, monkeypatch: pyt
         device = Device.start(1)
         job = device.run(lambda: load(heard))
         assert await asyncio.to_thread(heard.began.wait, GUARD_S)
-        device.thread.shutdown(wait=False)
+        if with_device:
+            device.thread.shutdown(wait=False)
+        else:
+            job.cancel()
         heard.told_to_end.set()
+        if not with_device:
+            await device.run(lambda: None)
         device.close()
         await asyncio.wait([job])
         assert job.cancelled()

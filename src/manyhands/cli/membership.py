@@ -185,7 +185,7 @@ async def _stay(
     member.node.start(keep_ticket(home, member))
     signals.begin_serving()
     tell_serving(member, hosting, tell, why, time.monotonic() - began)
-    member.node.start(hosting.balancer.keep())
+    member.start_until_leaving(hosting.balancer.keep())
     async with contextlib.AsyncExitStack() as stack:
         advertised = await stack.enter_async_context(present_on_lan(member, hosting.weights.name, tell.line))
         invitations = Invitations(member, advertised, tell.line)

@@ -40,11 +40,11 @@ class Balancer:
         return self._taken.holds(host)
 
     async def keep(self) -> NoReturn:
-        """Keep looking, for ever. A failure is reported, and tried again later (backoff.py)."""
+        """Keep looking, until it is cancelled. A failure is reported, and tried again later (backoff.py)."""
         member = self._hosting.member
         while True:
             await asyncio.sleep(WATCH_S)
-            if member.is_leaving or member.node.worker.is_off or self._hosting.is_moving:
+            if member.node.worker.is_off or self._hosting.is_moving:
                 continue
             try:
                 self._taken.review()

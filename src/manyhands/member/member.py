@@ -10,10 +10,10 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
@@ -75,7 +75,6 @@ class Member:
             worker=worker,
             request=request,
         )
-        self._process = secrets.randbits(32)
         self.announcer = Announcer(key, self._profile(), secrets.token_bytes, unix_clock())
         self.directory = DirectoryRunner(
             backend_of(ticket.directory, key.node_id, rng or random.Random(secrets.token_bytes(16))),
@@ -94,6 +93,7 @@ class Member:
         self.layer_s: dict[Span, float] = {}  # measured before the first request
         self.span_bytes: dict[Span, int] = {}  # weights and cache of what is served
         self.is_leaving = False
+        self._until_leaving: set[asyncio.Task[None]] = set()
         self._registered: list[Callable[[], None]] = []  # undo what this member registered with its node
 
     def __repr__(self) -> str:
@@ -140,11 +140,19 @@ class Member:
             await self.node.__aexit__(kind, error, trace)
 
     async def leave(self) -> None:
-        """Offer nothing any more, hand the sessions over, return when none is left. Deadline: the caller's."""
+        """Offer nothing any more, load nothing, hand the sessions over, return when none is left. Deadline: the caller's."""
         self.is_leaving = True
+        for task in self._until_leaving:
+            task.cancel()
         self.bootstrap.stop()
         self.directory.announce()
         await self.node.worker.drain()
+
+    def start_until_leaving(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which changes what is served, as a task of the node. It is cancelled when this member leaves."""
+        task = self.node.start(work)
+        self._until_leaving.add(task)
+        task.add_done_callback(self._until_leaving.discard)
 
     def switch(self, *, on: bool) -> None:
         """Off: withdraw what is offered, hand the sessions over, take none; weights stay loaded. On: as before."""
@@ -176,7 +184,7 @@ class Member:
             config.memory_bytes,
             config.cores,
             config.device,
-            self._process,
+            secrets.randbits(32),
         )
 
     # -- coming in ----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class ReassignHandler:
         if not judge(order, self._standing(asker, order)):
             return f"serves layers {order.span} already"
         self._hosting.balancer.note_move()
-        self._hosting.member.node.start(self._move(asker, order))
+        self._hosting.member.start_until_leaving(self._move(asker, order))
         return f"moves to layers {order.span}"
 
     def _standing(self, asker: NodeId, order: Reassign) -> Standing:

@@ -89,7 +89,16 @@ class Engine:
             assert self.model is not None, "who opens keeps it from being evicted"
         return self.model
 
+    def stop_loading(self) -> None:
+        """Those who waited for a load under way do so no more: it ends (thread.py: check_is_wanted), and counts as failed."""
+        if self._loading is not None:
+            self._loading.cancel()
+            self._loading, self.has_failed = None, True
+            self._on_change()
+
     def _loaded(self, done: "asyncio.Future[SpanModel]") -> None:
+        if done is not self._loading:
+            return  # it was stopped
         self._loading = None
         self.has_failed = done.cancelled() or done.exception() is not None
         if self.has_failed:

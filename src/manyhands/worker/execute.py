@@ -115,7 +115,7 @@ class Device:
         return current_scope() is not None and self.thread.is_idle
 
     def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
-        """`function()` on the device thread. Cancelling the future does not stop a function that has begun."""
+        """`function()` on the device thread. Cancelled, it ends at its next `check_is_wanted`, if it has begun."""
         return asyncio.get_running_loop().run_in_executor(self.thread, function)
 
     def close(self) -> None:

@@ -15,14 +15,14 @@ from manyhands.engine.memory import Memory
 from manyhands.engine.packing import Make, Packer
 from manyhands.engine.weights import Stored
 from manyhands.errors import ModelError
-from manyhands.worker.thread import check_is_open
+from manyhands.worker.thread import check_is_wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
     """Who is told of a load, and the model's name for people.
 
-    Work that reports to it raises ShutDown (thread.py) at its next report once the thread that it runs on is shut down.
+    Work that reports to it raises Unwanted (thread.py) at its next report once nothing waits for it.
     """
 
     progress: HashProgress
@@ -30,7 +30,7 @@ class Loading:
 
     @property
     def _checked(self) -> CheckedProgress:
-        return CheckedProgress(check_is_open, self.progress)
+        return CheckedProgress(check_is_wanted, self.progress)
 
     def manifest(self, folder: Path) -> Manifest:
         """Of the model in `folder`, whose bytes are hashed unless they were before. Raises ModelError."""

@@ -100,8 +100,7 @@ class SpanHost:
         self._owners.check(message.session, origin.peer)
         place = (message.session, message.span)
         here, before = self._places.get(place), self._opening.get(place)
-        known = [here.opened] if here is not None else []
-        known += [before.message] if before is not None else []
+        known = ([here.opened] if here is not None else []) + ([before.message] if before is not None else [])
         check_again(message, known)
         if not known and self.is_draining:
             raise Draining(f"layers {self._info.span} are being drained: try another node")
@@ -154,10 +153,8 @@ class SpanHost:
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
 
     def abandon(self, opening: Opening, *, keep: bool) -> bool:
-        """An Open cannot be carried out: free its lease, also of the place it has unless that may be kept (`keep`).
-
-        Ignored (False) if the session was closed or the Open overtaken meanwhile.
-        """
+        """An Open cannot be carried out: free its lease, also of the place it has unless that may be kept (`keep`). Ignored
+        (False) if the session was closed or the Open overtaken meanwhile."""
         place = opening.place
         if self._opening.get(place) is not opening:
             return False
@@ -172,10 +169,8 @@ class SpanHost:
             del self._by_hop[key]
 
     def close(self, message: Close, node: NodeId) -> None:
-        """Free a session at once, or park it, on behalf of `node` (ignored unless that is its origin).
-
-        Unknown ids are ignored: a session may be closed from two sides.
-        """
+        """Free a session at once, or park it, on behalf of `node`. Ignored unless that is its origin, and for an unknown id: a
+        session may be closed from two sides."""
         self.parking.forget(message.session, node)
         self._end(lambda id_, origin: id_ == message.session and origin.peer == node, message)
 
@@ -232,10 +227,14 @@ class SpanHost:
         return self._leaves_at is not None
 
     def drain(self, limit_s: float | None = None) -> None:
-        """Accept no more sessions; let the origins of those here look for other nodes, for `limit_s` or `drain_s` at most."""
+        """Accept no more sessions, load nothing for others; let the origins of those here look for other nodes, for `limit_s`
+        or `drain_s` at most."""
         ends_at = asyncio.get_running_loop().time() + (self._config.drain_s if limit_s is None else limit_s)
         self._leaves_at = min(ends_at, self._leaves_at or math.inf)
         self.parking.clear()
+        if not (self.is_loaded or self.is_private):
+            self.engine.stop_loading()
+            self._leave(f"layers {self._info.span} are not loaded here any more: try another node")
         for session in self._places.values():
             session.fault(Draining.code, "drains", session.opened.hop)
 

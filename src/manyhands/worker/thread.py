@@ -22,8 +22,8 @@ _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 _here = threading.local()
 
 
-class ShutDown(Exception):
-    """The thread that runs this is being shut down: nothing waits for the result."""
+class Unwanted(Exception):
+    """Nothing waits for the result of what runs: its future was cancelled, or its thread is being shut down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ def current_scope() -> Scope | None:
     return getattr(_here, "scope", None)
 
 
-def check_is_open() -> None:
-    """Long work calls it between its parts. Raises ShutDown if it runs on a OneThread that is being shut down."""
+def check_is_wanted() -> None:
+    """Long work calls it between its parts. Raises Unwanted if it runs on a OneThread and nothing waits for its result."""
     thread: OneThread | None = getattr(_here, "thread", None)
-    if thread is not None and thread.is_closed:
-        raise ShutDown
+    if thread is not None and not thread.is_wanted:
+        raise Unwanted
 
 
 class OneThread(Executor):
@@ -66,6 +66,7 @@ class OneThread(Executor):
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self.is_closed = False
         self._num_given = self._num_done = 0  # one is the loop's to write, the other the thread's
+        self._running: asyncio.Future[Any] | None = None  # of the job that runs
         self._thread = Thread(target=self._serve, args=(scope,), name=name, daemon=True)
         self._thread.start()
 
@@ -73,6 +74,11 @@ class OneThread(Executor):
     def is_idle(self) -> bool:
         """Whether it is open, and nothing runs there or waits to. To be asked on the loop's thread."""
         return not self.is_closed and self._num_done == self._num_given
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what runs there now is to go on. To be asked on that thread."""
+        return not self.is_closed and (self._running is None or not self._running.cancelled())
 
     def submit(self, function: Callable[[*Ts], T], /, *args: *Ts) -> "asyncio.Future[T]":  # type: ignore[override]
         """Run `function` after what was submitted before; a result for the running loop. Raises RuntimeError once closed."""
@@ -84,7 +90,7 @@ class OneThread(Executor):
         return done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """Let what has begun end, or reach its next `check_is_open`; cancel the rest; end the thread. May be repeated."""
+        """Let what has begun end, or reach its next `check_is_wanted`; cancel the rest; end the thread. May be repeated."""
         self.is_closed = True
         self._jobs.put(None)
         if wait:
@@ -101,9 +107,11 @@ class OneThread(Executor):
         if job is None:
             return False
         function, args, done = job
-        outcome = None if self.is_closed or done.cancelled() else attempt(function, *args)
+        self._running = done
+        outcome = attempt(function, *args) if self.is_wanted else None
+        self._running = None
         self._num_done += 1
-        if outcome is None or isinstance(outcome[1], ShutDown):
+        if outcome is None or isinstance(outcome[1], Unwanted):
             _tell(done, done.cancel)
         else:
             _tell(done, _settle, done, *outcome)

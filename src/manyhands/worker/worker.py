@@ -108,7 +108,11 @@ class Worker:
             config = replace(config, evict_after_s=min(config.evict_after_s or PRIVATE_IDLE_S, PRIVATE_IDLE_S))
         host = self._make_host(folder, manifest, info, device, config, is_private=is_private, loading=loading)
         if not is_lazy:
-            await host.engine.ensure_loaded()
+            try:
+                await host.engine.ensure_loaded()
+            except asyncio.CancelledError:
+                host.engine.stop_loading()
+                raise
         return self._add(host)
 
     def _add(self, host: SpanHost, unused_s: float = math.inf) -> SpanHost:
