@@ -251,7 +251,7 @@ def test_a_member_that_leaves_ends_its_load(play: Play, monkeypatch: pytest.Monk
 
         def endless(*_: Any) -> Any:
             loop.call_soon_threadsafe(begun.set)
-            for _ in range(int(100 * GUARD_S)):
+            for _turn in range(int(100 * GUARD_S)):
                 time.sleep(0.01)
                 try:
                     check_is_wanted()

@@ -196,14 +196,14 @@ def test_a_standby_whose_data_link_alone_breaks_is_told_to_free_its_place(bench:
             (standby,), broken = scene.hops[3].hosts, []
 
             def break_data() -> None:
-                data = link(scene.swarm.addrs[3].node or "", "data")
+                data = link(scene.hops[3].transport.node, "data")
                 assert data is not None and standby.num_sessions
                 broken.append(asyncio.ensure_future(data.aclose()))
 
             scene.faults.at("decode", scene.hops[1], break_data, 20)
             assert await scene.ask("greedy", path="star") == bench.wanted["greedy", 0]
             await broken[0]
-            assert link(scene.swarm.addrs[3].node or "", "control") is not None and not scene.answers[0].repairs
+            assert link(scene.hops[3].transport.node, "control") is not None and not scene.answers[0].repairs
 
     bench.play(main)
 

@@ -128,7 +128,7 @@ def test_a_node_that_leaves_ends_the_load_that_a_session_waits_for(
 
             def endless(*_: Any) -> SpanModel:
                 begun.set()
-                for _ in range(int(100 * GUARD_S)):
+                for _turn in range(int(100 * GUARD_S)):
                     time.sleep(0.01)
                     try:
                         check_is_wanted()
