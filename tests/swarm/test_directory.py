@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import manyhands
 from manyhands.core import ModelId, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed
-from manyhands.swarm.announce import Announcer
+from manyhands.swarm.announce import SILENT_S, Announcer
 from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.directory import MAX_MENTIONED, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
@@ -99,12 +99,12 @@ def test_own_ghosts_are_withdrawn_and_higher_numbers_exceeded() -> None:
     announcer = announcer_of(0, NOW)
     announcer.announce(hosted(0), NOW)
     ghost = record_of(sequence=10**12, issued_at=NOW - 30, info=info_of(8, 16))
-    (answer,) = announcer.answer([ghost, record_of(1)], NOW + 1)
+    (answer,) = announcer.answer([ghost, record_of(1)], NOW + 1, 1.0)
     withdrawal = open_record(answer)
     assert withdrawal.is_withdrawn and withdrawal.key == ghost.key and withdrawal.sequence > ghost.sequence
     assert announcer.twin is None
     newer = record_of(sequence=10**13, issued_at=NOW - 30)
-    assert announcer.answer([newer], NOW + 1) == []
+    assert announcer.answer([newer], NOW + 1, 1.0) == []
     assert open_record(announcer.announce(hosted(0), NOW + 2)[0]).sequence > newer.sequence
 
 
@@ -113,7 +113,7 @@ def test_a_withdrawal_of_an_earlier_run_is_exceeded_and_not_withdrawn_again() ->
     announcer.announce(hosted(0), NOW)
     ahead = record_of(sequence=10**12, issued_at=NOW + 3600, is_withdrawn=True)
     before = record_of(sequence=10**11, issued_at=NOW - 30, info=None, is_withdrawn=True)
-    assert announcer.answer([ahead, before], NOW + 1) == []
+    assert announcer.answer([ahead, before], NOW + 1, 1.0) == []
     assert announcer.twin is None
     assert open_record(announcer.announce(hosted(0), NOW + 2)[0]).sequence > 10**12
 
@@ -122,8 +122,27 @@ def test_a_twin_is_named_and_not_fought() -> None:
     announcer = announcer_of(0, NOW)
     announcer.announce(hosted(0), NOW)
     twin = record_of(sequence=10**12, issued_at=NOW + 10, info=info_of(8, 16), addresses=(address_of(0, "10.9.9.9"),))
-    assert announcer.answer([twin], NOW + 11) == []
+    assert announcer.answer([twin], NOW + 11, 11.0) == []
     assert announcer.twin == twin
+    beaten = replace(twin, beats=1)
+    for at in (16.0, 16.0 + SILENT_S, 300.0):
+        assert announcer.answer([beaten], NOW + at, at) == [] and announcer.twin == beaten
+
+
+def test_a_record_of_an_earlier_run_with_a_later_stamp_is_withdrawn_once_it_is_silent() -> None:
+    """The clock is behind. A jump of it meanwhile, by NTP, decides nothing; and what speaks again then is a twin's."""
+    announcer = announcer_of(0, NOW)
+    announcer.announce(hosted(0), NOW)
+    former = record_of(sequence=10**12, issued_at=NOW + 3600, info=info_of(8, 16))
+    assert announcer.answer([former], NOW + 1, 1.0) == [] and announcer.twin == former
+    assert announcer.answer([former], NOW + 7200, SILENT_S) == [] and announcer.twin == former
+    (answer,) = announcer.answer([former], NOW + 7201, 1.0 + SILENT_S)
+    withdrawal = open_record(answer)
+    assert withdrawal.is_withdrawn and withdrawal.key == former.key and withdrawal.sequence > former.sequence
+    assert announcer.twin is None
+    again = replace(former, sequence=withdrawal.sequence + 1)
+    for at in (30.0, 300.0):
+        assert announcer.answer([again], NOW + at, at) == [] and announcer.twin == again
 
 
 # Who carries it
@@ -250,6 +269,30 @@ def test_a_node_that_comes_back_with_its_clock_behind_is_seen(make: Callable[[in
                 await asyncio.sleep(40)
                 assert {len(runner.records()) for runner in (first, second, third)} == {3}
                 assert second.announcer.twin is None
+
+    run_virtual(live())
+
+
+@pytest.mark.parametrize("make", [gossip, dht])
+def test_what_a_node_hosted_before_it_crashed_is_gone_though_its_clock_is_behind_now(
+    make: Callable[[int], Backend],
+) -> None:
+    """Well before its lifetime is over, for which its record would count as heard: the node is linked again."""
+
+    async def live() -> None:
+        wires = Wires()
+        async with running(wires, 0, make(0)) as first:
+            async with running(wires, 1, make(1), host=Host(list(hosted(16)))) as second:
+                second.joined(Peer(node_of(0), (address_of(0),)))
+                await wait_for(first, 2)
+                wires.runners.pop(node_of(1))  # it says no more
+            first.lost(node_of(1))
+            async with running(wires, 1, make(1), behind_s=3600.0) as second:
+                for one, other in ((first, 1), (second, 0)):
+                    one.joined(Peer(node_of(other), (address_of(other),)))
+                await asyncio.sleep(SILENT_S + 10)
+                starts = [{r.info.span.start for r in one.records() if r.info} for one in (first, second)]
+                assert starts == [{0, 8}, {0, 8}] and second.announcer.twin is None
 
     run_virtual(live())
 

@@ -112,7 +112,7 @@ class Loop:
     def _act(self, kind: str, member: Member) -> None:
         if kind == "tick":
             self._post(member, member.backend.tick(self.now))
-            statements = member.announcer.answer(member.backend.held_of(member.peer.node), self.now)
+            statements = member.announcer.answer(member.backend.held_of(member.peer.node), self.now, self.now)
         else:
             statements = member.announcer.announce(member.hosted, self.now)
         for data in statements:

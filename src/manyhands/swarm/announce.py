@@ -4,16 +4,22 @@ Times are unix seconds: they number the first record of a run, so that it exceed
 
 A node that restarts finds its own old records in the directory. Those of a key that it no longer hosts are withdrawn at
 once (no ghosts); those with a higher number than ours (the clock went back) are exceeded. A record that was signed with our
-key after we started, but not by us, means that two nodes use one key: `twin` names it.
+key after we started, but not by us, means that two nodes use one key: `twin` names it. Or our clock is behind, and it is of an
+earlier run: then no beat follows it, and after SILENT_S it is a ghost as well. One that was followed by anything, ever, is a
+twin's, and none is withdrawn from then on: two machines with one key do not take turns.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from manyhands.core import NodeAddr, SpanInfo, SpanLoad
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, NearNode, Record, RecordKey, Scope
 from manyhands.swarm.statement import sign, with_beat
+
+# A node that lives is heard every BEAT_S, up to 6 s late: who is not for so long is gone from every view (record_store.py).
+SILENT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class Announcer:
         self._started_at = now
         self._said: dict[RecordKey, _Said] = {}
         self._floor = 0  # sequences must exceed it
+        self._later: dict[RecordKey, tuple[int, float]] = {}  # signed after the start: version and time when first seen
+        self._is_twin_alive = False
 
     def announce(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
         """The statements that are due, given all that this node hosts and how busy that is. Call every BEAT_S.
@@ -76,19 +84,30 @@ class Announcer:
         """Take back everything: this node leaves."""
         return [self._withdraw(said.record, now) for said in list(self._said.values())]
 
-    def answer(self, seen: Iterable[Record], now: float) -> list[bytes]:
+    def answer(self, seen: Iterable[Record], now: float, clock: float) -> list[bytes]:
         """Withdrawals of what the directory holds in our name although we do not say so. Numbers exceed from now on all that
-        it holds, withdrawn records too: one of a run whose clock was ahead would hide all that we say.
+        it holds, withdrawn records too: one of a run whose clock was ahead would hide all that we say. `clock` is monotonic.
         """
         strange = [record for record in seen if record.node == self._key.node_id and self._is_strange(record)]
         for record in strange:
             self._floor = max(self._floor, record.version)
-            if record.issued_at > self._started_at and not record.is_withdrawn:  # else perhaps our own
+            if self._is_later(record):
+                version, _ = self._later.setdefault(record.key, (record.version, clock))
+                self._is_twin_alive |= record.version > version
                 self.twin = record
             if record.key in self._said:
                 self._said[record.key].beats = MAX_BEATS  # sign it anew, with a higher number
+        silent = set[RecordKey]()
+        if not self._is_twin_alive:
+            silent = {key for key, (_, since) in self._later.items() if clock - since >= SILENT_S}
+            if silent == set(self._later):
+                self.twin = None
         ghosts = [r for r in strange if not r.is_withdrawn and r.key not in self._said]
-        return [self._withdraw(ghost, now) for ghost in ghosts if ghost.issued_at <= self._started_at]
+        return [self._withdraw(ghost, now) for ghost in ghosts if not self._is_later(ghost) or ghost.key in silent]
+
+    def _is_later(self, record: Record) -> bool:
+        """Whether it was signed after our start, by the clocks of both; an own one perhaps, if it is withdrawn."""
+        return record.issued_at > self._started_at and not record.is_withdrawn
 
     def _is_strange(self, record: Record) -> bool:
         said = self._said.get(record.key)

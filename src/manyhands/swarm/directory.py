@@ -298,7 +298,7 @@ class DirectoryRunner:
             now = self._clock()
             self._attend()
             self._post(self.backend.tick(now))
-            self._publish(self.announcer.answer(self.backend.held_of(self._me), self._unix_clock()))
+            self._publish(self.announcer.answer(self.backend.held_of(self._me), self._unix_clock(), now))
             num_fresh, self._num_fresh = self._num_fresh, len(self.backend.records(now))
             if num_fresh != self._num_fresh:  # records also end by time alone
                 self._tell_changed()
