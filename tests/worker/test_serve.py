@@ -571,8 +571,8 @@ def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
     """A session that was being opened hears of it too; what was said in an older epoch may not have been heard."""
 
     async def scenario(one: Hop) -> None:
-        message = opening(1)
-        reserved = one.host.reserve(message, link(one.origin))
+        await one.host.engine.ensure_loaded()
+        reserved = one.host.reserve(opening(1), link(one.origin))
         one.host.drain()
         with pytest.raises(Draining):
             one.host.reserve(opening(2), link(one.origin))
