@@ -66,7 +66,7 @@ class KeyRing:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
         self._keys: tuple[ApiKey, ...] = ()
         self._by_hash: dict[str, ApiKey] = {}
 
@@ -80,10 +80,10 @@ class KeyRing:
             return ()
         except OSError as error:
             raise BadRequest(f"{self.path} cannot be looked at ({error.strerror}): repair its rights") from error
-        if (stat.st_mtime_ns, stat.st_ino) != self._seen:
+        if (seen := (stat.st_mtime_ns, stat.st_ino, stat.st_size)) != self._seen:
             self._keys = _read(self.path)
             self._by_hash = {key.sha256: key for key in self._keys}
-            self._seen = (stat.st_mtime_ns, stat.st_ino)
+            self._seen = seen
         return self._keys
 
     @property
