@@ -78,7 +78,7 @@ class MemberOptions:
 def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
     """What the options and the configuration say. Raises BadRequest."""
     from manyhands.member.config import MemberConfig
-    from manyhands.member.neighbours import relays_for, split_nodes
+    from manyhands.member.neighbours import relays_among, split_nodes
     from manyhands.net.own_address import reachable
     from manyhands.place.joining import strategy_of
     from manyhands.place.machines import parse_bytes
@@ -105,7 +105,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
         listen=_listen_at(wish.listen or listed, key, ticket),
         memory_bytes=parse_bytes(wish.memory) if wish.memory else _free_memory(),
         advertise=shown,
-        relays=tuple(named) or relays_for(ticket, key.node_id),
+        relays=tuple(named) or relays_among(ticket.addresses, key.node_id),
         is_one_relay_enough=not named,
         iroh_url=urls[0] if urls else None,
         scope=members.scope,

@@ -87,7 +87,7 @@ class Member:
             unix_clock,
         )
         self.notes: list[str] = []  # for people: what is not as it should be
-        self.own = OwnAddresses(self.node, config, self.notes, self._on_moved)
+        self.own = OwnAddresses(self.node, config, self.notes, self._on_moved, self.records)
         self.bootstrap = Bootstrap(self.node, self.id, ticket, config.nodes, lambda: self.own.all, suspended)
         self.claims: list[SpanInfo] = []
         self.layer_s: dict[Span, float] = {}  # measured before the first request
@@ -124,7 +124,7 @@ class Member:
             self.node.observe_links(linked=self._on_linked, gone=self._on_gone, unreachable=self._on_unreachable),
         ]
         self.node.start(self.bootstrap.keep_linked(self.own.look))
-        self.node.start(self.own.ask_relays_again())
+        self.node.start(self.own.keep_relays())
         return self
 
     async def __aexit__(

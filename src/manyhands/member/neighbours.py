@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
 from manyhands.config import Listed
 from manyhands.core import NodeAddr, NodeId
 from manyhands.swarm.members import Members, is_local
 from manyhands.swarm.record import Record, Scope
 from manyhands.swarm.record_store import MAX_NOTES
-from manyhands.swarm.ticket import Ticket
+
+MAX_RELAYS: Final = 16  # that are asked, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,7 @@ def _say_not_admitted(record: Record, scope: Scope) -> str:
     return f"{record.name} at {where} is not used: scope {scope} does not admit it; {ways}"
 
 
-def relays_for(ticket: Ticket, me: NodeId) -> tuple[NodeAddr, ...]:
-    """Where a node that was told no relay may wait for calls: at members of the ticket that are on other networks."""
-    return tuple(
-        NodeAddr(a.host, a.port)
-        for a in ticket.addresses
-        if "%" not in a.host and not is_local(a.host) and a.node != me
-    )
+def relays_among(addresses: Iterable[NodeAddr], me: NodeId) -> tuple[NodeAddr, ...]:
+    """Where a node that was told no relay may wait for calls: at members on other networks. No more than MAX_RELAYS."""
+    found = (NodeAddr(a.host, a.port) for a in addresses if "%" not in a.host and not is_local(a.host) and a.node != me)
+    return tuple(islice(dict.fromkeys(found), MAX_RELAYS))

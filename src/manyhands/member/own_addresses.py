@@ -1,30 +1,43 @@
-"""Where others find a member: this machine's address, which may change while it runs; its relays, which may be away; iroh."""
+"""Where others find a member: this machine's address, which may change while it runs; its relays, which may go away; iroh."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
 from manyhands.aside import aside
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.config import MemberConfig
+from manyhands.member.neighbours import relays_among
 from manyhands.net.own_address import LOOPBACK, is_wildcard, reachable
-from manyhands.net.relay.tunnel import relayed
+from manyhands.net.relay.tunnel import relay_of, relayed
 from manyhands.node import Node
+from manyhands.swarm.record import Record
 
 logger = logging.getLogger(__name__)
 
-RETRY_S, MAX_RETRY_S = 1.0, 60.0  # a relay that was away at the start: doubled each time
+RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between two tries to be found at a relay: doubled each time
+LOOK_S, MAX_MISSES = 10.0, 2  # one that is away at so many looks in a row is replaced, if any relay would do
 
 
 class OwnAddresses:
-    """`listen` first. `on_change` is called when `all` or `host` has changed after that. `notes`: lines for people."""
+    """`listen` first. `on_change` is called when `all` or `host` has changed after that. `notes`: lines for people.
+    `records`: of the members by now, some of which may be relays."""
 
-    def __init__(self, node: Node, config: MemberConfig, notes: list[str], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        config: MemberConfig,
+        notes: list[str],
+        on_change: Callable[[], None],
+        records: Callable[[], Iterable[Record]],
+    ) -> None:
         self._node, self._config, self._notes, self._on_change = node, config, notes, on_change
+        self._records = records
         self._bound = config.listen
-        self._others: list[NodeAddr] = []
+        self._relayed: list[NodeAddr] = []  # where a relay answered
+        self._iroh: list[NodeAddr] = []
         self._away: dict[str, tuple[NodeAddr, ...]] = {}  # a note, and the relays of which one is still to answer
         self.host = ""  # of this machine, as others are told
         # Whether this machine's address is looked up, again and again: none was given.
@@ -34,7 +47,7 @@ class OwnAddresses:
     def all(self) -> tuple[NodeAddr, ...]:
         """The direct address first. A visitor has none."""
         direct = self._node.address
-        return () if direct is None else (direct, *self._others)
+        return () if direct is None else (direct, *self._relayed, *self._iroh)
 
     async def listen(self) -> None:
         """Be reachable, a visitor excepted. A relay that cannot be reached becomes a note. Raises BadRequest."""
@@ -46,12 +59,12 @@ class OwnAddresses:
         self._set_direct(NodeAddr(shown.host, shown.port or self._bound.port))  # before others can call
         for relays in self._relays():
             try:
-                self._others.append(await self._node.transport.listen(relayed(relays[0])))
+                self._relayed.append(await self._node.transport.listen(relayed(relays[0])))
             except BadRequest as error:
                 self._away[f"not reachable by way of the relay: {error}"] = relays
         self._notes += self._away
         if self._config.iroh_url is not None:
-            self._others.append(await self._node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
+            self._iroh.append(await self._node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
 
     async def look(self) -> None:
         """See whether this machine has another address by now, unless one was given. Without a network the last one stays."""
@@ -77,11 +90,30 @@ class OwnAddresses:
             return [relays] if relays else []
         return [(relay,) for relay in relays]
 
-    async def ask_relays_again(self) -> None:
-        """Where none answered at the start: ask until one does."""
+    async def keep_relays(self) -> None:
+        """Where none answered at the start: ask until one does. Where one is enough: replace it when it is gone."""
         await asyncio.gather(*(self._ask_again(relays, note) for note, relays in self._away.items()))
+        while self._config.is_one_relay_enough and self._relayed:
+            await self._until_away(lost := self._relayed[0])
+            old = relay_of(lost)
+            note = f"not reachable by way of the relay at {old}, which is away: another one is looked for"
+            self._notes.append(note)
+            known = (addr for record in self._records() for addr in record.addresses)
+            relays = old, *self._config.relays, *relays_among(known, self._node.transport.node)
+            await self._ask_again(list(dict.fromkeys(relays)), note, lost)
 
-    async def _ask_again(self, relays: Sequence[NodeAddr], note: str) -> None:
+    async def _until_away(self, addr: NodeAddr) -> None:
+        misses = 0
+        while misses < MAX_MISSES:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._node.transport.listen(addr)
+                misses = 0
+            except BadRequest:
+                misses += 1
+
+    async def _ask_again(self, relays: Sequence[NodeAddr], note: str, lost: NodeAddr | None = None) -> None:
+        """Ask them in turn, the first last, until one answers: it takes the place of the address `lost`."""
         wait_s, in_turn, addr = RETRY_S, cycle((*relays[1:], relays[0])), None
         while addr is None:
             await asyncio.sleep(wait_s)
@@ -91,7 +123,7 @@ class OwnAddresses:
             except BadRequest as error:
                 logger.debug("no way by a relay yet: %s", error)
         self._notes.remove(note)
-        self._others.append(addr)
+        self._relayed = [*(known for known in self._relayed if known != lost), addr]
         logger.info("reachable by way of %s", addr)
         self._on_change()
 

@@ -280,10 +280,14 @@ def test_a_mailbox_comes_back_after_the_relay_was_away(run: Run) -> None:
         async with scene() as s:
             mailbox = s.relay.board._mailboxes[s.b.node]
             mailbox.abort()
+            await until(lambda: s.b.tunnels._away == {s.at})
+            with pytest.raises(BadRequest, match=f"{s.at} is away"):
+                await s.b.tunnels.listen(relayed(s.at))
             await until(lambda: s.relay.board._mailboxes.get(s.b.node) not in (None, mailbox))
             async with linked(s, "data") as (near, far):
                 near.send(step(1))
                 assert isinstance(await receive(far), Step)
+            assert await s.b.tunnels.listen(relayed(s.at)) == s.addr
 
     run(body())
 

@@ -63,6 +63,7 @@ class Tunnels:
         self._tls = tls
         self._key, self._secret = key, secret
         self._mailboxes: dict[NodeAddr, asyncio.Task[None]] = {}
+        self._away: set[NodeAddr] = set()  # relays that were lost and are not back
 
     def __repr__(self) -> str:
         return f"<Tunnels relays={[str(relay) for relay in self._mailboxes]}>"
@@ -80,8 +81,10 @@ class Tunnels:
         return tuple(self._mailboxes)
 
     async def listen(self, addr: NodeAddr) -> NodeAddr:
-        """Be found at a relay from now on, across its restarts. Raises BadRequest if it cannot be reached now."""
+        """Be found at a relay from now on, across its restarts. Raises BadRequest if it is not there now."""
         relay = relay_of(addr)
+        if relay in self._away:
+            raise BadRequest(f"the relay at {relay} is away; it is asked again and again")
         if relay not in self._mailboxes:
             try:
                 async with asyncio.timeout(HANDSHAKE_S):
@@ -121,7 +124,9 @@ class Tunnels:
                     await self._answer_calls(relay, mailbox, answers)
                 except LinkClosed as exc:
                     logger.warning("lost the relay at %s: %s", relay, exc)
+                self._away.add(relay)
                 mailbox = await self._come_back(relay)
+                self._away.remove(relay)
 
     async def _answer_calls(self, relay: NodeAddr, mailbox: "RelayConnection", answers: asyncio.TaskGroup) -> NoReturn:
         """Raises LinkClosed when the mailbox is lost."""
