@@ -55,10 +55,12 @@ def networks() -> Iterator[Networks]:
 class Resident:
     """A member in a namespace, with a home of its own."""
 
-    def __init__(self, networks: Networks, place: str, home: Path, ticket: str, *arguments: str) -> None:
+    def __init__(
+        self, networks: Networks, place: str, home: Path, ticket: str, *arguments: str, name: str = ""
+    ) -> None:
         self.networks, self.place, self.output = networks, place, home / "said.jsonl"
         home.mkdir()
-        fixed = ["--name", place, "--threads", "1", "--json", "--while-stdin", "--scope", "public"]
+        fixed = ["--name", name or place, "--threads", "1", "--json", "--while-stdin", "--scope", "public"]
         inside = ["ip", "netns", "exec", networks.name(place), sys.executable, "-m", "manyhands.cli"]
         environment = {**os.environ, "MANYHANDS_HOME": str(home), "MANYHANDS_TICKET": ticket}
         with self.output.open("wb") as output:
@@ -165,3 +167,24 @@ def test_where_two_hops_cannot_meet_their_origin_makes_it_a_star(networks: Netwo
         assert len(told["result"]) > 20
         assert up.call("/api/jobs")["jobs"][0]["routing"]["is_star"] is True
         assert answer(up)["result"] == told["result"]
+
+
+def test_members_are_found_at_another_relay_once_theirs_is_gone(networks: Networks, tmp_path: Path) -> None:
+    """`up`, the one member that their ticket names, is killed; what came since takes its layers and its calls."""
+    with members(networks, tmp_path, JOINING) as (up, a, b):
+        text = answer(a)["result"]
+        came = ["join", "--layers", "0-3", "--listen", "203.0.113.5:4051", "--api", "127.0.0.1:0"]
+        second = Resident(networks, "pub", tmp_path / "second", up.said("invitation")["ticket"], *came, name="second")
+        try:
+            second.said("serving")
+            end = time.monotonic() + START_S
+            while "second" not in a.paths() or "second" not in b.paths():
+                assert time.monotonic() < end
+                time.sleep(0.5)
+            up.stop()
+            while a.paths().get("b") != "relay" or "pub" in a.paths():
+                assert time.monotonic() < end, a.call("/api/swarm")
+                time.sleep(0.5)
+            assert answer(b)["result"] == answer(a)["result"] == text
+        finally:
+            second.stop()
