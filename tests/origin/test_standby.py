@@ -1,9 +1,9 @@
 """Standbys in a whole swarm, under the virtual clock: they follow, are promoted, and the text is what it would have been."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from manyhands.origin.standby_search import FEED_ROWS, LOOK_AGAIN_ROWS
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.trouble import Phase
 from manyhands.wire.message import Close, Open
+from manyhands.worker.execute import Result, SpanModel, Work
 from tests.kill import REQUEST, Bench, kept_models, request_of
 from tests.worker.hop import ORIGIN, Notes, opening, session_id
 
@@ -161,6 +162,41 @@ def test_who_was_full_is_asked_again_after_the_others(bench: Bench, spares: list
                 pass
             assert last.engine.rows_run >= LOOK_AGAIN_ROWS and (first is last or not first.engine.rows_run)
             last.engine.cache_tokens = room
+
+    bench.play(main)
+
+
+class FailsOnce:
+    """A SpanModel whose first steps fail."""
+
+    def __init__(self, plain: SpanModel) -> None:
+        self._plain, self.has_failed = plain, False
+
+    def run(self, works: Sequence[Work]) -> list[Result | Exception]:
+        if self.has_failed:
+            return self._plain.run(works)
+        self.has_failed = True
+        return [MemoryError() for _ in works]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+def test_where_one_standby_fails_others_on_its_node_are_replaced_too(bench: Bench) -> None:
+    """n3 stands by for every hop; a step that fails ends all that the session has there, and n4 takes its place."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5", "0-5"], request=replace(FOLLOWED, draft="off")) as scene:
+            third, fourth = scene.hops[3].hosts[0], scene.hops[4].hosts[0]
+            room, fourth.engine.cache_tokens = fourth.engine.cache_tokens, fourth.engine.cache_tokens // 2
+            model = FailsOnce(cast(SpanModel, third.engine.model))
+            third.engine.model = cast(SpanModel, model)
+            prompt, params = request_of("greedy", 0)
+            asked = scene.swarm.origin.request_ids(prompt, replace(params, max_tokens=2 * LOOK_AGAIN_ROWS))
+            async for _ in scene.swarm.origin.stream(scene.swarm.origin.answer(asked)):
+                places = len(fourth._places)
+            assert model.has_failed and places == 3
+            fourth.engine.cache_tokens = room
 
     bench.play(main)
 

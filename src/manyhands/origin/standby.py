@@ -135,8 +135,9 @@ class Standbys:
                 self.full[standby.hop.offer.node] += 1
                 self._drop(standby.hop.offer.info.span)
             case Fault():
-                self.refused.add(standby.hop.offer.node)
-                self._drop(standby.hop.offer.info.span)
+                self.refused.add(node := standby.hop.offer.node)
+                for span in [span for span, each in self.by_span.items() if each.hop.offer.node == node]:
+                    self._drop(span)  # a host that fails in one place ends all that the session has there
 
     def on_lost(self, link: Link) -> None:
         """One of our links is gone: the standbys behind it are let go, which they hear of where another link stands."""
