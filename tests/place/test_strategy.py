@@ -1,6 +1,7 @@
 """How many layers fit, which to take, how to share (LP-11..13, LP-17, L9-16..18, L9-R09, SH-R14)."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +39,12 @@ def test_layers_that_fit_count_cache_ends_and_process() -> None:
     assert layers_that_fit(room(5.05), model, 1000, with_ends=True) == 2
     assert layers_that_fit(room(99), model, 1000) == 24
     assert layers_that_fit(0, model, 1000) == 0
+
+
+def test_layers_wherever_they_lie_take_what_the_largest_take() -> None:
+    """Those of deepseek_v3 that have experts come last."""
+    model = replace(shape(cache_bytes=3), layer_bytes=(7, 100, 20, 40))
+    assert [model.most_bytes(count, 10) for count in (0, 1, 2, 4)] == [0, 130, 200, 287]
 
 
 def test_a_budget_too_small_says_what_one_layer_takes() -> None:

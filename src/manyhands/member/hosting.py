@@ -179,8 +179,7 @@ class Hosting:
                 f"--can-load {config.can_load}: {shape.name} has {shape.num_layers} layers, give at most those"
             )
         tokens = min(config.tokens, shape.context or config.tokens)
-        kept = shape.span_bytes(Span(0, config.can_load), tokens) if config.can_load else 0
-        kept += shape.ends_bytes if config.has_ends else 0
+        kept = shape.most_bytes(config.can_load, tokens) + (shape.ends_bytes if config.has_ends else 0)
         return MemoryBudget(shape, config.memory_bytes, tokens, self.with_ends, kept)
 
     @property

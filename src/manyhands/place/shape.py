@@ -47,6 +47,10 @@ class ModelShape:
         """Weights of `span` and its cache for `tokens` positions."""
         return sum(self.layer_bytes[span.start : span.end]) + len(span) * tokens * self.cache_bytes
 
+    def most_bytes(self, num_layers: int, tokens: int) -> int:
+        """The same of so many layers, wherever they lie: of the largest."""
+        return sum(sorted(self.layer_bytes)[-num_layers:]) + num_layers * tokens * self.cache_bytes if num_layers else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
