@@ -201,16 +201,17 @@ def test_where_the_first_of_the_ticket_is_gone_another_member_is_the_relay(
     play(scene)
 
 
-@pytest.mark.parametrize("by", ["ticket", "directory"])
+@pytest.mark.parametrize("by", ["ticket", "directory", "who comes later"])
 def test_a_relay_that_leaves_for_good_is_replaced(by: str, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next of the ticket, or by a member that came since. Records say so; one that was away for a moment stays."""
+    """By the next of the ticket, or by a member that came since. Records say so; one that was away for a moment stays, and one
+    that is back before another is found."""
     first, second = NodeAddr("203.0.113.8", 4040), NodeAddr("203.0.113.9", 4040)
 
     async def scene(place: Town) -> None:
         place.network = network = Machine(monkeypatch)
         relays = (first, second) if by == "ticket" else (first,)
         member = await place.open(1, relays=relays, is_one_relay_enough=True, scope="public")
-        other = await place.open(0, advertise=second, scope="public")
+        other = await place.open(0, advertise=second if by == "directory" else None, scope="public")
         await until(lambda: told(other, member) == {"127.0.0.1", relayed(first).host})
         network.gone = {relayed(first).host}
         await asyncio.sleep(LOOK_S)
@@ -222,12 +223,19 @@ def test_a_relay_that_leaves_for_good_is_replaced(by: str, play: Play, monkeypat
         assert told(other, member) == {"127.0.0.1", relayed(first).host}, "the only place where it may be found again"
         assert [str(first) in note for note in member.notes] == [True]
         network.gone = {relayed(first).host}
+        if by == "who comes later":
+            await place.open(2, advertise=second, scope="public")
         await asyncio.sleep(MAX_RETRY_S)
         assert told(other, member) == {"127.0.0.1", relayed(second).host} and member.notes == []
         assert list(member.addresses[1:]) == [relayed(second, member.id)]
         network.gone = {relayed(second).host}
         await asyncio.sleep(3 * LOOK_S)
         assert list(member.addresses[1:]) == [relayed(first, member.id)], "the first is back"
+        network.gone = {relayed(first).host, relayed(second).host}
+        await until(lambda: member.notes != [])
+        network.gone = set()
+        await until(lambda: member.notes == [])
+        assert list(member.addresses[1:]) == [relayed(first, member.id)]
 
     play(scene)
 

@@ -13,6 +13,7 @@ from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind, SamplingParams
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop
+from manyhands.origin.session import Session
 from manyhands.testing.faults import Faults
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import memory_swarm
@@ -112,6 +113,35 @@ def test_a_long_prompt_takes_two_windows_of_memory_at_the_origin(
 
     play(main)
     assert len(waiting) > 40 and max(waiting) <= config.window
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_hop_that_recomputes_sooner_than_the_prompt_is_sent_again_is_no_liar(folder: Path, window: int) -> None:
+    """The first hop and the last are lost at once. The last has its rows from the log of the one between, and is done while
+    most of the prompt waits for the new first one, which is slow."""
+    prompt, params = random_ids(200, seed=3), SamplingParams(max_tokens=4)
+    config = RequestConfig(window=window, prefill_chunk=4)
+
+    async def main() -> None:
+        faults = Faults()
+        options: dict[str, Any] = {"request": config, "spares": ["0-1", "4-5"], "wrap": faults.wrap}
+        async with swarm_of(folder, HOPS[0], **options) as swarm:
+            for number, node in enumerate(swarm.hops):
+                engine = node.hosts[0].engine
+                engine.device = cast(Device, SlowDevice(engine.device, 0.0, 0.05 if number == 3 else 0.002))
+            sessions = list[Session]()
+
+            def lose() -> None:
+                sessions.extend(swarm.origin.node.sessions.values())
+                for hop in (0, 2):
+                    sessions[0].lose(hop, "gone, says the test")
+
+            faults.at("prefill", swarm.hops[1], lose, skip=35)
+            answer = await swarm.origin.complete(swarm.origin.request_ids(prompt, params), draft="off")
+            assert answer.token_ids == expected(folder, prompt, params)
+            assert not sessions[0].untrusted_nodes and len(answer.repairs) == 1
+
+    play(main)
 
 
 def came(returns: Returns, end: int, *compute_us: int) -> None:

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 import manyhands
 from manyhands.core import ModelId, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed
-from manyhands.swarm.announce import SILENT_S, Announcer
+from manyhands.swarm.announce import Announcer
 from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.directory import MAX_MENTIONED, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, REFRESH_S
+from manyhands.swarm.record_store import SILENT_S
 from manyhands.swarm.statement import sign
 from manyhands.swarm.static import Static
 from manyhands.testing.clock import run_virtual
@@ -99,12 +100,12 @@ def test_own_ghosts_are_withdrawn_and_higher_numbers_exceeded() -> None:
     announcer = announcer_of(0, NOW)
     announcer.announce(hosted(0), NOW)
     ghost = record_of(sequence=10**12, issued_at=NOW - 30, info=info_of(8, 16))
-    (answer,) = announcer.answer([ghost, record_of(1)], NOW + 1, 1.0)
+    (answer,) = announcer.answer([ghost, record_of(1)], NOW + 1, 1.0, SILENT_S)
     withdrawal = open_record(answer)
     assert withdrawal.is_withdrawn and withdrawal.key == ghost.key and withdrawal.sequence > ghost.sequence
     assert announcer.twin is None
     newer = record_of(sequence=10**13, issued_at=NOW - 30)
-    assert announcer.answer([newer], NOW + 1, 1.0) == []
+    assert announcer.answer([newer], NOW + 1, 1.0, SILENT_S) == []
     assert open_record(announcer.announce(hosted(0), NOW + 2)[0]).sequence > newer.sequence
 
 
@@ -113,7 +114,7 @@ def test_a_withdrawal_of_an_earlier_run_is_exceeded_and_not_withdrawn_again() ->
     announcer.announce(hosted(0), NOW)
     ahead = record_of(sequence=10**12, issued_at=NOW + 3600, is_withdrawn=True)
     before = record_of(sequence=10**11, issued_at=NOW - 30, info=None, is_withdrawn=True)
-    assert announcer.answer([ahead, before], NOW + 1, 1.0) == []
+    assert announcer.answer([ahead, before], NOW + 1, 1.0, SILENT_S) == []
     assert announcer.twin is None
     assert open_record(announcer.announce(hosted(0), NOW + 2)[0]).sequence > 10**12
 
@@ -122,11 +123,11 @@ def test_a_twin_is_named_and_not_fought() -> None:
     announcer = announcer_of(0, NOW)
     announcer.announce(hosted(0), NOW)
     twin = record_of(sequence=10**12, issued_at=NOW + 10, info=info_of(8, 16), addresses=(address_of(0, "10.9.9.9"),))
-    assert announcer.answer([twin], NOW + 11, 11.0) == []
+    assert announcer.answer([twin], NOW + 11, 11.0, SILENT_S) == []
     assert announcer.twin == twin
-    beaten = replace(twin, beats=1)
-    for at in (16.0, 16.0 + SILENT_S, 300.0):
-        assert announcer.answer([beaten], NOW + at, at) == [] and announcer.twin == beaten
+    for beats, at in enumerate((16.0, 21.0, 21.0 + SILENT_S, 300.0)):
+        beaten = replace(twin, beats=min(beats + 1, 2))
+        assert announcer.answer([beaten], NOW + at, at, SILENT_S) == [] and announcer.twin == beaten
 
 
 def test_a_record_of_an_earlier_run_with_a_later_stamp_is_withdrawn_once_it_is_silent() -> None:
@@ -134,15 +135,17 @@ def test_a_record_of_an_earlier_run_with_a_later_stamp_is_withdrawn_once_it_is_s
     announcer = announcer_of(0, NOW)
     announcer.announce(hosted(0), NOW)
     former = record_of(sequence=10**12, issued_at=NOW + 3600, info=info_of(8, 16))
-    assert announcer.answer([former], NOW + 1, 1.0) == [] and announcer.twin == former
-    assert announcer.answer([former], NOW + 7200, SILENT_S) == [] and announcer.twin == former
-    (answer,) = announcer.answer([former], NOW + 7201, 1.0 + SILENT_S)
+    assert announcer.answer([former], NOW + 1, 1.0, SILENT_S) == [] and announcer.twin == former
+    beaten = replace(former, beats=1)  # this was on its way
+    assert announcer.answer([beaten], NOW + 3, 3.0, SILENT_S) == []
+    assert announcer.answer([beaten], NOW + 7200, 2.0 + SILENT_S, SILENT_S) == [] and announcer.twin == beaten
+    (answer,) = announcer.answer([beaten], NOW + 7201, 3.0 + SILENT_S, SILENT_S)
     withdrawal = open_record(answer)
     assert withdrawal.is_withdrawn and withdrawal.key == former.key and withdrawal.sequence > former.sequence
     assert announcer.twin is None
-    again = replace(former, sequence=withdrawal.sequence + 1)
-    for at in (30.0, 300.0):
-        assert announcer.answer([again], NOW + at, at) == [] and announcer.twin == again
+    for at, sequence in ((30.0, 1), (300.0, 2)):
+        again = replace(former, sequence=withdrawal.sequence + sequence)
+        assert announcer.answer([again], NOW + at, at, SILENT_S) == [] and announcer.twin == again
 
 
 # Who carries it
@@ -290,7 +293,7 @@ def test_what_a_node_hosted_before_it_crashed_is_gone_though_its_clock_is_behind
             async with running(wires, 1, make(1), behind_s=3600.0) as second:
                 for one, other in ((first, 1), (second, 0)):
                     one.joined(Peer(node_of(other), (address_of(other),)))
-                await asyncio.sleep(SILENT_S + 10)
+                await asyncio.sleep(second.backend.silent_s + (10 if make is gossip else 36))  # a turn of a DHT
                 starts = [{r.info.span.start for r in one.records() if r.info} for one in (first, second)]
                 assert starts == [{0, 8}, {0, 8}] and second.announcer.twin is None
 

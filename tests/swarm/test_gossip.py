@@ -19,7 +19,7 @@ from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.gossip import DENSE, MAX_LOST, NEIGHBOURS, NEWS, RUMOUR, SPARSE, Gossip
 from manyhands.swarm.news import NEWS_BYTES, News, expand, is_newer
 from manyhands.swarm.record import BEAT_S
-from manyhands.swarm.record_store import SEEN_S, TOMBSTONE_S
+from manyhands.swarm.record_store import SEEN_S, SILENT_S, TOMBSTONE_S
 from manyhands.swarm.statement import sign, with_beat
 from tests.swarm.records import NOW, address_of, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
@@ -112,7 +112,7 @@ class Loop:
     def _act(self, kind: str, member: Member) -> None:
         if kind == "tick":
             self._post(member, member.backend.tick(self.now))
-            statements = member.announcer.answer(member.backend.held_of(member.peer.node), self.now, self.now)
+            statements = member.announcer.answer(member.backend.held_of(member.peer.node), self.now, self.now, SILENT_S)
         else:
             statements = member.announcer.announce(member.hosted, self.now)
         for data in statements:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import cycle
+from itertools import zip_longest
 
 from manyhands.aside import aside
 from manyhands.core import NodeAddr
@@ -92,15 +93,13 @@ class OwnAddresses:
 
     async def keep_relays(self) -> None:
         """Where none answered at the start: ask until one does. Where one is enough: replace it when it is gone."""
-        await asyncio.gather(*(self._ask_again(relays, note) for note, relays in self._away.items()))
+        await asyncio.gather(*(self._ask_again(relays, note, relays[0]) for note, relays in self._away.items()))
         while self._config.is_one_relay_enough and self._relayed:
             await self._until_away(lost := self._relayed[0])
             old = relay_of(lost)
             note = f"not reachable by way of the relay at {old}, which is away: another one is looked for"
             self._notes.append(note)
-            known = (addr for record in self._records() for addr in record.addresses)
-            relays = old, *self._config.relays, *relays_among(known, self._node.transport.node)
-            await self._ask_again(list(dict.fromkeys(relays)), note, lost)
+            await self._ask_again(self._config.relays, note, old)
 
     async def _until_away(self, addr: NodeAddr) -> None:
         misses = 0
@@ -112,20 +111,31 @@ class OwnAddresses:
             except BadRequest:
                 misses += 1
 
-    async def _ask_again(self, relays: Sequence[NodeAddr], note: str, lost: NodeAddr | None = None) -> None:
-        """Ask them in turn, the first last, until one answers: it takes the place of the address `lost`."""
-        wait_s, in_turn, addr = RETRY_S, cycle((*relays[1:], relays[0])), None
+    async def _ask_again(self, relays: Sequence[NodeAddr], note: str, lost: NodeAddr) -> None:
+        """Ask others than `lost` in turn, which is looked at each time, until one answers: it takes that one's place."""
+        wait_s, others, addr = RETRY_S, deque[NodeAddr](), None
         while addr is None:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, MAX_RETRY_S)
-            try:
-                addr = await self._node.transport.listen(relayed(next(in_turn)))
-            except BadRequest as error:
-                logger.debug("no way by a relay yet: %s", error)
+            others = others or deque(relay for relay in self._candidates(relays) if relay != lost)
+            for relay in (lost, *([others.popleft()] if others else [])):
+                try:
+                    addr = await self._node.transport.listen(relayed(relay))
+                    break
+                except BadRequest as error:
+                    logger.debug("no way by a relay yet: %s", error)
         self._notes.remove(note)
-        self._relayed = [*(known for known in self._relayed if known != lost), addr]
+        self._relayed = [*(known for known in self._relayed if relay_of(known) != lost), addr]
         logger.info("reachable by way of %s", addr)
         self._on_change()
+
+    def _candidates(self, relays: Sequence[NodeAddr]) -> tuple[NodeAddr, ...]:
+        """`relays`; where any would do, those that members of now may be too: one address of each before others."""
+        if not self._config.is_one_relay_enough:
+            return tuple(relays)
+        known = zip_longest(*(record.addresses for record in self._records()))
+        found = (addr for addrs in known for addr in addrs if addr is not None)
+        return tuple(dict.fromkeys((*relays, *relays_among(found, self._node.transport.node))))
 
     def _set_direct(self, addr: NodeAddr) -> None:
         self.host = addr.host

@@ -32,22 +32,26 @@ async def embedded(session: Session, ends: EndsBatcher | None, position: int, id
 
 class Prefill:
     """What is known as a route begins, or changes: it follows to hop 0 as there is room, so that a long prompt takes no more
-    memory here than two windows of steps. `is_sent`: all of it has left."""
+    memory here than two windows of steps."""
 
     def __init__(self, session: Session, ends: EndsBatcher | None, config: RequestConfig) -> None:
         self._session, self._ends, self._config = session, ends, config
         self._parts: Iterator[Part] = iter(())
         self._reply_from = 0
-        self.is_sent = True
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all of it has left."""
+        return not self._session.returns.more_follows
 
     def begin(self, start: int, ids: Sequence[int], reply_from: int) -> None:
         """Send `ids` from position `start` on, and nothing else; the rows from `reply_from` on are to come back."""
         self._parts, self._reply_from = prefill_parts(self._session, self._config, start, ids), reply_from
-        self.is_sent = False
+        self._session.returns.more_follows = True
 
     def drop(self) -> None:
         """What has not left is guessed wrong."""
-        self._parts, self.is_sent = iter(()), True
+        self._parts, self._session.returns.more_follows = iter(()), False
 
     async def send(self, committed: int) -> None:
         """Send what there is room for; the session is woken once there is more. Raises what has ended the session.
@@ -57,7 +61,7 @@ class Prefill:
         session = self._session
         while not self.is_sent and not session.losses and session.route.hops[0].has_room():
             if (part := next(self._parts, None)) is None:
-                self.is_sent = True
+                session.returns.more_follows = False
                 return
             payload = await embedded(session, self._ends, *part)
             carried = None if payload is not None else tuple(part[1])

@@ -80,18 +80,19 @@ class Intake:
         Raises ProtocolError for what was not due, and as `Session.next_result`.
         """
         self._moved_at = self._asked_at = asyncio.get_running_loop().time()
+        is_woken = False
         while True:
             await self._prefill.send(len(self._ledger))
-            is_sent = self._prefill.is_sent
-            if (step := await self._next_step()) is None:
-                if is_sent:
-                    return []
+            if is_woken and self._prefill.is_sent:
+                return []
+            step = await self._next_step()
+            if is_woken := step is None:
                 continue
             end = step.position + step.count
+            if step.count == 0 and end <= self.reached:
+                continue  # no news: time goes on; a hop that recomputes from a log may be ahead of what is sent again
             if end > self._session.returns.sent_until:
                 raise ProtocolError(f"news of position {end - 1} came back, which was never sent")
-            if step.count == 0 and end <= self.reached:
-                continue  # no news: time goes on
             if step.count == 0:
                 self._note_progress(end)  # of a prefill
                 continue

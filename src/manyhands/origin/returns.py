@@ -19,11 +19,13 @@ class Returns:
     """The results of one session that wait, and what is known of those on their way.
 
     `guess` numbers what is sent, anew in each epoch: results of older guesses are of no use. `sent_until` is the end of the
-    last step sent: what every hop should come to compute. `reached`: the end of the furthest that has come back.
+    last step sent: what every hop should come to compute; while `more_follows`, the origin has yet to send more of what is
+    known. `reached`: the end of the furthest that has come back.
     """
 
     def __init__(self) -> None:
         self.guess = self.sent_until = self.reached = 0
+        self.more_follows = False
         self.results: deque[Step] = deque()
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
         self.turn_s = 0.0  # from its send to its return

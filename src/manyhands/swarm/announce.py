@@ -5,21 +5,17 @@ Times are unix seconds: they number the first record of a run, so that it exceed
 A node that restarts finds its own old records in the directory. Those of a key that it no longer hosts are withdrawn at
 once (no ghosts); those with a higher number than ours (the clock went back) are exceeded. A record that was signed with our
 key after we started, but not by us, means that two nodes use one key: `twin` names it. Or our clock is behind, and it is of an
-earlier run: then no beat follows it, and after SILENT_S it is a ghost as well. One that was followed by anything, ever, is a
-twin's, and none is withdrawn from then on: two machines with one key do not take turns.
+earlier run: then no beat follows it, and once it was silent for long it is a ghost as well. One that is followed by anything is
+a twin's, and none is withdrawn from then on: two machines with one key do not take turns.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from manyhands.core import NodeAddr, SpanInfo, SpanLoad
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, NearNode, Record, RecordKey, Scope
 from manyhands.swarm.statement import sign, with_beat
-
-# A node that lives is heard every BEAT_S, up to 6 s late: who is not for so long is gone from every view (record_store.py).
-SILENT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +44,15 @@ class _Said:
     beats: int = 0
 
 
+@dataclass(slots=True)
+class _Later:
+    """A record in our name that was signed after our start: its newest version, when it was first seen and last heard of."""
+
+    version: int
+    found_at: float
+    heard_at: float
+
+
 class Announcer:
     """`entropy(n)` gives n unpredictable bytes. `profile` may be replaced at any time: `announce` signs it anew."""
 
@@ -59,7 +64,7 @@ class Announcer:
         self._started_at = now
         self._said: dict[RecordKey, _Said] = {}
         self._floor = 0  # sequences must exceed it
-        self._later: dict[RecordKey, tuple[int, float]] = {}  # signed after the start: version and time when first seen
+        self._later: dict[RecordKey, _Later] = {}
         self._is_twin_alive = False
 
     def announce(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
@@ -84,22 +89,25 @@ class Announcer:
         """Take back everything: this node leaves."""
         return [self._withdraw(said.record, now) for said in list(self._said.values())]
 
-    def answer(self, seen: Iterable[Record], now: float, clock: float) -> list[bytes]:
+    def answer(self, seen: Iterable[Record], now: float, clock: float, silent_s: float) -> list[bytes]:
         """Withdrawals of what the directory holds in our name although we do not say so. Numbers exceed from now on all that
-        it holds, withdrawn records too: one of a run whose clock was ahead would hide all that we say. `clock` is monotonic.
+        it holds, withdrawn records too: one of a run whose clock was ahead would hide all that we say. `clock` is monotonic;
+        a node of which nothing came for `silent_s` does not live. What comes in the first half may have been on its way.
         """
         strange = [record for record in seen if record.node == self._key.node_id and self._is_strange(record)]
         for record in strange:
             self._floor = max(self._floor, record.version)
             if self._is_later(record):
-                version, _ = self._later.setdefault(record.key, (record.version, clock))
-                self._is_twin_alive |= record.version > version
+                known = self._later.setdefault(record.key, _Later(record.version, clock, clock))
+                if record.version > known.version:
+                    self._is_twin_alive |= clock - known.found_at >= silent_s / 2
+                    known.version, known.heard_at = record.version, clock
                 self.twin = record
             if record.key in self._said:
                 self._said[record.key].beats = MAX_BEATS  # sign it anew, with a higher number
         silent = set[RecordKey]()
         if not self._is_twin_alive:
-            silent = {key for key, (_, since) in self._later.items() if clock - since >= SILENT_S}
+            silent = {key for key, known in self._later.items() if clock - known.heard_at >= silent_s}
             if silent == set(self._later):
                 self.twin = None
         ghosts = [r for r in strange if not r.is_withdrawn and r.key not in self._said]

@@ -113,6 +113,7 @@ class Backend(Exchange, Protocol):
     """An Exchange, and what its owner asks of it."""
 
     kind: ClassVar[str]  # one of config.DIRECTORIES
+    silent_s: ClassVar[float]  # a node of which nothing came for so long does not live
 
     def watch(self, model: ModelId) -> None:
         """Keep the records of `model` at hand, until `unwatch`. Others may be there too."""
@@ -273,8 +274,8 @@ class DirectoryRunner:
     def complaints(self) -> list[str]:
         """What a person should mend, a line each."""
         others = (record for record in self.backend.records(self._clock()) if record.node != self._me)
-        clocks = skews_of(others, self._unix_clock())
-        return complaints(clocks, self.backend.forks) + other_kinds(self._others, self.backend.kind)
+        said = complaints(skews_of(others, self._unix_clock()), self.backend.forks)
+        return said + other_kinds(self._others, self.backend.kind)
 
     def _keep_at_hand(self, model: ModelId) -> None:
         if model not in self._asked:
@@ -291,16 +292,14 @@ class DirectoryRunner:
             self.backend.unwatch(model)
         self._watched = wanted
 
-    # Loops
-
     async def _tick(self) -> None:
         while True:
-            now = self._clock()
+            now, backend = self._clock(), self.backend
             self._attend()
-            self._post(self.backend.tick(now))
-            self._publish(self.announcer.answer(self.backend.held_of(self._me), self._unix_clock(), now))
-            num_fresh, self._num_fresh = self._num_fresh, len(self.backend.records(now))
-            if num_fresh != self._num_fresh:  # records also end by time alone
+            self._post(backend.tick(now))
+            self._publish(self.announcer.answer(backend.held_of(self._me), self._unix_clock(), now, backend.silent_s))
+            before, self._num_fresh = self._num_fresh, len(backend.records(now))
+            if before != self._num_fresh:  # records also end by time alone
                 self._tell_changed()
             await asyncio.sleep(TICK_S)
 

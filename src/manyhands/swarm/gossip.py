@@ -41,7 +41,7 @@ from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.news import VERSION, News, expand, is_newer
 from manyhands.swarm.record import TAG_BYTES
-from manyhands.swarm.record_store import HeldRecord, RecordStore
+from manyhands.swarm.record_store import SILENT_S, HeldRecord, RecordStore
 from manyhands.swarm.store_report import StoreBacked
 
 ROUND_S = 0.9  # that is 1 s for a node that ticks twice a second
@@ -61,6 +61,7 @@ class Gossip(StoreBacked):
     """A `Backend`. `rng` is where all its randomness comes from."""
 
     kind: ClassVar[str] = "gossip"
+    silent_s: ClassVar[float] = SILENT_S
 
     def __init__(self, me: NodeId, rng: Random) -> None:
         self.me = me

@@ -32,6 +32,7 @@ from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, Record, RecordKey
 from manyhands.swarm.statement import RecordRefused, Verdict, check_beat, check_signature, read, read_beat, with_beat
 
 FRESH_S = 13.0
+SILENT_S = 20.0  # it does not live, however late its beats are
 SEEN_S = 10.0  # since a node's last beat: a dial of it that fails does not mean that it is gone, as it may be busy
 MAX_RECORDS_PER_NODE = 64
 MAX_RECORDS = 20_000

@@ -11,7 +11,7 @@ from typing import ClassVar
 from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.record import RecordKey
-from manyhands.swarm.record_store import RecordStore
+from manyhands.swarm.record_store import SILENT_S, RecordStore
 from manyhands.swarm.statement import RecordRefused, read
 from manyhands.swarm.store_report import StoreBacked
 
@@ -20,6 +20,7 @@ class Static(StoreBacked):
     """A `Backend`."""
 
     kind: ClassVar[str] = "static"
+    silent_s: ClassVar[float] = SILENT_S
 
     def __init__(self, me: NodeId) -> None:
         self.me = me

@@ -77,8 +77,8 @@ class Tunnels:
 
     @property
     def relays(self) -> tuple[NodeAddr, ...]:
-        """The relays at which this node can be called, or will be when they are back."""
-        return tuple(self._mailboxes)
+        """The relays at which this node can be called now."""
+        return tuple(relay for relay in self._mailboxes if relay not in self._away)
 
     async def listen(self, addr: NodeAddr) -> NodeAddr:
         """Be found at a relay from now on, across its restarts. Raises BadRequest if it is not there now."""

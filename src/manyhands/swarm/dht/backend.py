@@ -26,7 +26,7 @@ from manyhands.swarm.dht.intake import Counts, SenderCap
 from manyhands.swarm.dht.lookup import FETCH_TAGS, Lookup
 from manyhands.swarm.dht.published import Published
 from manyhands.swarm.dht.query import Finished, Question, RecordQuery
-from manyhands.swarm.dht.store import DhtStore, model_key
+from manyhands.swarm.dht.store import STALE_S, DhtStore, model_key
 from manyhands.swarm.dht.table import ID_BITS, Contact, K, Table, number
 from manyhands.swarm.dht.wire import (
     MAX_TAGS,
@@ -65,6 +65,7 @@ class Dht(StoreReport[DhtStore]):
     """
 
     kind: ClassVar[str] = "dht"
+    silent_s: ClassVar[float] = STALE_S
 
     def __init__(
         self,
