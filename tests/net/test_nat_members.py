@@ -182,6 +182,7 @@ def test_members_are_found_at_another_relay_once_theirs_is_gone(networks: Networ
                 assert time.monotonic() < end
                 time.sleep(0.5)
             up.stop()
+            end = time.monotonic() + START_S
             while a.paths().get("b") != "relay" or "pub" in a.paths():
                 assert time.monotonic() < end, a.call("/api/swarm")
                 time.sleep(0.5)

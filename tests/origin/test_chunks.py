@@ -11,6 +11,7 @@ import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind, SamplingParams
+from manyhands.origin.loop import Generation
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop
 from manyhands.origin.session import Session
@@ -142,6 +143,30 @@ def test_a_hop_that_recomputes_sooner_than_the_prompt_is_sent_again_is_no_liar(f
             assert not sessions[0].untrusted_nodes and len(answer.repairs) == 1
 
     play(main)
+
+
+def test_standbys_are_fed_once_results_of_the_new_route_came(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while a prompt that is sent again waits for room: the log of the hop that is to feed may not reach so far."""
+    prompt, params = random_ids(200, seed=3), SamplingParams(max_tokens=8)
+    config, fed = RequestConfig(window=1, prefill_chunk=4, standby=True), list[bool]()
+    feed_standbys = Generation._feed_standbys
+
+    async def noting(self: Generation) -> None:
+        fed.append(self._session.returns._came_until is not None)
+        await feed_standbys(self)
+
+    monkeypatch.setattr(Generation, "_feed_standbys", noting)
+
+    async def main() -> None:
+        faults = Faults()
+        options: dict[str, Any] = {"request": config, "spares": ["0-5", "0-5"], "wrap": faults.wrap}
+        async with swarm_of(folder, HOPS[0], **options) as swarm:
+            faults.at("decode", swarm.hops[0], lambda: faults.die(swarm.hops[0]), skip=1)
+            answer = await swarm.origin.complete(swarm.origin.request_ids(prompt, params), draft="off")
+            assert answer.token_ids == expected(folder, prompt, params) and answer.repairs
+
+    play(main)
+    assert len(fed) > 4 and all(fed)
 
 
 def came(returns: Returns, end: int, *compute_us: int) -> None:

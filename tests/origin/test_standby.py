@@ -159,7 +159,7 @@ def test_who_was_full_is_asked_again_after_the_others(bench: Bench, spares: list
             prompt, params = request_of("greedy", 0)
             asked = scene.swarm.origin.request_ids(prompt, replace(params, max_tokens=2 * LOOK_AGAIN_ROWS))
             async for _ in scene.swarm.origin.stream(scene.swarm.origin.answer(asked)):
-                pass
+                await asyncio.sleep(0.001)  # standbys' steps are waited for
             assert last.engine.rows_run >= LOOK_AGAIN_ROWS and (first is last or not first.engine.rows_run)
             last.engine.cache_tokens = room
 
@@ -195,6 +195,7 @@ def test_where_one_standby_fails_others_on_its_node_are_replaced_too(bench: Benc
             asked = scene.swarm.origin.request_ids(prompt, replace(params, max_tokens=2 * LOOK_AGAIN_ROWS))
             async for _ in scene.swarm.origin.stream(scene.swarm.origin.answer(asked)):
                 places = len(fourth._places)
+                await asyncio.sleep(0.001)  # standbys' steps are waited for
             assert model.has_failed and places == 3
             fourth.engine.cache_tokens = room
 

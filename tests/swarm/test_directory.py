@@ -125,8 +125,8 @@ def test_a_twin_is_named_and_not_fought() -> None:
     twin = record_of(sequence=10**12, issued_at=NOW + 10, info=info_of(8, 16), addresses=(address_of(0, "10.9.9.9"),))
     assert announcer.answer([twin], NOW + 11, 11.0, SILENT_S) == []
     assert announcer.twin == twin
-    for beats, at in enumerate((16.0, 21.0, 21.0 + SILENT_S, 300.0)):
-        beaten = replace(twin, beats=min(beats + 1, 2))
+    for beats, at in enumerate((16.0, 21.0, 26.0, 26.0 + SILENT_S, 300.0)):
+        beaten = replace(twin, beats=min(beats + 1, 3))
         assert announcer.answer([beaten], NOW + at, at, SILENT_S) == [] and announcer.twin == beaten
 
 

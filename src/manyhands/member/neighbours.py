@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
 
 from manyhands.config import Listed
 from manyhands.core import NodeAddr, NodeId
 from manyhands.swarm.members import Members, is_local
 from manyhands.swarm.record import Record, Scope
 from manyhands.swarm.record_store import MAX_NOTES
-
-MAX_RELAYS: Final = 16  # that are asked, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,6 @@ def _say_not_admitted(record: Record, scope: Scope) -> str:
 
 
 def relays_among(addresses: Iterable[NodeAddr], me: NodeId) -> tuple[NodeAddr, ...]:
-    """Where a node that was told no relay may wait for calls: at members on other networks. No more than MAX_RELAYS."""
+    """Where a node that was told no relay may wait for calls: at members on other networks, each once."""
     found = (NodeAddr(a.host, a.port) for a in addresses if "%" not in a.host and not is_local(a.host) and a.node != me)
-    return tuple(islice(dict.fromkeys(found), MAX_RELAYS))
+    return tuple(dict.fromkeys(found))

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from manyhands.aside import aside
 from manyhands.core import NodeAddr
@@ -18,6 +17,7 @@ from manyhands.swarm.record import Record
 
 logger = logging.getLogger(__name__)
 
+MAX_RECORDS = 256  # whose addresses may be relays
 RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between two tries to be found at a relay: doubled each time
 LOOK_S, MAX_MISSES = 10.0, 2  # one that is away at so many looks in a row is replaced, if any relay would do
 
@@ -113,12 +113,13 @@ class OwnAddresses:
 
     async def _ask_again(self, relays: Sequence[NodeAddr], note: str, lost: NodeAddr) -> None:
         """Ask others than `lost` in turn, which is looked at each time, until one answers: it takes that one's place."""
-        wait_s, others, addr = RETRY_S, deque[NodeAddr](), None
+        wait_s, tried, addr = RETRY_S, set[NodeAddr](), None
         while addr is None:
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, MAX_RETRY_S)
-            others = others or deque(relay for relay in self._candidates(relays) if relay != lost)
-            for relay in (lost, *([others.popleft()] if others else [])):
+            wait_s = min(2 * wait_s, LOOK_S if tried else MAX_RETRY_S)
+            other = next((relay for relay in self._candidates(relays) if relay not in {lost, *tried}), None)
+            tried = set() if other is None else {other, *tried}
+            for relay in (lost,) if other is None else (lost, other):
                 try:
                     addr = await self._node.transport.listen(relayed(relay))
                     break
@@ -130,12 +131,12 @@ class OwnAddresses:
         self._on_change()
 
     def _candidates(self, relays: Sequence[NodeAddr]) -> tuple[NodeAddr, ...]:
-        """`relays`; where any would do, those that members of now may be too: one address of each before others."""
+        """`relays`; where any would do, before them those that members of now may be: one address of each before others."""
         if not self._config.is_one_relay_enough:
             return tuple(relays)
-        known = zip_longest(*(record.addresses for record in self._records()))
+        known = zip_longest(*(record.addresses for record in islice(self._records(), MAX_RECORDS)))
         found = (addr for addrs in known for addr in addrs if addr is not None)
-        return tuple(dict.fromkeys((*relays, *relays_among(found, self._node.transport.node))))
+        return (*relays_among(found, self._node.transport.node), *relays)
 
     def _set_direct(self, addr: NodeAddr) -> None:
         self.host = addr.host

@@ -85,8 +85,8 @@ class Intake:
             await self._prefill.send(len(self._ledger))
             if is_woken and self._prefill.is_sent:
                 return []
-            step = await self._next_step()
-            if is_woken := step is None:
+            if (step := await self._next_step()) is None:
+                is_woken = True
                 continue
             end = step.position + step.count
             if step.count == 0 and end <= self.reached:

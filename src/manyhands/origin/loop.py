@@ -117,7 +117,8 @@ class Generation:
                     while len(ids) == WINDOW_ROWS:  # a full window: there may be drafts for another one
                         position, ids, payload = await self._turn(None, self._draft)
                         self._send_window(position, ids, payload)
-                    await self._feed_standbys()
+                    if not self._is_disturbed:  # else no result of this epoch has come yet (Standbys.feed)
+                        await self._feed_standbys()
                 for token in drawn:
                     yield token
         finally:

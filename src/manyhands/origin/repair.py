@@ -226,7 +226,8 @@ class RepairExecutor:
         late_s = self._route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
         if session.losses or session.returns.has_news(committed):
             return
-        if session.returns.more_follows and holdup.computed.get(0) == session.returns.sent_until:
+        waits = session.returns.more_follows and holdup.computed.get(0) == session.returns.sent_until
+        if waits and not holdup.is_silent:
             return  # hop 0 waits for this origin, and those behind it for hop 0
         waited_s += now() - began
         cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])

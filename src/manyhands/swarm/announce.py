@@ -46,11 +46,11 @@ class _Said:
 
 @dataclass(slots=True)
 class _Later:
-    """A record in our name that was signed after our start: its newest version, when it was first seen and last heard of."""
+    """A record in our name that was signed after our start: its newest version, and when that came; `news_at`: the second."""
 
     version: int
-    found_at: float
     heard_at: float
+    news_at: float | None = None
 
 
 class Announcer:
@@ -92,15 +92,16 @@ class Announcer:
     def answer(self, seen: Iterable[Record], now: float, clock: float, silent_s: float) -> list[bytes]:
         """Withdrawals of what the directory holds in our name although we do not say so. Numbers exceed from now on all that
         it holds, withdrawn records too: one of a run whose clock was ahead would hide all that we say. `clock` is monotonic;
-        a node of which nothing came for `silent_s` does not live. What comes in the first half may have been on its way.
+        a node of which nothing came for `silent_s` does not live. One that goes on for half as long after its first news does.
         """
         strange = [record for record in seen if record.node == self._key.node_id and self._is_strange(record)]
         for record in strange:
             self._floor = max(self._floor, record.version)
             if self._is_later(record):
-                known = self._later.setdefault(record.key, _Later(record.version, clock, clock))
+                known = self._later.setdefault(record.key, _Later(record.version, clock))
                 if record.version > known.version:
-                    self._is_twin_alive |= clock - known.found_at >= silent_s / 2
+                    known.news_at = clock if known.news_at is None else known.news_at
+                    self._is_twin_alive |= clock - known.news_at >= silent_s / 2
                     known.version, known.heard_at = record.version, clock
                 self.twin = record
             if record.key in self._said:
