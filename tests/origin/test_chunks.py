@@ -117,7 +117,7 @@ def test_a_long_prompt_takes_two_windows_of_memory_at_the_origin(
 
 
 @pytest.mark.parametrize("window", [1, 4])
-def test_a_hop_that_recomputes_sooner_than_the_prompt_is_sent_again_is_no_liar(folder: Path, window: int) -> None:
+def test_a_hop_that_recomputes_sooner_than_the_prompt_is_sent_again_is_believed(folder: Path, window: int) -> None:
     """The first hop and the last are lost at once. The last has its rows from the log of the one between, and is done while
     most of the prompt waits for the new first one, which is slow."""
     prompt, params = random_ids(200, seed=3), SamplingParams(max_tokens=4)
