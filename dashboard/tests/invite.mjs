@@ -62,6 +62,7 @@ try {
   await check(page, "add-joined");
   await page.click("text=New code");
   await page.waitForFunction((old) => document.querySelector(".signs")?.textContent !== old, code);
+  await page.waitForSelector("button:enabled:has-text('End it now')"); // the list that is read meanwhile may show the code sooner
   await page.focus("text=End it now");
   await page.keyboard.press("Enter");
   await page.waitForSelector("text=No code is shown. A code is good for");
