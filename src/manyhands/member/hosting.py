@@ -140,9 +140,7 @@ class Hosting:
             self.member.span_bytes[span] = self.weights.shape.span_bytes(span, budget.tokens)
             self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
             await node.seed.add(folder)
-        except (
-            Exception
-        ):  # it is not to serve what its member takes for failed, and loads again; a cancelled one is drained
+        except Exception:  # its member takes it for failed, and loads it again; one that is cancelled is drained
             if host in node.hosts:
                 node.worker.drop(host)
             raise
