@@ -12,7 +12,7 @@ from manyhands.config import RequestConfig
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.session import Session
 from manyhands.route.chunks import first_rows
-from manyhands.wire.message import Payload
+from manyhands.wire.message import Ids, Payload
 
 Part = tuple[int, Sequence[int]]  # the position of the first id, and the ids
 
@@ -23,11 +23,13 @@ def prefill_parts(session: Session, config: RequestConfig, start: int, ids: Sequ
     return ((start + at, ids[at : at + chunk]) for at in range(0, len(ids), chunk))
 
 
-async def embedded(session: Session, ends: EndsBatcher | None, position: int, ids: Sequence[int]) -> Payload | None:
-    """The hidden rows of one step as hop 0 is sent them; None where it embeds them itself (no `ends`)."""
+async def embedded(
+    session: Session, ends: EndsBatcher | None, position: int, ids: Sequence[int]
+) -> tuple[Ids | None, Payload | None]:
+    """What one step carries to hop 0: hidden rows, or the ids where that embeds them (no `ends`)."""
     if ends is None:
-        return None
-    return await ends.turn(None, lambda _: ids, None, partial(session.route.as_sent, position=position))
+        return tuple(ids), None
+    return None, await ends.turn(None, lambda _: ids, None, partial(session.route.as_sent, position=position))
 
 
 class Prefill:
@@ -63,9 +65,9 @@ class Prefill:
             if (part := next(self._parts, None)) is None:
                 session.returns.more_follows = False
                 return
-            payload = await embedded(session, self._ends, *part)
-            carried = None if payload is not None else tuple(part[1])
-            session.send(part[0], len(part[1]), self._reply_from, carried, payload, committed)
+            session.send(
+                part[0], len(part[1]), self._reply_from, *await embedded(session, self._ends, *part), committed
+            )
 
 
 class FirstRows:
@@ -82,8 +84,7 @@ class FirstRows:
         if most < 1:
             return range(0)
         ids, last = self._prompt[start : start + most], len(self._prompt) - 1
-        payload = await embedded(session, self._ends, start, ids)
-        session.send(start, len(ids), last, None if payload is not None else tuple(ids), payload, len(self._prompt))
+        session.send(start, len(ids), last, *await embedded(session, self._ends, start, ids), len(self._prompt))
         return range(start, start + len(ids))
 
 

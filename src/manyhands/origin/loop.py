@@ -162,14 +162,11 @@ class Generation:
         """What takes time now says nothing of the route."""
         self._head, self._is_disturbed = None, True
 
-    def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
-        carried = None if payload is not None else tuple(ids)
-        self._session.send(position, len(ids), reply_from, carried, payload, len(self.ledger))
-
     def _send_window(self, position: int, ids: Sequence[int], payload: Payload | None) -> None:
         if not ids:
             return  # the windows on their way are enough
-        self._send(position, ids, position, payload)
+        carried = None if payload is not None else tuple(ids)
+        self._session.send(position, len(ids), position, carried, payload, len(self.ledger))
         self.drafting.windows += 1
         if position == len(self.ledger) - 1:
             self._head = RoundHead(position, len(ids), asyncio.get_running_loop().time())
@@ -208,8 +205,8 @@ class Generation:
             start, standby.fed = standby.fed, until
             known = self.ledger[start:until]
             for position, ids in prefill_parts(self._session, self._config, start, known):
-                payload = await embedded(self._session, self._ends, position, ids)
-                self._session.standbys.feed_first(standby, position, ids, payload)
+                rows = await embedded(self._session, self._ends, position, ids)
+                self._session.standbys.feed_first(standby, position, len(ids), *rows)
 
     async def _repair(self) -> None:
         at_token = len(self.ledger) - len(self._request.prompt)

@@ -7,7 +7,7 @@ one step of its predecessor's log. Who becomes a standby, and when it is fed, is
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from manyhands.core import NodeId, Span
@@ -15,7 +15,7 @@ from manyhands.errors import Busy, Detour, LinkClosed
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Route
-from manyhands.wire.message import STANDBY, Close, Fault, Feed, Opened, Payload, Progress, Step
+from manyhands.wire.message import STANDBY, Close, Fault, Feed, Ids, Opened, Payload, Progress, Step
 
 
 @dataclass(slots=True)
@@ -93,11 +93,10 @@ class Standbys:
         try_send(route.hops[index - 1].control, order)
         standby.passed, standby.fed = standby.fed, until
 
-    def feed_first(self, standby: Standby, position: int, ids: Sequence[int], payload: Payload | None) -> None:
+    def feed_first(self, standby: Standby, position: int, count: int, ids: Ids | None, payload: Payload | None) -> None:
         """Send the standby of the first hop one step of committed positions, which this origin alone knows."""
-        route, until, carried = self._route, position + len(ids), None if payload is not None else tuple(ids)
-        where = position, len(ids), until, 0
-        standby.send(Step(route.session, route.epoch, 0, *where, "hidden", carried, payload, b"", until))
+        route, until = self._route, position + count
+        standby.send(Step(route.session, route.epoch, 0, position, count, until, 0, "hidden", ids, payload, b"", until))
 
     def pass_on(self, step: Step) -> bool:
         """In a star: whether `step` is for a standby (`feed`), and not for the route; it costs no credit.
