@@ -30,7 +30,7 @@ static inline Sums dot_unsigned(Sums sums, __m512i codes, const int8_t *row)
 }
 static inline Sums pairs_added(Sums sums, __m512i pairs) { return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))); }
 
-INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     Sums sums[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
@@ -38,7 +38,6 @@ INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, 
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
         __m512i w = _mm512_loadu_si512(codes + j * 64);
-        fetch_weights(is_far, codes + j * 64);
         if (has_dot) {
             __m512i shifted = _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); /* w + 128 */
 #pragma GCC unroll 8
@@ -69,7 +68,7 @@ static inline __m512i zeros_of(const uint8_t *factors)
 }
 
 /* Codes of 4 and 5 bit; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
@@ -81,7 +80,6 @@ INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, co
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m512i both = _mm512_loadu_si512(codes + j * 64), a = _mm512_and_si512(both, low);
-        fetch_weights(is_far, codes + j * 64);
         __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         if (code_bits(type) == 5) {
             a = _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(highs, 4 - j), fifth));
@@ -113,15 +111,13 @@ INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, co
 }
 
 /* Codes of 6 bit, each half of a step times its scale: sums of two products fit into int16. */
-INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
     __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)scales));
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m512i highs[2] = {_mm512_loadu_si512(codes + 256), _mm512_loadu_si512(codes + 320)};
-    fetch_weights(is_far, codes + 256);
-    fetch_weights(is_far, codes + 320);
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = others[r] = _mm512_setzero_si512();
@@ -131,7 +127,6 @@ INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, 
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
-            fetch_weights(is_far, codes + (j + i) * 64);
             w[0][i] = _mm512_and_si512(both, low), w[1][i] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
@@ -193,12 +188,10 @@ INLINE void half_bytes(int count, const char *rows, int64_t step, const uint8_t 
         out[r] = to_reals(sums[r], 0);
 }
 
-INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
-    for (int j = first; j < end; j++)
-        fetch_weights(is_far, codes + j * 64);
     half_bytes(count, rows, step, codes, first, end, a);
     AGAIN(rows);
     half_bytes(count, rows, step, codes + 32, first, end, b);
@@ -254,12 +247,10 @@ INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step
     }
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
-    for (int j = 0; j < code_bytes(type) / 64; j++)
-        fetch_weights(is_far, codes + j * 64);
     half_nibbles(type, count, rows, step, codes, factors, 0, a);
     AGAIN(rows);
     half_nibbles(type, count, rows, step, codes + 32, factors, 1, b);
@@ -300,12 +291,10 @@ INLINE void half_sixes(int count, const char *rows, int64_t step, const uint8_t 
     }
 }
 
-INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
-    for (int j = 0; j < 6; j++)
-        fetch_weights(is_far, codes + j * 64);
     half_sixes(count, rows, step, codes, scales, a);
     AGAIN(rows);
     half_sixes(count, rows, step, codes + 32, scales + 16, b);
@@ -335,7 +324,7 @@ static inline int32x4_t dot(int has_dot, int32x4_t sums, int8x16_t w, int8x16_t 
 }
 static inline V to_reals(Sums a, int32_t less) { return EACH(V, vcvtq_f32_s32(vsubq_s32(a.q[i], vdupq_n_s32(less)))); }
 
-INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
@@ -378,7 +367,7 @@ INLINE int32x4_t half_product(int64_t type, int has_dot, const Group *group, con
     return sums;
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
@@ -390,7 +379,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, co
 }
 
 /* Codes of 6 bit, each half of a step times its scale. */
-INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
@@ -407,7 +396,7 @@ INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, 
 
 #else /* plain C */
 #define MOST_TOGETHER 2
-INLINE void bytes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
@@ -428,7 +417,7 @@ INLINE void sum_codes(int64_t type, const Group *group, const uint8_t *codes, in
             sums[c] += get_code(type, codes, k, c) * group->codes[k];
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
@@ -441,7 +430,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int is_far, int count, co
 }
 
 /* Codes of 6 bit, each half of a step times its scale. */
-INLINE void sixes_product(int has_dot, int is_far, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
@@ -470,21 +459,38 @@ INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
     return is_nested(type) ? minus(mul(least, from_bytes(subs + SIDE))) : least;
 }
 
+enum { LEAST_AHEAD = 8192, MOST_AHEAD = 131072 }; /* bytes: what is fetched so far ahead stays in L2 */
+/* Fetches, of a panel and those behind it, what comes a while after a step, as many bytes as a step has. is_far (see mh_fetches_far): into L2 a
+ * whole panel later, so that also the factors, which lie behind all codes of a panel, are there for its first step; and, for few rows, into L1
+ * what comes soon. */
+INLINE void fetch_step(int64_t type, int is_far, int is_few, const uint8_t *panel, int64_t depth, int64_t step)
+{
+    const int64_t bytes = code_bytes(type) + factor_bytes(type);
+    const uint8_t *far = panel + at_most(panel_bytes(type, depth), MOST_AHEAD) + LEAST_AHEAD + step * bytes;
+    const uint8_t *near = panel + step * code_bytes(type) + (is_far ? 2048 : 4096);
+    for (int64_t at = 0; at < bytes && is_far; at += LINE)
+        __builtin_prefetch(far + at, 0, 2);
+    for (int64_t at = 0; at < code_bytes(type) && (is_few || !is_far); at += LINE)
+        __builtin_prefetch(near + at);
+}
+
 /* sums[r] += the products of `count` rows with steps [first, end) of a panel; count is a constant wherever this is inlined. */
 INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel,
                         int64_t depth, int64_t first, int64_t end, float *sums)
 {
     const char *rows = (const char *)x;
-    const int is_far = (count > 1 || type != W8) && mh_fetches_far;
+    const int is_far = mh_fetches_far;
     for (int64_t step = first; step < end; step++, rows += step_step * 4) {
+        fetch_step(type, is_far, count <= MOST_TOGETHER / 2, panel, depth, step);
+        __asm__("" ::: "memory"); /* nothing below is read before, or registers of AVX2 would not do */
         const uint8_t *codes = panel + step * code_bytes(type), *factors = factors_at(type, panel, depth, step), *subs = subs_at(type, factors, step);
         V part[MOST_TOGETHER], scale = scales_of(type, factors, subs), least = has_minima(type) ? minima_of(type, factors, subs) : scale;
         if (type == W8)
-            bytes_product(has_dot, is_far, count, rows, row_step * 4, codes, 0, 8, part);
+            bytes_product(has_dot, count, rows, row_step * 4, codes, 0, 8, part);
         else if (type == W6K)
-            sixes_product(has_dot, is_far, count, rows, row_step * 4, codes, subs, part);
+            sixes_product(has_dot, count, rows, row_step * 4, codes, subs, part);
         else
-            nibbles_product(type, has_dot, is_far, count, rows, row_step * 4, codes, factors, part);
+            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, factors, part);
         for (int r = 0; r < count; r++) {
             const Group *group = group_at(rows, r * row_step * 4);
             V sum = fma_(part[r], mul(scale, set(group->scale)), load(sums + r * SIDE));
