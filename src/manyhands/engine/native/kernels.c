@@ -105,16 +105,16 @@ static Chain *const CHAINS[5][LANES_ROWS] = {
 enum { TURN_ROWS = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain where they take turns */
 
 /* sums[r * sum_step] += chains of `count` rows (any number) with a panel. More than registers have sums for take turns, about as many in each, and
- * go through a step of K before the next: the panel stays in L1. is_far: see mh_fetches_far; other panels lie behind this one. */
+ * go through some steps of K before the next. is_far: see mh_fetches_far; other panels lie behind this one. */
 static void chains(int64_t type, int64_t count, int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
                    float *sums, int64_t sum_step)
 {
-    int64_t steps = count > LANES_ROWS ? 1 : depth, bytes = step_bytes(type);
+    int64_t bytes = step_bytes(type), steps = count > LANES_ROWS ? TURN_BYTES / bytes : depth;
     int64_t most = count > LANES_ROWS ? ceil_div(count, ceil_div(count, TURN_ROWS)) : count ? count : 1;
     for (int64_t step = 0; step < depth; step += steps)
         for (int64_t row = 0; row < count; row += most)
             CHAINS[type - SCALED][at_most(count - row, most) - 1](is_far, x + row * row_step + step * step_step, row_step, step_step, panel + step * bytes,
-                                                                  steps, sums + row * sum_step, sum_step);
+                                                                  at_most(depth - step, steps), sums + row * sum_step, sum_step);
 }
 
 /* A panel's steps as fp32: of each 16 even rows, then 16 odd ones. Those of `apart` panels lie beside each other. */

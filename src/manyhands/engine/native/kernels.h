@@ -9,6 +9,7 @@
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 288 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
 enum { FEW_ROWS = 12 }; /* of a product that widens its weights once for each row, or a few of them */
+enum { TURN_BYTES = 8192 }; /* of a panel's steps of K that rows which take turns go through at once: they stay in L1 */
 enum { EXPANDED = 2, PANELS = 4, LINE = 64 }; /* steps of K that other products widen at once, for two panels; panels that take turns */
 enum { TILED_PANELS = 16 };                   /* panels that take turns of a product in tiles */
 enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_FLOATS + TILED_PANELS * CHUNK * SIDE) * 4 }; /* of a product */

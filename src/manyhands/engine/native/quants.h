@@ -537,17 +537,17 @@ static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_S
 #undef NAMES_OF
 #undef EACH_SMALL
 
-/* Rows of groups times one panel of small weights: turns of rows, about as many in each, go through a step before the next, so that it stays in
- * L1. has_dot: the CPU's, which some targets do not use. */
+/* Rows of groups times one panel of small weights: turns of rows, about as many in each, go through some steps before the next.
+ * has_dot: the CPU's, which some targets do not use. */
 static void group_chains(int64_t type, int has_dot, const Source *source, const uint8_t *panel, float *sums)
 {
-    int64_t count = source->count, depth = source->depth, turns = ceil_div(count, MOST_TOGETHER), steps = turns > 1 ? 1 : depth;
-    int64_t most = turns ? ceil_div(count, turns) : 1;
+    int64_t count = source->count, depth = source->depth, turns = ceil_div(count, MOST_TOGETHER);
+    int64_t most = turns ? ceil_div(count, turns) : 1, steps = turns > 1 ? TURN_BYTES / (code_bytes(type) + factor_bytes(type)) : depth;
     for (int64_t step = 0; step < depth; step += steps)
         for (int64_t row = 0; row < count; row += most)
             GROUP_CHAINS[type - W8][has_dot && DOTS == 2][at_most(count - row, most) - 1](
-                source->rows + row * source->row_step + step * source->step_step, source->row_step, source->step_step, panel, depth, step, step + steps,
-                sums + row * SIDE);
+                source->rows + row * source->row_step + step * source->step_step, source->row_step, source->step_step, panel, depth, step,
+                at_most(step + steps, depth), sums + row * SIDE);
 }
 
 #endif
