@@ -113,10 +113,11 @@ async def nursery(home: Base) -> AsyncIterator[Nursery]:
 
 
 def requests(origin: Origin) -> list[tuple[list[int], SamplingParams]]:
-    """Six requests of different lengths and temperatures."""
+    """Seven requests of different lengths and temperatures. The last is longer than all that a repair sends again, so that hops
+    have had room for as many rows before any kill."""
     return [
-        (prompt_ids(16 + 12 * i, i), SamplingParams(max_tokens=NEW, ignore_eos=True, temperature=0.8 * (i % 2), seed=i))
-        for i in range(6)
+        (prompt_ids(length, i), SamplingParams(max_tokens=NEW, ignore_eos=True, temperature=0.8 * (i % 2), seed=i))
+        for i, length in enumerate((16, 28, 40, 52, 64, 76, 640))
     ]
 
 
