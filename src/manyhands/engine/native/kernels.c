@@ -12,6 +12,12 @@
 #include "tile_groups.h"
 #endif
 
+#ifdef LANES_AVX2
+#define HAS_DOT mh_has_avx_dot
+#else
+#define HAS_DOT mh_has_dot
+#endif
+
 INLINE V even_of(int64_t type, const char *at)
 {
     return type == BF16    ? even_bf16((const half_t *)at)
@@ -300,7 +306,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         if (is_many)
             block_product(matrix, source, packed, panels, sums, scratch);
         else if (source->form == GROUPED)
-            group_chains(matrix->type, mh_has_dot, source, (const uint8_t *)packed, sums);
+            group_chains(matrix->type, HAS_DOT, source, (const uint8_t *)packed, sums);
         else
             chains(matrix->type, source->count, mh_fetches_far, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
         finish(matrix, panel, panels, source->count, sums, out, stride);

@@ -94,7 +94,8 @@ INLINE void fetch_weights(int is_far, const void *at)
     else
         __builtin_prefetch((const char *)at + 4096);
 }
-extern int mh_has_dot; /* whether this CPU multiplies bytes and sums by fours: VNNI, ARM's dot product */
+extern int mh_has_dot;     /* whether this CPU multiplies bytes and sums by fours: AVX-512 VNNI, ARM's dot product */
+extern int mh_has_avx_dot; /* whether it does so in registers of AVX2: AVX-VNNI */
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
 extern const Kernels kernels_amx __attribute__((weak)); /* absent where the compiler knows no tiles */
 
@@ -112,10 +113,6 @@ typedef struct {
 enum { GROUP_FLOATS = sizeof(Group) / 4 };
 static inline const Group *group_at(const char *rows, int64_t step) { return (const Group *)(rows + step); }
 static inline int32_t group_sum(const Group *group) { return group->sums[0] + group->sums[1]; }
-static inline int32_t part_sum(const Group *group, int first, int end) /* of fours [first, end): a half, or all */
-{
-    return (first < 4 ? group->sums[0] : 0) + (end > 4 ? group->sums[1] : 0);
-}
 static inline Source grouped_rows(float *rows, int64_t count, int64_t depth)
 {
     return (Source){rows, count, depth, GROUPED, GROUP_FLOATS, count * GROUP_FLOATS};

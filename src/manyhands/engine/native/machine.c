@@ -62,6 +62,13 @@ static int has_dot(void)
     return has_avx512() && has_features(0, AVX512_VNNI, 0);
 }
 
+static int has_avx_dot(void)
+{
+    enum { AVX_VNNI = 1 << 4 };
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & AVX_VNNI;
+}
+
 static int is_amd(void)
 {
     unsigned a, b, c, d;
@@ -80,6 +87,7 @@ static int find(int64_t target)
 #endif
 
 static int is_amd(void) { return 0; }
+static int has_avx_dot(void) { return 0; }
 static int has_dot(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 static int find(int64_t target) { return target == 0 || target == 3; }
 #endif
@@ -95,11 +103,12 @@ EXPORT int mh_supports(int64_t target)
     return __atomic_load_n(known + target, __ATOMIC_RELAXED) == 2;
 }
 
-/* Set when the library is loaded: AVX-512 VNNI, or the dot product of ARMv8.2. */
-int mh_has_dot;
+/* Set when the library is loaded. */
+int mh_has_dot, mh_has_avx_dot;
 int mh_fetches_far; /* seen on AMD Zen 4: 3 to 12 rows are up to 1.3 times as fast, small weights up to 1.4; one row of bf16 0.8 times. Others were not tried */
 __attribute__((constructor)) static void find_kind(void)
 {
     mh_has_dot = has_dot();
+    mh_has_avx_dot = has_avx_dot();
     mh_fetches_far = is_amd();
 }

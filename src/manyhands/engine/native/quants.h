@@ -30,13 +30,13 @@ static inline Sums dot_unsigned(Sums sums, __m512i codes, const int8_t *row)
 }
 static inline Sums pairs_added(Sums sums, __m512i pairs) { return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))); }
 
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
     Sums sums[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
-    for (int j = first; j < end; j++) {
+    for (int j = 0; j < DEPTH / 4; j++) {
         __m512i w = _mm512_loadu_si512(codes + j * 64);
         if (has_dot) {
             __m512i shifted = _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); /* w + 128 */
@@ -55,7 +55,7 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
         }
     }
     for (int r = 0; r < count; r++)
-        out[r] = to_reals(sums[r], has_dot ? 128 * part_sum(group_at(rows, r * step), first, end) : 0);
+        out[r] = to_reals(sums[r], has_dot ? 128 * group_sum(group_at(rows, r * step)) : 0);
 }
 
 /* Sixteen zeros of W4Z, each in both halves of an int32. */
@@ -167,34 +167,49 @@ static inline __m256i four_of(const int8_t *at)
 }
 static inline __m256 to_reals(__m256i a, int32_t less) { return _mm256_cvtepi32_ps(_mm256_sub_epi32(a, _mm256_set1_epi32(less))); }
 static inline __m256i pairs_added(__m256i sums, __m256i pairs) { return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
+#if __GNUC__ >= 11 || __clang_major__ >= 12 /* their assemblers know AVX-VNNI; without one this is not called */
+#define HAS_AVX_DOT
+#endif
+static inline __m256i dot_unsigned(__m256i sums, __m256i codes, const int8_t *row)
+{
+    __m256i x = four_of(row);
+#ifdef HAS_AVX_DOT
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(codes), "x"(x));
+#endif
+    return sums;
+}
 
-/* Eight columns: |w| is the unsigned operand, so that -128 fits, and 2 times 128 times 127 fits int16. */
-INLINE void half_bytes(int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, __m256 *out)
+/* Eight columns. The unsigned operand is w + 128 or, without a dot product, |w|: so -128 fits, and 2 times 128 times 127 fits int16. */
+INLINE void half_bytes(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, __m256 *out)
 {
     __m256i sums[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
-    for (int j = first; j < end; j++) {
+    for (int j = 0; j < DEPTH / 4; j++) {
         __m256i w = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), size = _mm256_abs_epi8(w);
+        __m256i shifted = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
+            if (has_dot) {
+                sums[r] = dot_unsigned(sums[r], shifted, group_at(rows, r * step)->codes + 4 * j);
+                continue;
+            }
             __m256i x = _mm256_sign_epi8(four_of(group_at(rows, r * step)->codes + 4 * j), w);
             sums[r] = pairs_added(sums[r], _mm256_maddubs_epi16(size, x));
             IN_ORDER(sums[r]);
         }
     }
     for (int r = 0; r < count; r++)
-        out[r] = to_reals(sums[r], 0);
+        out[r] = to_reals(sums[r], has_dot ? 128 * group_sum(group_at(rows, r * step)) : 0);
 }
 
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
-    (void)has_dot;
-    half_bytes(count, rows, step, codes, first, end, a);
+    half_bytes(has_dot, count, rows, step, codes, a);
     AGAIN(rows);
-    half_bytes(count, rows, step, codes + 32, first, end, b);
+    half_bytes(has_dot, count, rows, step, codes + 32, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
 }
@@ -208,7 +223,7 @@ static inline __m256i zeros_of(const uint8_t *factors, int half)
 }
 
 /* Codes of 4 and 5 bit, of columns 8 half, ...; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out)
+INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out)
 {
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
@@ -231,6 +246,10 @@ INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
+            if (has_dot) {
+                sums[r] = dot_unsigned(dot_unsigned(sums[r], a, x), b, x + 16);
+                continue;
+            }
             sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(a, four_of(x)));
             IN_ORDER(sums[r]);
             __m256i *to = is_wide ? others + r : sums + r; /* 8 times 2 times 15 times 127 fit */
@@ -239,8 +258,8 @@ INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step
         }
     }
     for (int r = 0; r < count; r++) {
-        __m256i sum = pairs_added(_mm256_setzero_si256(), sums[r]);
-        sum = is_wide ? pairs_added(sum, others[r]) : sum;
+        __m256i sum = has_dot ? sums[r] : pairs_added(_mm256_setzero_si256(), sums[r]);
+        sum = is_wide && !has_dot ? pairs_added(sum, others[r]) : sum;
         if (type == W4Z)
             sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(zeros, four_of((const int8_t *)group_at(rows, r * step)->sums)));
         out[r] = to_reals(sum, code_offset(type) * group_sum(group_at(rows, r * step)));
@@ -250,23 +269,23 @@ INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step
 INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
-    (void)has_dot;
-    half_nibbles(type, count, rows, step, codes, factors, 0, a);
+    half_nibbles(type, has_dot, count, rows, step, codes, factors, 0, a);
     AGAIN(rows);
-    half_nibbles(type, count, rows, step, codes + 32, factors, 1, b);
+    half_nibbles(type, has_dot, count, rows, step, codes + 32, factors, 1, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
 }
 
 /* Codes of 6 bit, each half of a step times its scale: sums of two products fit into int16. */
-INLINE void half_sixes(int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
+INLINE void half_sixes(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
 {
     const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48);
     __m256i pairs = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)scales)), sums[MOST_TOGETHER];
     __m256i first = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m256i second = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xF5), 0xF5);
+    __m256i others[MOST_TOGETHER]; /* has_dot: of the second half of a step */
     for (int r = 0; r < count; r++)
-        sums[r] = _mm256_setzero_si256();
+        sums[r] = others[r] = _mm256_setzero_si256();
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
         __m256i highs = _mm256_loadu_si256((const __m256i *)(codes + 256 + half * 64));
@@ -279,6 +298,11 @@ INLINE void half_sixes(int count, const char *rows, int64_t step, const uint8_t 
 #pragma GCC unroll 8
             for (int r = 0; r < count; r++) {
                 const int8_t *x = group_at(rows, r * step)->codes + 16 * half + 4 * j;
+                if (has_dot) {
+                    __m256i *to = half ? others + r : sums + r;
+                    *to = dot_unsigned(dot_unsigned(*to, a, x), b, x + 4);
+                    continue;
+                }
                 __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(a, four_of(x)), _mm256_maddubs_epi16(b, four_of(x + 4)));
                 sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(both, half ? second : first));
                 IN_ORDER(sums[r]);
@@ -286,6 +310,10 @@ INLINE void half_sixes(int count, const char *rows, int64_t step, const uint8_t 
         }
     }
     for (int r = 0; r < count; r++) {
+        if (has_dot) {
+            sums[r] = _mm256_mullo_epi32(sums[r], _mm256_srai_epi32(first, 16));
+            sums[r] = _mm256_add_epi32(sums[r], _mm256_mullo_epi32(others[r], _mm256_srai_epi32(second, 16)));
+        }
         __m256i less = _mm256_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
         out[r] = to_reals(_mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, 5)), 0);
     }
@@ -294,10 +322,9 @@ INLINE void half_sixes(int count, const char *rows, int64_t step, const uint8_t 
 INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
-    (void)has_dot;
-    half_sixes(count, rows, step, codes, scales, a);
+    half_sixes(has_dot, count, rows, step, codes, scales, a);
     AGAIN(rows);
-    half_sixes(count, rows, step, codes + 32, scales + 16, b);
+    half_sixes(has_dot, count, rows, step, codes + 32, scales + 16, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
 }
@@ -324,12 +351,12 @@ static inline int32x4_t dot(int has_dot, int32x4_t sums, int8x16_t w, int8x16_t 
 }
 static inline V to_reals(Sums a, int32_t less) { return EACH(V, vcvtq_f32_s32(vsubq_s32(a.q[i], vdupq_n_s32(less)))); }
 
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         Sums sums = EACH(Sums, vdupq_n_s32(0));
-        for (int j = first; j < end; j++)
+        for (int j = 0; j < DEPTH / 4; j++)
             for (int i = 0; i < 4; i++)
                 sums.q[i] = dot(has_dot, sums.q[i], vld1q_s8((const int8_t *)codes + j * 64 + i * 16), four_of(group->codes + 4 * j));
         out[r] = to_reals(sums, 0);
@@ -396,12 +423,12 @@ INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step
 
 #else /* plain C */
 #define MOST_TOGETHER 2
-INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int first, int end, V *out)
+INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
         int32_t sums[SIDE] = {0};
-        for (int j = first; j < end; j++)
+        for (int j = 0; j < DEPTH / 4; j++)
             for (int c = 0; c < SIDE; c++)
                 for (int k = 0; k < 4; k++)
                     sums[c] += (int8_t)codes[j * 64 + c * 4 + k] * group_at(rows, r * step)->codes[4 * j + k];
@@ -486,7 +513,7 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
         const uint8_t *codes = panel + step * code_bytes(type), *factors = factors_at(type, panel, depth, step), *subs = subs_at(type, factors, step);
         V part[MOST_TOGETHER], scale = scales_of(type, factors, subs), least = has_minima(type) ? minima_of(type, factors, subs) : scale;
         if (type == W8)
-            bytes_product(has_dot, count, rows, row_step * 4, codes, 0, 8, part);
+            bytes_product(has_dot, count, rows, row_step * 4, codes, part);
         else if (type == W6K)
             sixes_product(has_dot, count, rows, row_step * 4, codes, subs, part);
         else
@@ -518,7 +545,7 @@ typedef void GroupChain(const float *x, int64_t row_step, int64_t step_step, con
 #define EACH_COUNT(name, type, dot) \
     name(type, dot, 1) name(type, dot, 2) name(type, dot, 3) name(type, dot, 4) name(type, dot, 5) name(type, dot, 6) name(type, dot, 7) name(type, dot, 8)
 #endif
-#if defined(LANES_AVX512) || defined(LANES_NEON)
+#if defined(LANES_AVX512) || defined(HAS_AVX_DOT) || defined(LANES_NEON)
 enum { DOTS = 2 };
 #define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0) EACH_COUNT(GROUP_CHAIN, type, 1)
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}, {EACH_COUNT(GROUP_NAME, type, 1)}},
@@ -538,7 +565,7 @@ static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_S
 #undef EACH_SMALL
 
 /* Rows of groups times one panel of small weights: turns of rows, about as many in each, go through some steps before the next.
- * has_dot: the CPU's, which some targets do not use. */
+ * has_dot: whether the target's dot product of bytes is to be used, if it has one. */
 static void group_chains(int64_t type, int has_dot, const Source *source, const uint8_t *panel, float *sums)
 {
     int64_t count = source->count, depth = source->depth, turns = ceil_div(count, MOST_TOGETHER);
