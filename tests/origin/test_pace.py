@@ -64,39 +64,46 @@ def worth(thrift: Thrift, holdup: HeldStep, waited_s: float, **known: float) -> 
 
 
 def test_a_silent_hop_among_machines_that_have_time_is_replaced_whatever_a_replay_costs() -> None:
-    thrift = Thrift()
+    thrift = Thrift(60.0)
     for _ in range(8):
         thrift.replaced(0, 0.0, 100.0)
     assert worth(thrift, SILENT, waited_s=1.5, replay_s=60.0)
 
 
 def test_a_silent_hop_among_busy_machines_has_the_patience_of_the_watch() -> None:
-    assert not worth(Thrift(), SILENT, waited_s=9.9, late_s=1.0)
-    assert worth(Thrift(), SILENT, waited_s=10.0, late_s=1.0)
-    assert worth(Thrift(), SILENT, waited_s=1.0, late_s=LATE_S / 2)
+    assert not worth(Thrift(60.0), SILENT, waited_s=9.9, late_s=1.0)
+    assert worth(Thrift(60.0), SILENT, waited_s=10.0, late_s=1.0)
+    assert worth(Thrift(60.0), SILENT, waited_s=1.0, late_s=LATE_S / 2)
 
 
 def test_a_slow_hop_is_replaced_once_the_wait_has_cost_as_much_as_the_replay() -> None:
-    assert not worth(Thrift(), SLOW, waited_s=1.5, replay_s=4.0)
-    assert worth(Thrift(), SLOW, waited_s=4.0, replay_s=4.0)
-    assert worth(Thrift(), SLOW, waited_s=1.0), "where a replay costs nothing, at once"
+    assert not worth(Thrift(60.0), SLOW, waited_s=1.5, replay_s=4.0)
+    assert worth(Thrift(60.0), SLOW, waited_s=4.0, replay_s=4.0)
+    assert worth(Thrift(60.0), SLOW, waited_s=1.0), "where a replay costs nothing, at once"
 
 
 def test_a_hop_that_gets_on_is_not_replaced() -> None:
-    thrift = Thrift()
+    thrift = Thrift(60.0)
     for computed in range(7, 20):
         assert worth(thrift, HeldStep(1, is_silent=False, computed={1: computed}), waited_s=20.0) == (computed == 7)
     assert worth(thrift, HeldStep(1, is_silent=False, computed={1: 19}), waited_s=20.0)
+    assert worth(thrift, HeldStep(1, is_silent=False, computed={1: 20}), waited_s=60.0), "by its own word alone"
 
 
 def test_a_hop_is_not_replaced_while_another_gets_on() -> None:
     """One that waits for the hops before it to replay, say. One whose answer did not come has not got on by that."""
-    thrift = Thrift()
+    thrift = Thrift(60.0)
     for computed in range(7, 20):
         held = HeldStep(2, is_silent=False, computed={0: 3, 1: computed, 2: 0})
         assert worth(thrift, held, waited_s=20.0) == (computed == 7)
     assert worth(thrift, HeldStep(2, is_silent=False, computed={0: 3, 2: 0}), waited_s=20.0)
     assert worth(thrift, HeldStep(2, is_silent=False, computed={0: 3, 1: 90, 2: 0}), waited_s=20.0)
+
+
+def test_what_has_not_left_for_hop_0_is_not_computed_whatever_it_says() -> None:
+    said = {0: Progress(session_id(1), 1, 0, 9, 9), 1: Progress(session_id(1), 1, 1, 0, 0)}
+    held = held_step(said, 2, 9, 4)
+    assert (held.hop, held.computed) == (0, {0: 4, 1: 0})
 
 
 @pytest.mark.parametrize(
@@ -120,19 +127,19 @@ def test_a_hop_is_not_replaced_while_another_gets_on() -> None:
 def test_the_last_hop_with_rows_to_compute_holds_a_step_up(said: list[tuple[int, int] | None], hop: int) -> None:
     """Of three, of which some say what they have received and computed. Up to position 9 was sent."""
     progress = {i: Progress(session_id(1), 1, i, *counts) for i, counts in enumerate(said) if counts is not None}
-    held = held_step(progress, 3, 9)
+    held = held_step(progress, 3, 9, 9)
     assert (held.hop, held.is_silent, held.is_done) == (hop, said[hop] is None, said == [(9, 9)] * 3)
     assert held.computed == {i: counts[1] for i, counts in enumerate(said) if counts is not None}
 
 
 def test_lateness_makes_a_slow_hop_no_culprit() -> None:
-    assert not worth(Thrift(), SLOW, waited_s=5.0, late_s=1.0)
-    assert worth(Thrift(), SLOW, waited_s=10.0, late_s=1.0)
+    assert not worth(Thrift(60.0), SLOW, waited_s=5.0, late_s=1.0)
+    assert worth(Thrift(60.0), SLOW, waited_s=10.0, late_s=1.0)
 
 
 def test_a_storm_ends_by_itself() -> None:
     """Every step of every node is overdue: in ten minutes of it a session is repaired a dozen or two times, not 300."""
-    thrift, now, waited_s, repairs = Thrift(), 0.0, 0.0, list[float]()
+    thrift, now, waited_s, repairs = Thrift(60.0), 0.0, 0.0, list[float]()
     while now < 600.0:
         now, waited_s = now + 1.0, waited_s + 1.0
         if worth(thrift, SLOW, waited_s, replay_s=1.0, now=now):
@@ -145,14 +152,14 @@ def test_a_storm_ends_by_itself() -> None:
 
 
 def test_a_second_slow_hop_at_one_position_is_given_the_time_of_its_replay() -> None:
-    thrift = Thrift()
+    thrift = Thrift(60.0)
     thrift.replaced(50, 0.0, 1.0)
     assert not worth(thrift, SLOW, waited_s=MAX_WAIT_S - 1) and worth(thrift, SLOW, waited_s=MAX_WAIT_S)
     assert worth(thrift, SILENT, waited_s=1.0) and worth(thrift, SLOW, waited_s=2.0, committed=51)
 
 
 def test_a_replacement_that_paid_is_not_held_against_the_next() -> None:
-    thrift = Thrift()
+    thrift = Thrift(60.0)
     for _ in range(6):
         thrift.replaced(0, 0.0, 2.0)
     assert not worth(thrift, SLOW, waited_s=2.0, now=PAYS * 2.0 - 1)

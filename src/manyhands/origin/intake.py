@@ -61,7 +61,9 @@ class Intake:
         self._session, self._healer, self._pace, self._config = session, healer, pace, config
         self._ledger, self._due, self._prefill = ledger, due, prefill
         self.reached = 0
-        self._moved_at = self._asked_at = 0.0  # when results last came, or were waited for; when that was looked into
+        self._told: tuple[int, int, int] | None = None  # epoch, guess and end of the last news without rows
+        # When results last came, or were waited for; the same, had each row taken all it may; when that was looked into.
+        self._moved_at = self._due_from = self._asked_at = 0.0
 
     @property
     def most_guesses(self) -> int:
@@ -79,7 +81,7 @@ class Intake:
 
         Raises ProtocolError for what was not due, and as `Session.next_result`.
         """
-        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
+        self._moved_at = self._due_from = self._asked_at = asyncio.get_running_loop().time()
         is_woken = False
         while True:
             await self._prefill.send(len(self._ledger))
@@ -88,15 +90,16 @@ class Intake:
             if (step := await self._next_step()) is None:
                 is_woken = True
                 continue
-            end = step.position + step.count
-            if step.count == 0 and end <= self.reached:
-                continue  # no news: time goes on; a hop that recomputes from a log may be ahead of what is sent again
+            end, expected, payload = step.position + step.count, len(self._ledger) - 1, step.payload
+            if step.count == 0:
+                self._check_news(step, expected)
+                if end <= self.reached:
+                    continue  # time goes on; a hop that recomputes from a log may be ahead of what is sent again
             if end > self._session.returns.sent_until:
                 raise ProtocolError(f"news of position {end - 1} came back, which was never sent")
             if step.count == 0:
                 self._note_progress(end)  # of a prefill
                 continue
-            expected, payload = len(self._ledger) - 1, step.payload
             if step.position != expected or payload is None:
                 raise ProtocolError(f"rows from position {step.position} came back where {expected} was due")
             if (step.content, payload.dtype, payload.width) != self._due:
@@ -105,9 +108,21 @@ class Intake:
             self._note_progress(end)
             return [step]
 
+    def _check_news(self, step: Step, expected: int) -> None:
+        """Raise ProtocolError for news without rows where the row of position `expected` had to be among them, or which a hop
+        that computes one step after the other cannot have: no more than it told before."""
+        told, self._told = self._told, (step.epoch, step.window, step.position)
+        if step.position > expected:
+            raise ProtocolError(f"position {expected} is computed, and its row did not come back")
+        if told is not None and told[:2] == self._told[:2] and told[2] >= step.position:
+            raise ProtocolError(f"news of positions up to {step.position} came after those up to {told[2]}")
+
     def _note_progress(self, end: int) -> None:
-        """Positions up to `end` have come back: the clocks start anew."""
-        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
+        """Positions up to `end` have come back. Few of them buy little time: the clock of replacements goes on by what they may
+        take (Pace.row_s)."""
+        self._moved_at = now = asyncio.get_running_loop().time()
+        self._due_from = min(now, self._due_from + (end - self.reached) * self._pace.row_s)
+        self._asked_at = max(self._asked_at, self._due_from)
         self.reached = max(self.reached, end)
         self._healer.returned()
 
@@ -127,10 +142,11 @@ class Intake:
             if left_s > 0:
                 with contextlib.suppress(TimeoutError):
                     return await self._session.next_result(left_s)
-            await self._suspect(loop.time() - self._moved_at)
+            await self._suspect(loop.time())
             self._asked_at = loop.time()
 
-    async def _suspect(self, waited_s: float) -> None:
-        if waited_s > self._config.stall_timeout_s:
-            raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
-        await self._healer.suspect(waited_s, self.committed, self._pace.usual_s)
+    async def _suspect(self, now: float) -> None:
+        session, limit_s = self._session, self._config.stall_timeout_s
+        await self._healer.suspect(now - self._due_from, self.committed, self._pace.usual_s)
+        if now - self._moved_at > limit_s and not session.losses and not session.returns.results:
+            raise PipelineStalled(f"no step came back within {limit_s:g} s")

@@ -51,49 +51,56 @@ class Pace:
         known = [statistics.median(self._recent_s)] if self._recent_s else []
         return min([*known, *([] if stated_s is None else [SLACK * stated_s])], default=None)
 
+    @property
+    def row_s(self) -> float:
+        """What a row of a prompt may take: as long as a step of one row before it is overdue."""
+        return max(self._config.step_floor_s, self._config.overdue_factor * self.usual_s)
+
     def deadline_s(self, *, is_prefill: bool) -> float:
         """Seconds after which the next step is overdue."""
-        config, usual_s = self._config, self._usual()
-        if is_prefill or usual_s is None:
-            return config.prefill_overdue_s
-        return min(config.prefill_overdue_s, max(config.step_floor_s, config.overdue_factor * usual_s))
+        overdue_s = self._config.prefill_overdue_s
+        return overdue_s if is_prefill or self._usual() is None else min(overdue_s, self.row_s)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldStep:
-    """The hop that holds a route up, as a probe found it; `is_silent`: it did not answer. `computed`: positions of each hop
-    that did. `is_done`: every hop has computed all that was sent."""
+    """The hop that holds a route up, as a probe found it; `is_silent`: it did not answer; `is_idle`: it did, and has nothing
+    to compute. `computed`: positions of each hop that did. `is_done`: every hop has computed all that was sent."""
 
     hop: int
     is_silent: bool
     computed: Mapping[int, int] = field(default_factory=dict)
     is_done: bool = False
+    is_idle: bool = False
 
     def has_got_on(self, since: "HeldStep") -> bool:
         """Whether any hop has computed more than at the probe `since`."""
         return any(computed > since.computed.get(hop, computed) for hop, computed in self.computed.items())
 
 
-def held_step(progress: Mapping[int, Progress], num_hops: int, sent_until: int) -> HeldStep:
-    """Which of `num_hops` hops holds up what was sent, up to `sent_until`, by the answers of those that gave one.
+def held_step(progress: Mapping[int, Progress], num_hops: int, sent_until: int, left_until: int) -> HeldStep:
+    """Which of `num_hops` hops holds up what was sent, up to `sent_until`, by the answers of those that gave one. Beyond
+    `left_until` it waits for the credits of hop 0, which has none of it whatever it says.
 
     The last that has rows to compute: those before it may wait for its credits, and have rows to compute for that reason, as it
     has itself if the next one is silent: then that one. If none has, the first that is not known to have computed all: it is
     cut off from the hop before it, or frozen. If all have, the last hop's answer got lost.
     """
+    computed = {hop: said.computed if hop else min(said.computed, left_until) for hop, said in progress.items()}
     busy = [hop for hop, said in progress.items() if said.received > said.computed]
-    behind = [i for i in range(num_hops) if i not in progress or progress[i].computed < sent_until]
+    behind = [i for i in range(num_hops) if computed.get(i, -1) < sent_until]
     index = max(busy) if busy else min(behind, default=num_hops - 1)
     if busy and index + 1 < num_hops and index + 1 not in progress:
         index += 1
-    computed = {hop: said.computed for hop, said in progress.items()}
-    return HeldStep(index, index not in progress, computed, is_done=not busy and not behind)
+    is_done, is_idle = not busy and not behind, index in progress and index not in busy
+    return HeldStep(index, index not in progress, computed, is_done=is_done, is_idle=is_idle)
 
 
 class Thrift:
-    """Decides on replacing hops that hold steps up, for one session."""
+    """Decides on replacing hops that hold steps up, for one session. After `limit_s` it takes no hop's word for getting on."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
         self._num_wasted = 0  # replacements in a row that won nothing
         self._pays_at: float | None = None  # when the last one will have paid
         self._last: HeldStep | None = None
@@ -115,7 +122,7 @@ class Thrift:
         last, self._last = self._last, holdup
         if holdup.is_silent:
             return late_s < LATE_S or waited_s >= patience_s(late_s)
-        if last is not None and holdup.has_got_on(last):
+        if waited_s < self._limit_s and last is not None and holdup.has_got_on(last):
             return False
         if self._pays_at is not None and now >= self._pays_at:
             self._num_wasted = 0

@@ -85,7 +85,8 @@ class RepairExecutor:
         self._may_rewire_at = 0.0
         self._committed = -1
         self._are_apart = False  # hops of this session could not reach each other
-        self._late_s, self._thrift = late_s, Thrift()
+        self._starved: tuple[int, int] | None = None  # where a step was held up last: committed positions, first layer
+        self._late_s, self._thrift = late_s, Thrift(config.stall_timeout_s)
         self._replaying: tuple[float, float] | None = None  # when the repair that recomputes now was planned, and began
 
     async def repair(self, committed: int, at_token: int) -> int:
@@ -232,9 +233,13 @@ class RepairExecutor:
         waited_s += now() - began
         cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
         if self._thrift.is_worth(holdup, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
-            is_covered = await self._is_covered(holdup.hop, committed)
+            hop, starts = holdup.hop, [hop.offer.info.span.start for hop in session.route.hops]
+            if holdup.is_idle and hop and self._starved == (committed, starts[hop]):
+                hop -= 1  # says that it has sent on what neither of two received
+            is_covered = await self._is_covered(hop, committed)
             if is_covered and not session.losses and not session.returns.has_news(committed):
-                session.lose(holdup.hop, f"holds a step up: none for {waited_s:.1f} s")
+                self._starved = committed, starts[hop]
+                session.lose(hop, f"holds a step up: none for {waited_s:.1f} s")
                 if not holdup.is_silent:
                     self._thrift.replaced(committed, now(), waited_s + cost_s)
 

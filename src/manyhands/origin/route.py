@@ -75,6 +75,10 @@ class Hop:
     def has_room_again(self) -> bool:
         return self._is_full and self.has_room()
 
+    def left_until(self, sent_until: int) -> int:
+        """The end of what has left for it, of what was sent up to `sent_until`: the rest waits for its credits."""
+        return self.outbox[0].position if self.outbox else sent_until
+
     def flush(self) -> int:
         """Send what waits, as far as credits allow; returns how many steps."""
         num_sent = 0

@@ -76,8 +76,7 @@ class Session:
     # -- opening, changing and closing the route ----------------------------------------------------------------------
 
     async def open(self, resume: Resume | None = None) -> None:
-        """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s, more where
-        event loops are late.
+        """Open all hops at once and wait for their leases. Deadline: config.open_timeout_s, more where event loops are late.
 
         With `resume`, hops that still have its positions begin with them. If none has, `begins_at` stays 0; else those that
         lack them are not whole. Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable
@@ -218,13 +217,14 @@ class Session:
         """Ask every hop how far it is; return the hop that holds the route up (pace.py). Deadline: `limit_s`, and once more
         for a result if every hop has computed all: it may be on its way."""
         self._progress.clear()
-        for hop in self.route.hops:
+        hops, until = self.route.hops, self.returns.sent_until
+        for hop in hops:
             try_send(hop.control, Probe(self.id, self.route.epoch))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while len(self._progress) < len(self.route.hops):
+                while len(self._progress) < len(hops):
                     await self._wait()
-        held = held_step(self._progress, len(self.route.hops), self.returns.sent_until)
+        held = held_step(self._progress, len(hops), until, hops[0].left_until(until))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while held.is_done and not self.returns.results:

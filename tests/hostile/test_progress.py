@@ -1,0 +1,187 @@
+"""A hop that says it gets on and gives nothing: it is replaced where another can take its place, and the text is the same."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from manyhands.config import RequestConfig
+from manyhands.core import ORIGIN_HOP, SamplingParams
+from manyhands.net.transport import Link, try_send
+from manyhands.origin import Answer
+from manyhands.origin.node import FullNode
+from manyhands.testing.faulty_device import SlowDevice
+from manyhands.testing.swarm import MemorySwarm
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Credit, Progress, Step
+from manyhands.worker.execute import Device
+from manyhands.worker.session import HopSession
+from tests.origin.scenes import expected, play, swarm_of
+from tests.worker.pipeline import random_ids
+
+PROMPT = tuple(random_ids(200, seed=7))
+PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
+REQUEST = RequestConfig(window=2, prefill_chunk=16)
+SOON_S = 2.5 * REQUEST.stall_timeout_s  # of virtual time, in which computing takes none
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("qwen3", tmp_path_factory.mktemp("progress") / "qwen3", seed=3)
+
+
+class FalseHop:
+    """In place of what a hop does with its steps: nothing is computed, and each is paid for if it `pays`. With `tell` it says
+    every `pause_s` that so many positions are computed, given those that have come; to probes what `answer` says of them.
+    """
+
+    def __init__(
+        self,
+        node: FullNode,
+        tell: Callable[[int], int | None] = lambda received: None,
+        pause_s: float = 1.0,
+        answer: Callable[[int], int] = lambda received: received,
+        *,
+        pays: bool = True,
+        is_honest_for: int = 0,
+    ) -> None:
+        (host,) = node.hosts
+        self._tell, self._pause_s, self._answer, self._pays = tell, pause_s, answer, pays
+        self._honest, self._left, self._plain = host.step, is_honest_for, HopSession.report
+        self._task: asyncio.Task[None] | None = None
+        host.step = self.step  # type: ignore[method-assign]
+
+    def step(self, session: HopSession, step: Step, link: Link) -> None:
+        if self._left:
+            self._left -= 1
+            return self._honest(session, step, link)
+        session.received = step.position + step.count
+        session.report = lambda: self.report(session)  # type: ignore[method-assign]
+        if self._pays:
+            try_send(link, Credit(step.session, step.epoch, session.opened.hop, 1))
+        if self._task is None:
+            self._task = asyncio.ensure_future(self.talk(session, step))
+
+    async def talk(self, session: HopSession, step: Step) -> None:
+        while not session.is_closed:
+            await asyncio.sleep(self._pause_s)
+            if (end := self._tell(session.received)) is not None:
+                news = step._replace(hop=ORIGIN_HOP, position=end, count=0, ids=None, payload=None, timings=b"")
+                try_send(session.successor, news)
+
+    def report(self, session: HopSession) -> None:
+        opened, received = session.opened, session.received
+        try_send(session.origin, Progress(opened.session, opened.epoch, opened.hop, received, self._answer(received)))
+
+
+@asynccontextmanager
+async def swarm(folder: Path, request: RequestConfig = REQUEST) -> AsyncIterator[MemorySwarm]:
+    async with swarm_of(folder, "0-1,2-3,4-5", spares=["0-5"], request=request) as swarm:
+        yield swarm
+
+
+async def answered(folder: Path, swarm: MemorySwarm, *lost: str) -> Answer:
+    """The answer, which is what it would be anyway, soon, and after the hops `lost` were replaced."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    answer = await swarm.origin.complete(swarm.origin.request_ids(PROMPT, PARAMS), draft="off")
+    assert answer.token_ids == expected(folder, PROMPT, PARAMS)
+    assert [name for repair in answer.repairs for name in repair.lost] == list(lost)
+    assert clock() - began < SOON_S
+    return answer
+
+
+def rising(start: int = 1) -> Callable[[int], int]:
+    """One more each time."""
+    said = iter(range(start, 1 << 30))
+    return lambda received: min(received, next(said))
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [lambda _: 16, lambda received: received, lambda received: min(received, len(PROMPT) - 1)],
+    ids=["the same again and again", "all, without the row that is due", "all but the row that is due"],
+)
+def test_a_hop_that_tells_no_news_is_replaced(folder: Path, tell: Callable[[int], int]) -> None:
+    async def main() -> None:
+        async with swarm(folder) as town:
+            FalseHop(town.hops[2], tell)
+            await answered(folder, town, "n2")
+
+    play(main)
+
+
+def test_a_hop_that_tells_of_one_position_after_the_other_is_replaced(folder: Path) -> None:
+    """Just often enough not to be asked why."""
+
+    async def main() -> None:
+        async with swarm(folder) as town:
+            FalseHop(town.hops[2], rising(), REQUEST.prefill_overdue_s - 1)
+            await answered(folder, town, "n2")
+
+    play(main)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_hop_that_gets_on_only_when_it_is_asked_is_replaced(folder: Path, index: int, pays: bool) -> None:
+    async def main() -> None:
+        async with swarm(folder) as town:
+            FalseHop(town.hops[index], answer=rising(), pays=pays)
+            await answered(folder, town, f"n{index}")
+
+    play(main)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_hop_that_says_it_has_sent_on_what_it_has_not_is_replaced_after_the_next(folder: Path, index: int) -> None:
+    """Whose word is true cannot be known: the line between them may be cut."""
+
+    async def main() -> None:
+        async with swarm(folder, RequestConfig(prefill_chunk=16)) as town:
+            FalseHop(town.hops[index])
+            await answered(folder, town, f"n{index + 1}", f"n{index}")
+
+    play(main)
+
+
+def test_a_first_hop_that_has_computed_what_it_was_never_sent_is_replaced(folder: Path) -> None:
+    """It pays for nothing, so that the rest of the prompt waits for it, and says that it waits for the rest."""
+
+    async def main() -> None:
+        async with swarm(folder) as town:
+            sessions = town.origin.node.sessions
+            FalseHop(town.hops[0], answer=lambda _: next(iter(sessions.values())).returns.sent_until, pays=False)
+            await answered(folder, town, "n0")
+
+    play(main)
+
+
+@pytest.mark.parametrize("step_s", [0.5 * REQUEST.stall_timeout_s, REQUEST.prefill_overdue_s - 1])
+def test_a_slow_hop_that_none_can_replace_is_waited_for(folder: Path, step_s: float) -> None:
+    """Of a row every second or two, for many minutes."""
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5", request=REQUEST) as town:
+            engine = town.hops[2].hosts[0].engine
+            engine.device = cast(Device, SlowDevice(engine.device, step_s))
+            answer = await town.origin.complete(town.origin.request_ids(PROMPT, PARAMS), draft="off")
+            assert answer.token_ids == expected(folder, PROMPT, PARAMS) and not answer.repairs
+
+    play(main)
+
+
+def test_a_slow_hop_of_more_than_a_row_a_second_keeps_its_place_in_a_prompt(folder: Path) -> None:
+    async def main() -> None:
+        async with swarm(folder) as town:
+            engine = town.hops[2].hosts[0].engine
+            engine.device = cast(Device, SlowDevice(engine.device, REQUEST.prefill_overdue_s - 1))
+            answer = town.origin.answer(town.origin.request_ids(PROMPT, PARAMS))
+            async for _ in town.origin.stream(answer, draft="off"):
+                break
+            assert not answer.repairs
+
+    play(main)
