@@ -28,7 +28,7 @@ from manyhands.net.relay.relay import (
     Switchboard,
     parse_request,
 )
-from manyhands.net.relay.tunnel import MAX_ANSWERING, Tunnels, relayed
+from manyhands.net.relay.tunnel import MAX_ANSWERING, MAX_MAILBOXES, RETRY_S, Tunnels, relayed
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Link
 from manyhands.wire.message import Close, Lane, Payload, Step
@@ -288,6 +288,45 @@ def test_a_mailbox_comes_back_after_the_relay_was_away(run: Run) -> None:
                 near.send(step(1))
                 assert isinstance(await receive(far), Step)
             assert await s.b.tunnels.listen(relayed(s.at)) == s.addr
+
+    run(body())
+
+
+def test_a_node_that_replaces_its_relay_again_and_again_waits_at_few(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that went away are asked no more; of those that stay, the one looked at longest ago is left, and says so there."""
+    monkeypatch.setattr("manyhands.net.relay.tunnel.MAX_RETRY_S", RETRY_S)
+
+    async def body() -> None:
+        async with AsyncExitStack() as stack:
+            b, asked = await stack.enter_async_context(member()), list[NodeAddr]()
+            ask = b.tunnels._ask
+
+            async def noted(relay: NodeAddr, request: bytes) -> Any:
+                asked.append(relay)
+                return await ask(relay, request)
+
+            monkeypatch.setattr(b.tunnels, "_ask", noted)
+            gone = list[NodeAddr]()
+            for _ in range(MAX_MAILBOXES + 3):
+                async with relay_at() as (relay, at):
+                    gone.append(at)
+                    await b.tunnels.listen(relayed(at))
+                relay.board._mailboxes[b.node].abort()
+                await until(lambda at=at: at in b.tunnels._away)  # type: ignore[misc]
+            kept = gone[-MAX_MAILBOXES:]
+            assert list(b.tunnels._mailboxes) == kept and b.tunnels._away == set(kept)
+            asked.clear()
+            await until(lambda: set(kept) <= set(asked))
+            assert set(asked) == set(kept)
+            here = [await stack.enter_async_context(relay_at()) for _ in range(MAX_MAILBOXES + 1)]
+            for _, at in here[:-1]:
+                await b.tunnels.listen(relayed(at))
+            assert list(b.tunnels._mailboxes) == [at for _, at in here[:-1]] and not b.tunnels._away
+            await b.tunnels.listen(relayed(here[0][1]))
+            await b.tunnels.listen(relayed(here[-1][1]))
+            assert b.tunnels.relays == tuple(at for _, at in (*here[2:-1], here[0], here[-1]))
+            await until(lambda: b.node not in here[1][0].board._mailboxes)
+            assert all(b.node in relay.board._mailboxes for relay, at in here if at != here[1][1])
 
     run(body())
 

@@ -43,6 +43,9 @@ HANDSHAKE_S = 5.0
 # by the relay's deadline.
 MAX_ANSWERING = 64
 RETRY_S, MAX_RETRY_S = 0.5, 30.0
+# Relays where a node waits for calls, as many as a record has addresses. With one more the one looked at longest ago is left,
+# of those that are away if any is: a member that replaces its relay again and again does not ask all of them for ever.
+MAX_MAILBOXES = 8
 MAX_UNREAD_BYTES = 4 << 10  # a relay that talks without being asked is dropped
 
 
@@ -62,7 +65,7 @@ class Tunnels:
     def __init__(self, key: Ed25519PrivateKey, secret: bytes, tls: TlsTransport) -> None:
         self._tls = tls
         self._key, self._secret = key, secret
-        self._mailboxes: dict[NodeAddr, asyncio.Task[None]] = {}
+        self._mailboxes: dict[NodeAddr, asyncio.Task[None]] = {}  # by relay, the one that was looked at last at the end
         self._away: set[NodeAddr] = set()  # relays that were lost and are not back
 
     def __repr__(self) -> str:
@@ -94,7 +97,19 @@ class Tunnels:
                     f"no relay at {relay}: {exc or 'no answer'}; name a member that others can dial"
                 ) from exc
             self._mailboxes[relay] = asyncio.create_task(self._keep(relay, mailbox), name=f"mailbox at {relay}")
+            if len(self._mailboxes) > MAX_MAILBOXES:
+                longest_ago = next(iter(self._mailboxes))
+                await self._leave(next((known for known in self._mailboxes if known in self._away), longest_ago))
+        else:
+            self._mailboxes[relay] = self._mailboxes.pop(relay)
         return replace(addr, node=self._tls.node)
+
+    async def _leave(self, relay: NodeAddr) -> None:
+        task = self._mailboxes.pop(relay)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._away.discard(relay)
+        logger.info("left the relay at %s: there are newer ones", relay)
 
     async def dial(self, addr: NodeAddr, lane: Lane) -> FramedLink:
         """As Transport.dial, through the relay that `addr` names."""
