@@ -1,14 +1,19 @@
 """What a machine remembers of its swarm, and says of what runs on it."""
 
+import contextlib
+import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, TicketError
+from manyhands.files import write_private
 from manyhands.member.home import Running, announced, check_name, list_running, load_ticket, save_ticket
 from manyhands.swarm.ticket import Ticket
 
@@ -60,6 +65,55 @@ def test_files_of_ended_processes_and_of_other_forms_do_not_count(tmp_path: Path
     (tmp_path / "run" / "text.json").write_text(json.dumps({**facts, "pid": "1; rm -rf"}))
     assert list_running(tmp_path) == []
     assert not (tmp_path / "run" / "dead.json").exists()
+
+
+def dead_file(home: Path) -> Path:
+    """Of a node that was killed."""
+    with announced(home, running()):
+        path = home / "run" / "desk.json"
+        facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "pid": 2**22 - 1}))
+    return path
+
+
+def test_the_file_of_a_node_that_starts_again_as_it_is_found_dead_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dead_file(tmp_path)
+    with contextlib.ExitStack() as stack:
+
+        def found_dead(*_: Any) -> bool:
+            stack.enter_context(announced(tmp_path, running()))
+            return False
+
+        with monkeypatch.context() as patch:
+            patch.setattr("manyhands.member.home.is_running", found_dead)
+            assert list_running(tmp_path) == []
+        assert [found.pid for found in list_running(tmp_path)] == [os.getpid()]
+    assert not path.exists()
+
+
+def test_a_file_is_written_and_removed_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a node could write its file after the other was looked at for the last time, and before that is removed."""
+    path, seen = dead_file(tmp_path), list[str]()
+
+    def held(what: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any, **options: Any) -> Any:
+            folder = os.open(tmp_path / "run", os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(folder)
+            seen.append(what)
+            return real(*args, **options)
+
+        return act
+
+    monkeypatch.setattr(Path, "unlink", held("removed", Path.unlink))
+    monkeypatch.setattr("manyhands.member.home.write_private", held("written", write_private))
+    assert list_running(tmp_path) == [] and not path.exists()
+    with announced(tmp_path, running()):
+        monkeypatch.undo()
+    assert seen == ["removed", "written"]
 
 
 def test_another_process_that_got_the_id_of_a_dead_node_is_not_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, ManyhandsError, TicketError
-from manyhands.files import removed, write_private
+from manyhands.files import alone, private_folder, removed, write_private
 from manyhands.member.process import is_running, start_ticks
 from manyhands.swarm.ticket import Ticket
 
@@ -95,7 +95,8 @@ def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
     path = home / "run" / f"{running.name}.json"
 
     def write(api: str) -> None:
-        write_private(path, json.dumps(asdict(replace(running, api=api))), is_durable=False)
+        with alone(private_folder(path.parent)):  # see _remove_dead
+            write_private(path, json.dumps(asdict(replace(running, api=api))), is_durable=False)
 
     write(running.api)
     try:
@@ -109,15 +110,22 @@ def list_running(home: Path) -> list[Running]:
     found = []
     for path in sorted((home / "run").glob("*.json")):
         try:
-            running = Running(**json.loads(path.read_bytes()))
+            running = Running(**json.loads(said := path.read_bytes()))
             is_alive = is_running(running.pid, running.began, path.stat().st_mtime)
         except (OSError, ValueError, TypeError):
             continue
         if is_alive:
             found.append(running)
         else:
-            path.unlink(missing_ok=True)
+            _remove_dead(path, said)
     return found
+
+
+def _remove_dead(path: Path, said: bytes) -> None:
+    """Remove the file of a dead process unless it says something else by now: its node may have started again."""
+    with contextlib.suppress(OSError), alone(path.parent):
+        if path.read_bytes() == said:
+            path.unlink()
 
 
 def check_name(name: str) -> str:
