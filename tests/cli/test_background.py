@@ -286,6 +286,32 @@ def test_a_signal_while_it_starts_ends_it(before: str, number: signal.Signals, t
         assert time.monotonic() - began < 30, "it has ended, and holds the pipe no more"
 
 
+@pytest.mark.parametrize("ends", ["by itself", "by another Ctrl-C"])
+def test_one_that_loads_when_it_is_interrupted_is_waited_for(ends: str) -> None:
+    """An import of many seconds, say, which no signal interrupts."""
+    soon = "import manyhands.cli.background as background; background.END_S = 0.0\n"
+    load = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+print(os.getpid(), flush=True)
+signal.sigwait({signal.SIGUSR1})
+os._exit(7)
+"""
+    command = [sys.executable, "-c", soon + BEGIN.format(as_json=False) + load]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None and waiting.stderr is not None
+        pid = int(waiting.stdout.readline())
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.stderr.readline().startswith(f"desk (process {pid}) ends when it has loaded")
+        assert waiting.poll() is None, "it waits"
+        if ends == "by itself":
+            os.kill(pid, signal.SIGUSR1)
+        else:
+            waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) != 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_serve_goes_on_in_the_background_once_it_serves(ended: list[int]) -> None:
     words = ["serve", "tales", "--layers", "0-0", "--name", "nas", "--threads", "1", "-d", "--json"]
     command = [sys.executable, "-m", "manyhands.cli", *words]

@@ -6,6 +6,7 @@ alone (log_file.py). It is forked before anything is loaded: options are read on
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -21,7 +22,7 @@ from manyhands.cli.log_file import LogFile, log_path
 from manyhands.cli.progress import ERASE
 
 START_S: Final = 600.0  # for a node to serve; a model may have to be fetched first
-END_S: Final = 10.0  # for one that is interrupted before it serves
+END_S: Final = 10.0  # for one that is interrupted before it serves; then it is said that it is waited for
 _SERVES, _IS_SLOW = b"1", b"0"
 _ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -122,15 +123,15 @@ def go_on_in_background(name: str, *, as_json: bool = False) -> Background:
 
 
 def _await(name: str, pid: int, reading: int, as_json: bool) -> int:
-    """The exit code. Ctrl-C and SIGTERM, before the new process serves, end that too; the end of the terminal does not."""
+    """The exit code. Ctrl-C and SIGTERM, before the new process serves, end that too, a second one at once; the end of the
+    terminal does not."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         select.select([reading], [], [], START_S + END_S)
         how = os.read(reading, 1)
     except KeyboardInterrupt:
-        os.kill(pid, signal.SIGTERM)
-        _reap(pid, END_S)
+        _end(name, pid)
         raise
     if how == _SERVES:
         said = f"{name} runs in the background (process {pid}): manyhands status, manyhands logs, manyhands stop"
@@ -148,6 +149,19 @@ def _await(name: str, pid: int, reading: int, as_json: bool) -> int:
     if code is not None and code < 0:
         typer.echo(f"manyhands: {name} was ended by {signal.Signals(-code).name} before it served", err=True)
     return code if code is not None and code > 0 else 1
+
+
+def _end(name: str, pid: int) -> None:
+    """Tell a child to end, and wait until it has: what it loads holds it up. Interrupted once more, kill it."""
+    try:
+        os.kill(pid, signal.SIGTERM)
+        if _reap(pid, END_S) is None:
+            said = f"{name} (process {pid}) ends when it has loaded what it loads now; Ctrl-C again ends it at once"
+            typer.echo(said, err=True)
+            _reap(pid, math.inf)
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGKILL)
+        _reap(pid, math.inf)
 
 
 def _reap(pid: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> int | None:
