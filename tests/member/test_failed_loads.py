@@ -3,8 +3,6 @@
 import asyncio
 import errno
 import math
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,10 @@ from manyhands.member.hosting import Hosting
 from manyhands.member.taken import TakenSpans
 from manyhands.member.weights import weights_of
 from manyhands.worker.serve import SpanHost
-from manyhands.worker.thread import Unwanted, check_is_wanted
 from tests.member.members import Play, Town, room_for, spans
 from tests.member.requests import until
 from tests.swarm.records import key_of
-from tests.waiting import GUARD_S
+from tests.waiting import EndlessLoad
 
 
 class Failing:
@@ -245,31 +242,17 @@ def test_a_member_that_leaves_ends_its_load(play: Play, monkeypatch: pytest.Monk
 
     async def scene(place: Town) -> None:
         first, leaver = await halves(place, 1)
-        worker, begun, ended = leaver.member.node.worker, asyncio.Event(), threading.Event()
-
-        loop = asyncio.get_running_loop()
-
-        def endless(*_: Any) -> Any:
-            loop.call_soon_threadsafe(begun.set)
-            for _turn in range(int(100 * GUARD_S)):
-                time.sleep(0.01)
-                try:
-                    check_is_wanted()
-                except Unwanted:
-                    ended.set()
-                    raise
-            raise ModelError("nothing ended it")
-
-        monkeypatch.setattr("manyhands.worker.worker.SpanModel", endless)
+        worker, load = leaver.member.node.worker, EndlessLoad()
+        monkeypatch.setattr("manyhands.worker.worker.SpanModel", load)
         if why == "fills a gap":
             place.faults.die(first.member.node)
         else:
             await order(leaver, Span(0, 4))
-        await begun.wait()
+        await load.begun.wait()
         await leaver.member.leave()
         await worker.hosts[0].engine.device.run(lambda: None)
         await asyncio.sleep(1.0)
-        assert ended.is_set() and not leaver.is_moving and not leaver.member.claims
+        assert load.ended.is_set() and not leaver.is_moving and not leaver.member.claims
         assert [str(host.info.span) for host in worker.hosts] == ["2-3"]
 
     play(scene)

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,10 +18,9 @@ from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close
 from manyhands.worker.execute import Device, SpanModel
-from manyhands.worker.thread import Unwanted, check_is_wanted
 from manyhands.worker.worker import Worker
 from tests.origin.scenes import GREEDY, PROMPT, expected, ids_of, play
-from tests.waiting import GUARD_S
+from tests.waiting import GUARD_S, EndlessLoad
 from tests.worker.hop import ORIGIN, Notes, opening, session_id
 
 
@@ -124,28 +122,16 @@ def test_a_node_that_leaves_ends_the_load_that_a_session_waits_for(
 
     async def main() -> None:
         async with on_demand(folder) as (swarm, worker):
-            begun, ended = threading.Event(), threading.Event()
-
-            def endless(*_: Any) -> SpanModel:
-                begun.set()
-                for _turn in range(int(100 * GUARD_S)):
-                    time.sleep(0.01)
-                    try:
-                        check_is_wanted()
-                    except Unwanted:
-                        ended.set()
-                        raise
-                raise ModelError("nothing ended it")
-
-            monkeypatch.setattr("manyhands.worker.worker.SpanModel", endless)
+            load = EndlessLoad()
+            monkeypatch.setattr("manyhands.worker.worker.SpanModel", load)
             asked = asyncio.ensure_future(ids_of(swarm, PROMPT, GREEDY))
-            while not begun.is_set():  # noqa: ASYNC110 - set by a thread, for which the clock stands still
+            while not load.begun.is_set():  # noqa: ASYNC110 - set by a thread, for which the clock stands still
                 await asyncio.sleep(0)
             await worker.drain()
             with pytest.raises(ShardUnavailable, match="layers 0-5 are not loaded here any more"):
                 await asked
             await worker._loadable[0].device.run(lambda: None)
-            assert ended.is_set() and worker.hosts == []
+            assert load.ended.is_set() and worker.hosts == []
 
     play(main)
 
