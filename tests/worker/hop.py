@@ -21,8 +21,11 @@ from manyhands.origin.sampler import Sampler
 from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Message, Open, Step, Token
 from manyhands.wire.signed import UNSIGNED
 from manyhands.worker.execute import Device, SpanModel
+from manyhands.worker.leases import CacheBudget, SpanLeases
 from manyhands.worker.log import LogBudget
 from manyhands.worker.owners import Owners
+from manyhands.worker.parking import Parking
+from manyhands.worker.runner import describe
 from manyhands.worker.serve import SpanHost
 from tests.worker.tensors import decode_tensor, encode_tensor
 
@@ -132,7 +135,9 @@ class Hop:
 
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()
-        self.host = SpanHost(info, load, device, config, make_sampler, self.logs, self.owners)
+        bytes_per_token = sum(describe(folder, precision).position_bytes[2:4])
+        leases = SpanLeases(CacheBudget(config.cache_bytes), Parking(self.logs), bytes_per_token)
+        self.host = SpanHost(info, load, device, config, make_sampler, self.logs, self.owners, leases)
 
     async def open(self, number: int, capacity: int = 64, after: Notes | None = None, **changes: Any) -> None:
         message = opening(number, capacity, **changes)

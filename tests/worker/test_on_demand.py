@@ -130,7 +130,7 @@ def test_a_node_that_leaves_ends_the_load_that_a_session_waits_for(
             await worker.drain()
             with pytest.raises(ShardUnavailable, match="layers 0-5 are not loaded here any more"):
                 await asked
-            await worker._loadable[0].device.run(lambda: None)
+            await worker._loadable[0].known.device.run(lambda: None)
             assert load.ended.is_set() and worker.hosts == []
 
     play(main)

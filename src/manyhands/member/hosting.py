@@ -14,7 +14,7 @@ from typing import Any
 
 from manyhands.checkpoint.manifest import HashProgress
 from manyhands.core import Span
-from manyhands.errors import BadRequest, DeviceLost
+from manyhands.errors import DeviceLost
 from manyhands.member.backoff import Backoff
 from manyhands.member.balancing import Balancer
 from manyhands.member.claim import claim
@@ -22,6 +22,7 @@ from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
+from manyhands.member.room import beginning_of, bound, bound_for, budget_of, has_room
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import SwarmSnapshot, holdings_of, view_of
 from manyhands.member.weights import ServedModel, Weights
@@ -64,6 +65,7 @@ class Hosting:
         # Longer than what another one with room needs to see the gap without this node's claim.
         self.backoff = Backoff(max(RETRY_S, member.config.gap_s + 2.0))
         self.balancer = Balancer(self)
+        self.other_ends: dict[str, int] = {}  # bytes of other models' ends that are held here, by name
         self.dropped: list[Span] = []  # for a move that failed, and not loaded again yet
         self.is_lost = False  # the device computes no more
 
@@ -99,11 +101,14 @@ class Hosting:
 
     async def _load(self, span: Span) -> SpanHost:
         """Fetch and load `span`, which is claimed; announce that it serves. On failure the claim is taken back."""
+        worker = self.member.node.worker
         try:
+            bound_for(worker, self.budget, span, self.in_memory)  # before: it takes minutes, in which sessions come
             folder = await self.fetch(span)
             host = await use_fetched(folder, lambda: self.fetch(span), lambda folder: self._host(folder, span))
         finally:
             self.announce(None)
+            bound(worker, self.budget, self.in_memory)
         self.backoff.succeeded()
         return host
 
@@ -121,10 +126,6 @@ class Hosting:
 
     async def _host(self, folder: Path, span: Span) -> SpanHost:
         node = self.member.node
-        held = [*self.in_memory, span]
-        budget, most_logs = self.budget.keeping_ends(held), node.worker.config.log_bytes
-        node.worker.config = replace(node.worker.config, cache_bytes=budget.cache_bytes(held, most_logs))
-        node.worker.logs.limit_bytes = budget.log_bytes(held, most_logs)
         host = await node.worker.host(
             folder,
             span,
@@ -137,7 +138,7 @@ class Hosting:
         )
         try:
             model = await host.engine.ensure_loaded()
-            self.member.span_bytes[span] = self.weights.shape.span_bytes(span, budget.tokens)
+            self.member.span_bytes[span] = self.weights.shape.span_bytes(span, self.budget.tokens)
             self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
             await node.seed.add(folder)
         except Exception:  # its member takes it for failed, and loads it again; one that is cancelled is drained
@@ -173,14 +174,17 @@ class Hosting:
     @property
     def budget(self) -> MemoryBudget:
         """Raises BadRequest if the model has fewer layers than --can-load says."""
-        config, shape = self.member.config, self.weights.shape
-        if config.can_load > shape.num_layers:
-            raise BadRequest(
-                f"--can-load {config.can_load}: {shape.name} has {shape.num_layers} layers, give at most those"
-            )
-        tokens = min(config.tokens, shape.context or config.tokens)
-        kept = shape.most_bytes(config.can_load, tokens) + (shape.ends_bytes if config.has_ends else 0)
-        return MemoryBudget(shape, config.memory_bytes, tokens, self.with_ends, kept)
+        shape, others = self.weights.shape, sum(self.other_ends.values())
+        return budget_of(self.member.config, shape, with_ends=self.with_ends, other_ends=others)
+
+    def hold_ends(self, name: str, num_bytes: int) -> None:
+        """Count the ends of another model (0: they are not held any more), which leave less for caches."""
+        self.other_ends[name] = num_bytes
+        bound(self.member.node.worker, self.budget, self.in_memory)
+
+    def _has_room(self, span: Span) -> bool:
+        """For `span` beside what is in memory."""
+        return has_room(self.member.node.worker, self.budget, span, self.in_memory)
 
     @property
     def held(self) -> list[Span]:
@@ -205,7 +209,7 @@ class Hosting:
 
     def may_move(self, target: Span) -> bool:
         """Whether others serve all that a move to `target` leaves; meanwhile too, where memory does not hold both."""
-        meanwhile = target if self.budget.fits(target, self.in_memory) else None
+        meanwhile = target if self._has_room(target) else None
         return all(self._may_leave(span, meanwhile) for span in self.held)
 
     async def move(self, target: Span, why: str, *, is_forced: bool = False) -> None:
@@ -216,7 +220,7 @@ class Hosting:
                 return
             self.say(f"moving to layers {target}: {why}")
             self.announce(target)
-            if self.budget.fits(target, self.in_memory):
+            if self._has_room(target):
                 old = self.hosts
                 await self._load(target)
                 self.say(f"serving layers {target}")
@@ -282,13 +286,14 @@ class Hosting:
             await host.emptied()
             if host in worker.hosts:
                 worker.drop(host)
+        bound(worker, self.budget, self.in_memory)
 
     async def fill(self, gap: Span) -> SpanHost | None:
         """Serve what fits of layers that no node serves, beside what is served already; None where others are to do that.
         Raises what loading does.
         """
         async with self._moving:
-            span = next((s for s in _prefixes(gap) if self.budget.fits(s, self.in_memory)), None)
+            span = beginning_of(gap, self._has_room)
             if span is None:
                 return None
             self.announce(span)
@@ -341,8 +346,3 @@ class Hosting:
         sight = self.member.snapshot(shapes, self.budget.tokens, api)
         off = f"{self.member.config.name} is switched off, so it serves nothing: `manyhands switch on`"
         return replace(sight, notes=(*sight.notes, off)) if self.member.node.worker.is_off else sight
-
-
-def _prefixes(span: Span) -> list[Span]:
-    """The span and its beginnings, longest first."""
-    return [Span(span.start, end) for end in range(span.end, span.start, -1)]

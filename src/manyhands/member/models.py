@@ -18,6 +18,7 @@ from manyhands.core import Span
 from manyhands.errors import BadRequest, ExperimentalDisabled, ShardUnavailable
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import providers_of
+from manyhands.member.room import has_room_for_ends
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import ServedModel, Weights, known_kinds, weights_in
 from manyhands.origin import Origin, OriginModel
@@ -46,7 +47,6 @@ class SwarmModels:
         self._hosting, self._member = hosting, hosting.member
         self._device, self._home, self._progress = device, home, progress
         self._make = make
-        self._ends_bytes: dict[str, int] = {}  # of models that are not hosted here, by name: one may be loaded again
         self._offered: dict[str, OfferedModel] = {}
         self._offered_until = -math.inf
 
@@ -103,12 +103,12 @@ class SwarmModels:
             folder, _ = await weights.fetch(span, self._home, self._providers(kind), self._progress(), with_ends=True)
             return folder
 
-        self._ends_bytes[name] = weights.shape.ends_bytes  # others may be loaded meanwhile
+        self._hosting.hold_ends(name, weights.shape.ends_bytes)  # others may be loaded meanwhile
         try:
             # Layer 0 comes along: a folder without any layer is no checkpoint.
             return await self._origin(weights, Span(0, 1), fetch)
         except BaseException:
-            del self._ends_bytes[name]
+            self._hosting.hold_ends(name, 0)
             raise
 
     async def load_hosted(self) -> Origin:
@@ -135,10 +135,13 @@ class SwarmModels:
 
     def _check(self, ends_bytes: int, name: str) -> None:
         """Raise BadRequest unless the ends fit beside what is hosted."""
-        budget, held = self._hosting.budget, self._hosting.in_memory
-        left = budget.left_bytes(held) - sum(size for other, size in self._ends_bytes.items() if other != name)
-        if ends_bytes > left:
+        hosting, caches = self._hosting, self._member.node.worker.caches
+        more = ends_bytes - hosting.other_ends.get(name, 0)  # it may be loaded again
+        if not has_room_for_ends(self._member.node.worker, hosting.budget, more, hosting.in_memory):
+            budget = hosting.budget
+            left = max(0, budget.left_bytes(hosting.in_memory) + ends_bytes - more)
             raise BadRequest(
                 f"to answer for {name}, its embedding and head take {size_of(ends_bytes)} here, and --memory "
-                f"({size_of(budget.memory_bytes)}) leaves {size_of(max(0, left))}: ask another member (--api), or give more"
+                f"({size_of(budget.memory_bytes)}) leaves {size_of(left)}, with {size_of(caches.leased_bytes)} of caches in "
+                "use: ask another member (--api), or give more"
             )

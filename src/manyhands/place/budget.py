@@ -10,7 +10,6 @@ from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import layers_that_fit
 from manyhands.plain import size_of
 
-MIN_CACHE_BYTES: Final = 1 << 20
 LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output logs
 
 
@@ -18,8 +17,8 @@ LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output 
 class MemoryBudget:
     """`memory_bytes` for the model, all told. `tokens`: positions of cache to find room for on every layer.
 
-    `with_ends`: the machine is an origin too. `kept_bytes`: for layers that may be loaded later (--can-load), and for
-    ends that are held for other origins (--ends).
+    `with_ends`: the machine is an origin too. `kept_bytes`: for layers that may be loaded later (--can-load), of them
+    `kept_cache_bytes` for their cache, and for ends that are held for other origins (--ends) or of other models.
     """
 
     shape: ModelShape
@@ -27,10 +26,12 @@ class MemoryBudget:
     tokens: int
     with_ends: bool
     kept_bytes: int = 0
+    kept_cache_bytes: int = 0
 
     def cache_bytes(self, held: Collection[Span], most_logs: int) -> int:
-        """For the cache of each of `held`: what their weights and log_bytes(held, most_logs) leave, shared evenly."""
-        return max(MIN_CACHE_BYTES, (self._room(held) - self.log_bytes(held, most_logs)) // len(held))
+        """For the caches of `held`, and of layers loaded later, together: what their weights and log_bytes(held, most_logs)
+        leave."""
+        return max(0, self._room(held) + self.kept_cache_bytes - self.log_bytes(held, most_logs))
 
     def log_bytes(self, held: Collection[Span], most: int) -> int:
         """For the output logs of all sessions: at most `most`, and no cache that `tokens` need."""

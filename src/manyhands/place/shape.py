@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from manyhands.core import ModelId, Precision, Span, caches_codes, weight_precision
+from manyhands.core import ModelId, Precision, Span, weight_precision
 from manyhands.errors import ModelError
 
 if TYPE_CHECKING:
     from manyhands.weights.hub import HubModel
 
 # Of activations and cache.
-_ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "w8": 2, "w4": 2}
 _CONFIG_BYTES: Final = 16 << 20
 # Interpreter and libraries of a node, resident (tests/place/test_resident.py): 470 MB of `up`, 500 with its API, where torch
 # computes (processes on one machine share 120 MB of it); with the native engine 130.
@@ -148,10 +147,9 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
     from manyhands.checkpoint.partition import ModelFacts, ends_bytes, layer_bytes
     from manyhands.checkpoint.quantised import folded
-    from manyhands.engine.cache import bytes_per_position
     from manyhands.engine.devices import gpu, torch_device
     from manyhands.program.tensors import wide_weights
-    from manyhands.worker.choice import program_of
+    from manyhands.worker.choice import ITEM_BYTES, position_bytes, program_of
 
     facts, tensors, weights = ModelFacts.from_config(config), folded(tensors, config), weight_precision(precision)
     program, is_torch = program_of(config, precision, model), torch_device() is not None
@@ -159,13 +157,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     layers = layer_bytes(tensors, facts.num_layers, weights, wide)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
-    item = _ITEM_BYTES[weights]
-    if is_torch:
-        cache = max(sum(layer.attention.cache_widths) for layer in program.layers) * item
-    else:
-        cached = (bytes_per_position(layer, item, has_codes=caches_codes(precision)) for layer in program.layers)
-        cache = max(cached)
-    hidden = facts.hidden_size * item
+    cache, hidden = max(position_bytes(program, precision)), facts.hidden_size * ITEM_BYTES[weights]
     ends = ends_bytes(tensors, weights, wide)
     process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES if gpu() is None else GPU_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)

@@ -16,12 +16,14 @@ from manyhands.checkpoint.dtypes import GGUF_METHOD
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.core import Precision, caches_codes, weight_precision
 from manyhands.engine import golden
+from manyhands.engine.cache import bytes_per_position
 from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.devices import named_device, torch_device
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import LatentAttention, Program
 
+ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "w8": 2, "w4": 2}  # of a number of a row
 TORCH_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
 
 
@@ -45,6 +47,15 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
             "--cache-dtype out"
         )
     return program
+
+
+def position_bytes(program: Program, precision: Precision) -> tuple[int, ...]:
+    """Bytes that each layer caches for one position of a session, as what computes here holds them."""
+    item = ITEM_BYTES[weight_precision(precision)]
+    if torch_device() is not None:
+        return tuple(sum(layer.attention.cache_widths) * item for layer in program.layers)
+    has_codes = caches_codes(precision)
+    return tuple(bytes_per_position(layer, item, has_codes=has_codes) for layer in program.layers)
 
 
 def _check_device(device: str, precision: Precision) -> None:

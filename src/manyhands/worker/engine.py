@@ -51,7 +51,9 @@ class Engine:
     ) -> None:
         self.device = device
         self.model: SpanModel | None = None
-        self.cache_tokens = config.cache_tokens  # what memory holds, for all sessions together; known once loaded
+        self.cache_tokens = (
+            config.cache_tokens
+        )  # for all sessions together; on a device once loaded what it has room for
         self.usual_s = 0.0  # of a decode step
         self._last_s: deque[float] = deque(maxlen=LATENCIES)  # of decode steps, from arrival to result
         self.steps_run = 0
@@ -105,9 +107,9 @@ class Engine:
             self._on_change()
             return  # those who wait for it get the error
         self.model = done.result()
-        room, most = self.model.runner.cache_room, self._config.cache_bytes
-        fits = (most if room is None else min(room, most)) // max(1, self.model.runner.bytes_per_token)
-        self.cache_tokens = min(self._config.cache_tokens, fits)
+        runner, most = self.model.runner, self._config.cache_tokens
+        room = runner.cache_room
+        self.cache_tokens = most if room is None else min(most, room // max(1, runner.bytes_per_token))
         self._on_change()
 
     def lose(self, error: DeviceLost) -> None:

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
-from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import SpanInfo
 from manyhands.errors import ShardUnavailable
 from manyhands.wire.message import Open
-from manyhands.worker.execute import Device
+from manyhands.worker.hosted import KnownSpan
 from manyhands.worker.serve import SpanHost
 
 # Layers that were loaded on demand leave memory again when no session has used them for so long.
@@ -18,14 +16,16 @@ UNUSED_S: Final = 600.0
 
 @dataclass(slots=True)
 class Loadable:
-    """Layers that a node would load on demand (`info.is_loaded` is false); `hosts` serve those that it has loaded now."""
+    """Layers that a node would load on demand (`info.is_loaded` is false), `max_layers` at most; `hosts` serve those that it
+    has loaded now."""
 
-    info: SpanInfo
-    folder: Path
-    manifest: Manifest
-    device: Device
+    known: KnownSpan
     max_layers: int
     hosts: list[SpanHost] = field(default_factory=list)
+
+    @property
+    def info(self) -> SpanInfo:
+        return self.known.info
 
     def is_served_by(self, infos: Sequence[SpanInfo]) -> bool:
         """Whether one of `infos`, which this node serves, is all of it: of one span of a node the directory has one record."""

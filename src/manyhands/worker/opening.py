@@ -107,12 +107,14 @@ def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) 
     if asked > cache_tokens:
         raise ShardUnavailable(
             f"layers {span} have cache for {cache_tokens} positions in all, {asked} are asked for: lower "
-            "max_tokens, or raise --cache-tokens there"
+            "max_tokens, or raise --cache-tokens or --memory there"
         )
     if sessions >= info.max_sessions:
         raise Busy(f"layers {span} already serve {sessions} sessions, the limit; try another node or later")
     if asked > free:
-        raise Busy(f"layers {span} have cache for {free} more positions, {asked} are asked for")
+        raise Busy(
+            f"layers {span} have cache for {free} more positions, {asked} are asked for; try another node or later"
+        )
 
 
 def rounding_of(message: Open, successor: Link) -> Rounding | None:

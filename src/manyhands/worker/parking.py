@@ -69,11 +69,15 @@ class Parking:
     @property
     def num_positions(self) -> int:
         """Cache positions that parked sessions have memory for."""
-        return sum(parked.capacity for parked, _ in self._parked.values())
+        return sum(self.sizes())
 
     def held_by(self, owner: NodeId) -> int:
         """Those of one owner."""
-        return sum(parked.capacity for parked, _ in self._parked.values() if parked.owner == owner)
+        return sum(self.sizes(owner))
+
+    def sizes(self, owner: NodeId | None = None) -> list[int]:
+        """Cache positions that each has memory for, those of one owner if it is given."""
+        return [parked.capacity for parked, _ in self._parked.values() if owner in (None, parked.owner)]
 
     def park(self, name: SessionId, parked: Parked, room: int, total: int, now: float) -> None:
         """Keep `parked`, as the newest unless it is named for adoption. `room`: positions of `total` without a lease.
@@ -119,26 +123,37 @@ class Parking:
 
     def shrink(self, room: int, last: SessionId | None = None) -> None:
         """Drop the oldest until the rest has memory for at most `room` positions; what `last` names or proves goes last."""
-        wanted = () if last is None else (last, adopted_name(last))
-        keys = list(self._parked)
-        is_wanted = {key for key in keys if wanted and (key[0] in wanted or self._parked[key][0].adoption == wanted[1])}
-        self._shed(
-            sorted(keys, key=lambda key: key in is_wanted), self.num_positions - room
-        )  # stable: the oldest first
+        if (excess := self.num_positions - room) > 0:
+            self._shed([key for _, _, key in sorted(self.going(last), key=lambda one: one[:2])], excess)
+
+    def going(self, last: SessionId | None = None, owner: NodeId | None = None) -> list[tuple[bool, float, Key]]:
+        """Those with memory, of one owner if it is given: the least of them goes first (what `last` names or proves is the
+        largest, and then what was used of late)."""
+        adopted = None if last is None else adopted_name(last)
+        return [
+            (last is not None and (key[0] in (last, adopted) or parked.adoption == adopted), used_at, key)
+            for key, (parked, used_at) in self._parked.items()
+            if parked.capacity and owner in (None, parked.owner)
+        ]
 
     def _shed(self, keys: Sequence[Key], excess: int) -> None:
         """Give back memory for `excess` positions: the caches of `keys`, one after another."""
         for key in keys:
             if excess <= 0:
                 break
-            parked, used_at = self._parked[key]
-            excess -= parked.capacity
-            if parked.capacity and parked.adoption is not None and parked.log.is_of_rows_sent:
-                parked.is_kept = False
-                bare = replace(parked, cache=None, capacity=0, positions=0, bounds=RowBounds(), ids=(), is_kept=True)
-                self._parked[key] = bare, used_at
-            elif parked.capacity:
-                self._remove(key)
+            excess -= self.give_up(key)
+
+    def give_up(self, key: Key) -> int:
+        """Drop a cache, and with it all but the rows from which another origin draws the tokens again. Returns for how many
+        positions there was memory."""
+        parked, used_at = self._parked[key]
+        if parked.capacity and parked.adoption is not None and parked.log.is_of_rows_sent:
+            parked.is_kept = False
+            bare = replace(parked, cache=None, capacity=0, positions=0, bounds=RowBounds(), ids=(), is_kept=True)
+            self._parked[key] = bare, used_at
+        elif parked.capacity:
+            self._remove(key)
+        return parked.capacity
 
     def expire(self, now: float) -> None:
         """Drop what nothing has used for PARKED_S."""

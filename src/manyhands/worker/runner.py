@@ -31,7 +31,7 @@ from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
 from manyhands.weights.packed import PackedShelf
-from manyhands.worker.choice import device_part, is_gguf, is_quantised, program_of
+from manyhands.worker.choice import device_part, is_gguf, is_quantised, position_bytes, program_of
 from manyhands.worker.gpu import open_gpu
 from manyhands.worker.loading import UNSEEN, LoadBar, Loading, WatchedPacker
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a model before its weights are read. `arithmetic`: the class of what computes it here; `back_end`:
-    its name."""
+    its name; `position_bytes`: what each layer caches for a position."""
 
     num_layers: int
     hidden_size: int
@@ -49,6 +49,7 @@ class Facts:
     context_length: int
     arithmetic: str
     back_end: str
+    position_bytes: tuple[int, ...]
 
 
 def program_class(program: Program, precision: Precision) -> str:
@@ -106,7 +107,8 @@ def describe(folder: Path, precision: Precision) -> Facts:
     """What is known of the model in `folder`, and that it may be served. May take seconds. Raises ModelError."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
     sizes = len(program.layers), program.hidden, program.vocab, program.context
-    return Facts(*sizes, program_class(program, precision), back_end(precision))
+    cached = position_bytes(program, precision)
+    return Facts(*sizes, program_class(program, precision), back_end(precision), cached)
 
 
 def load_span(

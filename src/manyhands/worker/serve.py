@@ -20,10 +20,10 @@ from manyhands.worker.adopting import held_for, orphaned, resumable
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
+from manyhands.worker.leases import SpanLeases
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening, check_again, check_fits, check_room, hold
 from manyhands.worker.owners import Owners
-from manyhands.worker.parking import Parking
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ Place = tuple[SessionId, Span]
 class SpanHost:
     """Serves one span; a private one for requests of its own node alone, and it is in no record.
     `load` makes the model (on the device thread), again after an eviction. `logs` bounds the output logs of all spans of the
-    node together, `owners` counts each origin's sessions. `run` must be running for steps to be computed. Owned by the Node.
+    node together, `leases` their caches, `owners` counts each origin's sessions. `run` must be running for steps to be
+    computed. Owned by the Node.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class SpanHost:
         make_sampler: Callable[[SamplingParams], Draws],
         logs: LogBudget,
         owners: Owners,
+        leases: SpanLeases,
         *,
         is_private: bool = False,
     ) -> None:
@@ -57,13 +59,13 @@ class SpanHost:
         self._places: dict[Place, HopSession] = {}
         self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
         self._opening: dict[Place, Opening] = {}  # the newest of each place
-        self.parking = Parking(logs)
+        self.leases, self.parking = leases, leases.parking
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
 
     @property
     def info(self) -> SpanInfo:
         """What this span says of itself now."""
-        return replace(self._info, free_tokens=self._free())
+        return replace(self._info, free_tokens=self.leases.free(self.engine.cache_tokens))
 
     @property
     def load(self) -> SpanLoad:
@@ -83,11 +85,6 @@ class SpanHost:
     def is_loaded(self) -> bool:
         return self.engine.model is not None
 
-    def _free(self) -> int:
-        """Positions that no live session leases. Parked ones may have their caches there."""
-        new = [opening.message.capacity for place, opening in self._opening.items() if place not in self._places]
-        return self.engine.cache_tokens - sum(s.capacity for s in self._places.values()) - sum(new)
-
     # -- life of a session --------------------------------------------------------------------------------------------
 
     def reserve(self, message: Open, origin: Link) -> Opening:
@@ -105,12 +102,14 @@ class SpanHost:
         if not known and self.is_draining:
             raise Draining(f"layers {self._info.span} are being drained: try another node")
         if not known:
-            check_room(message, self.info, self.engine.cache_tokens, len(self._places.keys() | self._opening.keys()))
+            most = self.leases.most(self.engine.cache_tokens)
+            check_room(message, self.info, most, len(self._places.keys() | self._opening.keys()))
         self._owners.hold(message.session, origin.peer, message.epoch, is_new=not known)
         if before is not None:
             before.cancel()
         opening = self._opening[place] = Opening(message, origin, held_for(self.parking, message, origin.peer))
-        self.parking.shrink(self._free(), message.resume)
+        if not known:
+            self.leases.take(place, message.capacity, self.engine.cache_tokens, message.resume)
         self._changed.set()  # no longer idle
         return opening
 
@@ -201,8 +200,8 @@ class SpanHost:
         self._released(place)
         self.engine.remove(session)
         if why is not None and why.parked_as is not None and may_park and 0 < why.positions <= session.cache.length:
-            total, now = self.engine.cache_tokens, asyncio.get_running_loop().time()
-            self.parking.park(why.parked_as, session.park(why.positions), self._free(), total, now)
+            tokens, now = self.engine.cache_tokens, asyncio.get_running_loop().time()
+            self.leases.park(why.parked_as, session.park(why.positions), tokens, now)
         else:
             session.close()
         logger.info("session=%s closed layers=%s", session.name, place[1])
@@ -211,6 +210,7 @@ class SpanHost:
         """A place or its opening has gone: if none of the two is left, the lease is free."""
         if place not in self._places and place not in self._opening:
             self._owners.release(place[0])
+            self.leases.give_back(place)
         self._changed.set()  # idle time, and so eviction, begins when the last session goes
 
     def drop_origin(self, link: Link, *, is_gone: bool = False) -> None:

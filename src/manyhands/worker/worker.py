@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent
+from manyhands.checkpoint.manifest import HashProgress, Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import DeviceLost, Draining, LinkClosed, ShardUnavailable
@@ -28,12 +28,14 @@ from manyhands.worker.dials import Dials
 from manyhands.worker.early import Unopened
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.feeding import MAX_FEED_ROWS, feed
-from manyhands.worker.hosted import describe_span
+from manyhands.worker.hosted import KnownSpan, describe_span
+from manyhands.worker.leases import CacheBudget, SpanLeases
 from manyhands.worker.loadable import UNUSED_S, Loadable, find_loadable
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening, check_signed, cut_off, open_within, refuse
 from manyhands.worker.owners import Owners
+from manyhands.worker.parking import Parking
 from manyhands.worker.serve import SpanHost
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,6 @@ PRIVATE_IDLE_S = 60.0  # after which a private span that was loaded on demand (a
 class Worker:
     """`start` runs a task of the node; `sampling` gives what draws the tokens of a folder's model (True: if its head is here),
     on a device thread.
-    `config` may be changed; it is in force for what is hosted after that.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class Worker:
     ) -> None:
         self.config, self.is_off, self._is_leaving = config, False, False
         self.hosts: list[SpanHost] = []
-        self.logs, self.owners, self.dials = LogBudget(config.log_bytes), Owners(), Dials(pool, setbacks)
+        self.logs, self.caches = LogBudget(config.log_bytes), CacheBudget(config.cache_bytes)
+        self.owners, self.dials = Owners(), Dials(pool, setbacks)
         self._switched_off: list[SpanHost] = []  # and not drained for another reason
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
         self._unopened = Unopened()
@@ -102,11 +104,12 @@ class Worker:
         A private one serves requests of this node alone; a lazy one of these is dropped from memory after PRIVATE_IDLE_S.
         """
         loading = Loading(progress or Silent(), model_name)
-        info, manifest = await device.run(lambda: describe_span(folder, span, precision, loading, self.config))
-        info, config = replace(info, has_ends=has_ends, is_spare=is_spare), self.config
+        known = await device.run(lambda: describe_span(folder, span, precision, device, loading, self.config))
+        known = replace(known, info=replace(known.info, has_ends=has_ends, is_spare=is_spare))
+        config = self.config
         if is_private and is_lazy:
             config = replace(config, evict_after_s=min(config.evict_after_s or PRIVATE_IDLE_S, PRIVATE_IDLE_S))
-        host = self._make_host(folder, manifest, info, device, config, is_private=is_private, loading=loading)
+        host = self._make_host(known, config, is_private=is_private, loading=loading)
         if not is_lazy:
             try:
                 await host.engine.ensure_loaded()
@@ -127,38 +130,28 @@ class Worker:
             logger.info("layers=%s are not held any more: wanted on demand, and %s", host.info.span, why)
         except DeviceLost as error:
             logger.error("layers=%s are not served any more: %s; start this process anew", host.info.span, error)
-            self._loadable = [one for one in self._loadable if one.device is not host.engine.device]
+            self._loadable = [one for one in self._loadable if one.known.device is not host.engine.device]
         self._forget(host)
 
     def _make_host(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        info: SpanInfo,
-        device: Device,
-        config: WorkerConfig | None = None,
-        *,
-        is_private: bool = False,
-        loading: Loading = UNSEEN,
+        self, known: KnownSpan, config: WorkerConfig, *, is_private: bool = False, loading: Loading = UNSEEN
     ) -> SpanHost:
-        """A host that is not loaded yet. What it loads, on the device thread, is proven by `manifest`."""
+        """A host that is not loaded yet. What it loads, on the device thread, is proven by the manifest."""
+        folder, device, info = known.folder, known.device, known.info
         is_edge = info.has_ends and info.span.end == info.num_layers
         samplers = cache(lambda: self._sampling(folder, is_edge))  # reads the tokenizer
 
         def load() -> SpanModel:
             samplers()
-            return SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads, manifest, loading)
+            return SpanModel(
+                folder, info.span, info.precision, info.has_ends, device.num_threads, known.manifest, loading
+            )
 
-        return SpanHost(
-            info,
-            load,
-            device,
-            config or self.config,
-            lambda params: samplers()(params),
-            self.logs,
-            self.owners,
-            is_private=is_private,
-        )
+        def make_sampler(params: SamplingParams) -> Draws:
+            return samplers()(params)
+
+        leases = SpanLeases(self.caches, Parking(self.logs), known.bytes_per_token)
+        return SpanHost(info, load, device, config, make_sampler, self.logs, self.owners, leases, is_private=is_private)
 
     async def offer_to_load(
         self,
@@ -174,9 +167,9 @@ class Worker:
         """Offer to load any part of `span` when no other node holds it: a session that opens there waits while it is loaded. At
         most `max_layers` in all; what was loaded is a spare until it was not used for UNUSED_S. Raises ModelError, CutError.
         """
-        info, manifest = await device.run(lambda: describe_span(folder, span, precision, UNSEEN, self.config))
-        info = replace(info, model_name=model_name, has_ends=has_ends, is_spare=True, is_loaded=False)
-        self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
+        known = await device.run(lambda: describe_span(folder, span, precision, device, UNSEEN, self.config))
+        info = replace(known.info, model_name=model_name, has_ends=has_ends, is_spare=True, is_loaded=False)
+        self._loadable.append(Loadable(replace(known, info=info), max_layers))
 
     def loaded_on_demand(self) -> list[SpanHost]:
         """Spans loaded because sessions asked for layers that no other node held."""
@@ -188,6 +181,7 @@ class Worker:
 
     def _forget(self, host: SpanHost) -> "asyncio.Task[None]":
         self.hosts.remove(host)
+        self.caches.leave(host.leases)
         for loadable in self._loadable:
             loadable.hosts = [other for other in loadable.hosts if other is not host]
         return self._running.pop(host)
@@ -302,7 +296,7 @@ class Worker:
             if self._is_leaving:
                 raise Draining(f"{self._name} is leaving and loads nothing more: try another node")
             info = replace(loadable.info, span=message.span, is_loaded=True)  # of exactly these
-            return self._make_host(loadable.folder, loadable.manifest, info, loadable.device), loadable
+            return self._make_host(replace(loadable.known, info=info), self.config), loadable
         if not holding:
             held = ", ".join(str(info.span) for info in self.spans if info.is_loaded) or "none"
             raise ShardUnavailable(f"{self._name} does not hold layers {message.span} (it holds {held})")

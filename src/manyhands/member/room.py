@@ -1,0 +1,66 @@
+"""What --memory leaves a member for spans, caches and logs, and the bounds that its worker gets of it."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from manyhands.core import Span
+from manyhands.errors import BadRequest, ShardUnavailable
+from manyhands.place.budget import MemoryBudget
+from manyhands.plain import size_of
+
+if TYPE_CHECKING:
+    from manyhands.member.config import MemberConfig
+    from manyhands.place.shape import ModelShape
+    from manyhands.worker.worker import Worker
+
+
+def budget_of(config: "MemberConfig", shape: "ModelShape", *, with_ends: bool, other_ends: int) -> MemoryBudget:
+    """Of a member that hosts layers of `shape` and holds `other_ends` bytes of other models' ends. Raises BadRequest if the
+    model has fewer layers than --can-load says."""
+    if config.can_load > shape.num_layers:
+        raise BadRequest(
+            f"--can-load {config.can_load}: {shape.name} has {shape.num_layers} layers, give at most those"
+        )
+    tokens = min(config.tokens, shape.context or config.tokens)
+    kept = shape.most_bytes(config.can_load, tokens)
+    caches = kept - shape.most_bytes(config.can_load, 0)
+    ends = other_ends + (shape.ends_bytes if config.has_ends else 0)
+    return MemoryBudget(shape, config.memory_bytes, tokens, with_ends, kept + ends, caches)
+
+
+def has_room(worker: "Worker", budget: MemoryBudget, span: Span, held: Collection[Span]) -> bool:
+    """Whether `budget` holds `span` beside `held` and what sessions lease on them."""
+    most_logs = worker.config.log_bytes
+    return budget.fits(span, held) and worker.caches.leased_bytes <= budget.cache_bytes([*held, span], most_logs)
+
+
+def beginning_of(span: Span, fits: Callable[[Span], bool]) -> Span | None:
+    """As many of its first layers as fit; None if not one does."""
+    beginnings = (Span(span.start, end) for end in range(span.end, span.start, -1))
+    return next(filter(fits, beginnings), None)
+
+
+def has_room_for_ends(worker: "Worker", budget: MemoryBudget, num_bytes: int, held: Collection[Span]) -> bool:
+    """Whether `budget` holds so many more bytes of ends beside `held` and what sessions lease on them."""
+    after = replace(budget, kept_bytes=budget.kept_bytes + num_bytes)
+    fits = worker.caches.leased_bytes <= after.cache_bytes(held, worker.config.log_bytes)
+    return fits and after.left_bytes(held) >= 0
+
+
+def bound(worker: "Worker", budget: MemoryBudget, held: Collection[Span]) -> None:
+    """Let caches and logs of all sessions have what `held` leave."""
+    roomy, most_logs = budget.keeping_ends(held), worker.config.log_bytes
+    worker.caches.limit(roomy.cache_bytes(held, most_logs))
+    worker.logs.limit_bytes = roomy.log_bytes(held, most_logs)
+
+
+def bound_for(worker: "Worker", budget: MemoryBudget, span: Span, held: Collection[Span]) -> None:
+    """As `bound`, before `span` is loaded beside `held`. Raises ShardUnavailable if sessions lease more already."""
+    most = budget.cache_bytes([*held, span], worker.config.log_bytes)
+    if worker.caches.leased_bytes > most:
+        raise ShardUnavailable(
+            f"beside layers {span} --memory ({size_of(budget.memory_bytes)}) leaves {size_of(most)} for caches, and sessions "
+            f"have leased {size_of(worker.caches.leased_bytes)}: try again when they have ended, or give more"
+        )
+    bound(worker, budget, [*held, span])

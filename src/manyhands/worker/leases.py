@@ -1,0 +1,115 @@
+"""Memory that sessions lease for their caches, bounded for all spans of a node together. Pure.
+
+    CacheBudget, one for a node ◄─ SpanLeases, one for each span ◄─ take, give_back, park
+
+Parked sessions live in what no lease covers: what a lease needs they give up, on whichever span, the least recently used first.
+"""
+
+from manyhands.core import NodeId, SessionId, Span
+from manyhands.engine.library import BLOCK
+from manyhands.worker.parking import OWNER_SHARE, Parked, Parking
+
+
+class CacheBudget:
+    """What the caches on all spans of a node may take, in bytes.
+
+    Leases beyond a limit that was lowered stay; there are no new ones until it holds them again.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._spans: list[SpanLeases] = []
+
+    def __repr__(self) -> str:
+        return f"<CacheBudget {self.leased_bytes} of {self.limit_bytes} bytes leased>"
+
+    @property
+    def leased_bytes(self) -> int:
+        return sum(span.leased_bytes for span in self._spans)
+
+    def limit(self, limit_bytes: int) -> None:
+        """From now on so much."""
+        self.limit_bytes = limit_bytes
+        self.shrink()
+
+    def join(self, span: "SpanLeases") -> None:
+        """Count `span`, which has its first lease."""
+        if span not in self._spans:
+            self._spans.append(span)
+
+    def leave(self, span: "SpanLeases") -> None:
+        """The node lets go of `span`: what it had is free."""
+        self._spans = [other for other in self._spans if other is not span]
+
+    def shrink(self, last: SessionId | None = None) -> None:
+        """Take from parked sessions what they have beyond the limit; from that which `last` names or proves in the end."""
+        self._shed(self.leased_bytes + sum(span.parked_bytes() for span in self._spans) - self.limit_bytes, last)
+
+    def shrink_owner(self, owner: NodeId) -> None:
+        """Take from the parked sessions of one owner what they have beyond its share."""
+        held = sum(span.parked_bytes(owner) for span in self._spans)
+        self._shed(held - int(OWNER_SHARE * self.limit_bytes), owner=owner)
+
+    def _shed(self, excess: int, last: SessionId | None = None, owner: NodeId | None = None) -> None:
+        if excess <= 0:
+            return
+        going = [(*one, span) for span in self._spans for one in span.parking.going(last, owner)]
+        for _, _, key, span in sorted(going, key=lambda one: one[:2]):
+            if excess <= 0:
+                break
+            excess -= span.bytes_of(span.parking.give_up(key))
+
+
+class SpanLeases:
+    """The leases of one span, whose caches take `bytes_per_token` for a position. `tokens`, where it is asked for, are the
+    positions that this span may lease whatever the node has."""
+
+    def __init__(self, budget: CacheBudget, parking: Parking, bytes_per_token: int) -> None:
+        self.parking = parking
+        self._budget, self._block_bytes = budget, max(1, BLOCK * bytes_per_token)
+        self._leased: dict[tuple[SessionId, Span], int] = {}  # positions of each place
+
+    def __repr__(self) -> str:
+        return f"<SpanLeases {self.leased_bytes} bytes of {len(self._leased)} places>"
+
+    def bytes_of(self, positions: int) -> int:
+        """What a cache of so many positions takes: whole blocks."""
+        return -(-positions // BLOCK) * self._block_bytes
+
+    @property
+    def leased_bytes(self) -> int:
+        return sum(map(self.bytes_of, self._leased.values()))
+
+    def parked_bytes(self, owner: NodeId | None = None) -> int:
+        """Of parked sessions, those of one owner if it is given."""
+        return sum(map(self.bytes_of, self.parking.sizes(owner)))
+
+    def most(self, tokens: int) -> int:
+        """Positions that a lease may have on an idle node."""
+        return min(tokens, self._positions(self._budget.limit_bytes))
+
+    def free(self, tokens: int) -> int:
+        """Positions that a new lease may have. Parked sessions may have their caches there."""
+        left = self._positions(self._budget.limit_bytes - self._budget.leased_bytes)
+        return max(0, min(tokens - sum(self._leased.values()), left))
+
+    def take(self, place: tuple[SessionId, Span], positions: int, tokens: int, last: SessionId | None) -> None:
+        """Lease `positions`, which are free, to `place`; parked sessions give up what that needs, `last` in the end."""
+        self._leased[place] = positions
+        self._budget.join(self)
+        self.parking.shrink(self.free(tokens), last)
+        self._budget.shrink(last)
+
+    def give_back(self, place: tuple[SessionId, Span]) -> None:
+        """The place is gone."""
+        del self._leased[place]
+
+    def park(self, name: SessionId, parked: Parked, tokens: int, now: float) -> None:
+        """Keep what a place without a lease has left, as Parking.park, and within what the node has."""
+        self.parking.park(name, parked, self.free(tokens), self.most(tokens), now)
+        self._budget.shrink_owner(parked.owner)
+        self._budget.shrink()
+
+    def _positions(self, num_bytes: int) -> int:
+        """That so many bytes hold, in whole blocks."""
+        return num_bytes // self._block_bytes * BLOCK
