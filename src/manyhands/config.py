@@ -47,7 +47,7 @@ class WorkerConfig:
     # Sessions a span serves at once, and cache positions it leases in all; beyond either it says Busy.
     max_sessions: int = 32
     cache_tokens: int = 65536
-    # The same in bytes; the smaller counts. Half of the machine's memory: pages are taken only as they are written, but a
+    # Bytes of cache of all spans together; the smaller counts. Half of the machine's memory: pages are taken as written, but a
     # lease that could not be filled would be a promise broken in the middle of an answer.
     cache_bytes: int = field(default_factory=lambda: physical_memory() // 2)
     # Rows of one device step: 256 keeps a step of a 1B model near 1 s on two CPU cores, so that no session waits longer.

@@ -12,14 +12,15 @@ import pytest
 
 from manyhands.checkpoint.manifest import Silent
 from manyhands.config import WorkerConfig
-from manyhands.core import SamplingParams
+from manyhands.core import SamplingParams, Span
+from manyhands.engine.library import BLOCK
 from manyhands.errors import Busy
 from manyhands.member.weights import weights_of
 from manyhands.origin import Origin
 from manyhands.origin.queue import MAX_RETRY_S, RETRY_S, RoomQueue
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from tests.member.members import Town, room_for, town
+from tests.member.members import Town, town
 
 PROMPT = (3, 4, 5)
 SESSIONS = 4
@@ -49,8 +50,9 @@ def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 async def two_halves(place: Town) -> tuple[Any, Any]:
     """Two members with half of the model and room for SESSIONS each."""
     weights = await weights_of(str(place.folder), "bf16", (), place.home, Silent())
-    worker = WorkerConfig(max_sessions=SESSIONS)
-    first, second = [(await place.host(i, worker=worker, memory_bytes=room_for(weights, 2))).member for i in range(2)]
+    worker, shape, tokens = WorkerConfig(max_sessions=SESSIONS), weights.shape, SESSIONS * 2 * BLOCK
+    memory = shape.process_bytes + shape.span_bytes(Span(0, 2), tokens)
+    first, second = [(await place.host(i, worker=worker, memory_bytes=memory, tokens=tokens)).member for i in range(2)]
     await first.wait_until(lambda: len({r.node for r in first.records() if r.info and r.info.max_sessions}) == 2, 30)
     return first, second
 

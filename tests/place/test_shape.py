@@ -14,7 +14,7 @@ from manyhands.engine.cpu import CpuSpan
 from manyhands.errors import ModelError
 from manyhands.place.shape import look_up, stored_precision
 from manyhands.testing.tiny import make_tiny
-from manyhands.worker.runner import load_span
+from manyhands.worker.runner import describe, load_span
 from tests.gguf_files import tiny_gguf
 from tests.quantised_cases import CASES
 from tests.quantised_files import mxfp4_tiny, quantised_tiny
@@ -29,7 +29,8 @@ def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family:
     folder = make_tiny(family, tmp_path / family, layers=2)
     with forced(engine):
         shape = look_up(str(folder), "bf16", home).shape
-        assert load_span(folder, Span(0, 2), "bf16", 1).bytes_per_token == 2 * shape.cache_bytes
+        taken = load_span(folder, Span(0, 2), "bf16", 1).bytes_per_token
+        assert taken == 2 * shape.cache_bytes == sum(describe(folder, "bf16").position_bytes)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "w8", "w4"])

@@ -1,4 +1,4 @@
-"""A node's bound on cache bytes (cache_bytes, --memory) holds for all its spans together, whoever opens sessions on them."""
+"""A node's bound on cache bytes (cache_bytes, --memory) holds for all its spans together."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,18 +7,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manyhands.config import WorkerConfig
-from manyhands.core import NodeAddr, SessionId, Span
+from manyhands.core import NodeAddr, NodeId, Span
+from manyhands.engine.library import BLOCK
 from manyhands.net.transport import Link
 from manyhands.place.shape import look_up
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_node, memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Fault, Opened, Payload, Step
+from manyhands.worker.bounds import RowBounds
+from manyhands.worker.leases import CacheBudget, SpanLeases
+from manyhands.worker.log import LogBudget, OutputLog
+from manyhands.worker.parking import OWNER_SHARE, Parked, Parking
 from manyhands.worker.worker import Worker
 from tests.hostile.test_floods import Flooder
 from tests.kill import Scene
+from tests.worker.hop import AFTER, BEFORE, ORIGIN, session_id
 
 FIRST, MORE = Span(3, 6), Span(0, 3)  # held from the start; loaded on demand
 LEASE, FIT = 512, 4  # positions of a session, and how many of them the node has memory for
@@ -53,7 +61,7 @@ class Crowd(Flooder):
 
     async def ask(self, number: int, span: Span, capacity: int = LEASE) -> Fault | None:
         """Open a session and fill its lease; the Fault if that is refused."""
-        session = SessionId(number.to_bytes(16, "big"))
+        session = session_id(number)
         self.control.send(self.open(self.control, number, span=span, capacity=capacity))
 
         def heard(kind: type[Any]) -> list[Any]:
@@ -71,10 +79,20 @@ class Crowd(Flooder):
             await asyncio.sleep(0.001)
         return None
 
-    async def close(self, number: int, parked_as: int | None = None) -> None:
-        """Close a session, or park what its lease holds."""
-        name = None if parked_as is None else SessionId(parked_as.to_bytes(16, "big"))
-        self.control.send(Close(SessionId(number.to_bytes(16, "big")), name, 0 if name is None else LEASE))
+    async def parked(self, number: int, span: Span, rows: int = LEASE) -> None:
+        """Open a session, fill it, and park it as number + 1000."""
+        assert await self.ask(number, span, rows) is None
+        await self.close(number, number + 1000, rows)
+
+    @property
+    def names(self) -> list[int]:
+        """Under which sessions are parked."""
+        return sorted(int.from_bytes(key[0]) for host in self.worker.hosts for key in host.parking._parked)
+
+    async def close(self, number: int, parked_as: int | None = None, rows: int = 0) -> None:
+        """Close a session, or park what it has computed."""
+        name = None if parked_as is None else session_id(parked_as)
+        self.control.send(Close(session_id(number), name, rows))
         await asyncio.sleep(0.1)
 
 
@@ -117,3 +135,124 @@ def test_sessions_on_two_spans_hold_no_more_than_one_bound(folder: Path) -> None
                 assert here.held_bytes == FIT * one
 
     run_virtual(main())
+
+
+def test_sessions_that_wait_for_a_load_count(folder: Path) -> None:
+    """All of them come while the layers are loaded for the first: of so many as fit none is refused, and no more are taken."""
+
+    async def main() -> None:
+        one = lease_bytes(folder)
+        async with crowd(folder, FIT * one) as here:
+            refused = await asyncio.gather(*(here.ask(number, MORE) for number in range(1, 31)))
+            assert [fault is None for fault in refused] == [True] * FIT + [False] * (30 - FIT)
+            assert here.held_bytes == FIT * one
+
+    run_virtual(main())
+
+
+def test_a_lease_counts_the_whole_blocks_that_it_takes(folder: Path) -> None:
+    async def main() -> None:
+        block = lease_bytes(folder) * BLOCK // LEASE
+        async with crowd(folder, 5 * block) as here:
+            taken = [await here.ask(number, (FIRST, MORE)[number % 2], 1) is None for number in range(1, 9)]
+            assert taken == [True] * 5 + [False] * 3 and here.held_bytes == 5 * block
+
+    run_virtual(main())
+
+
+def test_what_could_never_fit_is_refused_by_name_and_loads_nothing(folder: Path) -> None:
+    async def main() -> None:
+        async with crowd(folder, lease_bytes(folder)) as here:
+            assert await here.ask(1, FIRST, LEASE - 1) is None
+            for number, span in ((2, FIRST), (3, MORE)):
+                fault = await here.ask(number, span, LEASE + 1)
+                assert fault is not None and fault.code == "shard_unavailable"
+                assert f"layers {span} have cache for {LEASE} positions in all, {LEASE + 1} are asked" in fault.detail
+                assert "raise --cache-tokens or --memory there" in fault.detail
+            assert len(here.worker.hosts) == 1
+
+    run_virtual(main())
+
+
+def test_parked_sessions_of_any_span_give_way_to_a_lease_the_oldest_first(folder: Path) -> None:
+    async def main() -> None:
+        one = lease_bytes(folder)
+        async with crowd(folder, 2 * FIT * one) as here:
+            for number in range(1, FIT + 1):  # its owner's share
+                await here.parked(number, (FIRST, MORE)[number % 2])
+            assert here.names == [1001, 1002, 1003, 1004] and here.held_bytes == FIT * one
+            for number in range(11, 11 + FIT):  # fit beside them
+                assert await here.ask(number, FIRST) is None
+            assert here.names == [1001, 1002, 1003, 1004] and here.held_bytes == 2 * FIT * one
+            for number, left in ((21, [1002, 1003, 1004]), (22, [1003, 1004])):
+                assert await here.ask(number, FIRST) is None
+                assert here.names == left and here.held_bytes == 2 * FIT * one, "also where they are of the other span"
+
+    run_virtual(main())
+
+
+def test_an_owner_has_one_share_of_all_spans(folder: Path) -> None:
+    """Half of the node's bytes, not half of each span's."""
+
+    async def main() -> None:
+        one = lease_bytes(folder)
+        async with crowd(folder, FIT * one) as here:
+            for number in range(1, 7):
+                await here.parked(number, (FIRST, MORE)[number % 2])
+                assert here.held_bytes <= OWNER_SHARE * FIT * one
+            assert here.names == [1005, 1006]
+
+    run_virtual(main())
+
+
+def test_a_span_that_is_let_go_gives_its_bytes_back(folder: Path) -> None:
+    """While sessions use it, and with what is parked there."""
+
+    async def main() -> None:
+        one = lease_bytes(folder)
+        async with crowd(folder, FIT * one) as here:
+            for number in (1, 2):
+                assert await here.ask(number, MORE) is None
+            await here.parked(3, MORE)
+            first, more = here.worker.hosts
+            assert first.info.free_tokens == 2 * LEASE
+            here.worker.drop(more)
+            assert first.info.free_tokens == FIT * LEASE and here.worker.caches.leased_bytes == 0
+            for number in range(11, 11 + FIT):
+                assert await here.ask(number, FIRST) is None
+            assert here.held_bytes == FIT * one
+
+    run_virtual(main())
+
+
+OWNERS = [ORIGIN, BEFORE, AFTER]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(1, 700), st.integers(0, 2)), max_size=60))
+def test_leases_and_what_is_parked_never_exceed_the_limit(acts: list[tuple[int, int, int, int]]) -> None:
+    """Also while the limit changes: leases may be beyond a lower one, and then nothing is parked."""
+    budget = CacheBudget(2000 * 3)
+    spans = [SpanLeases(budget, Parking(LogBudget(0)), size) for size in (1, 3)]
+    places: list[tuple[SpanLeases, Any, int]] = []
+    for now, (act, index, size, owner) in enumerate(acts):
+        span, place = spans[index], (session_id(now), FIRST)
+        if act <= 1 and size <= span.free(1500):
+            span.take(place, size, 1500, None)
+            places.append((span, place, size))
+        elif act == 2 and places:
+            span, place, size = places.pop(size % len(places))
+            span.give_back(place)
+            span.park(place[0], parked(OWNERS[owner], size), 1500, float(now))
+            assert sum(span.parked_bytes(OWNERS[owner]) for span in spans) <= OWNER_SHARE * budget.limit_bytes
+        elif act == 3:
+            budget.limit(size * 10)
+        kept = sum(span.parked_bytes() for span in spans)
+        assert budget.leased_bytes + kept <= budget.limit_bytes or kept == 0
+        for span in spans:
+            assert span.free(1500) >= 0
+            assert budget.leased_bytes + span.bytes_of(span.free(1500)) <= max(budget.limit_bytes, budget.leased_bytes)
+
+
+def parked(owner: NodeId, positions: int) -> Parked:
+    cache = cast(Any, object())
+    return Parked(owner, FIRST, "origin", positions, positions, cache, OutputLog(), 0, RowBounds(), ())
