@@ -68,6 +68,7 @@ class SpanLeases:
         self.parking = parking
         self._budget, self._block_bytes = budget, max(1, BLOCK * bytes_per_token)
         self._leased: dict[tuple[SessionId, Span], int] = {}  # positions of each place
+        self._num_positions = self.leased_bytes = 0  # of them all
 
     def __repr__(self) -> str:
         return f"<SpanLeases {self.leased_bytes} bytes of {len(self._leased)} places>"
@@ -75,10 +76,6 @@ class SpanLeases:
     def bytes_of(self, positions: int) -> int:
         """What a cache of so many positions takes: whole blocks."""
         return -(-positions // BLOCK) * self._block_bytes
-
-    @property
-    def leased_bytes(self) -> int:
-        return sum(map(self.bytes_of, self._leased.values()))
 
     def parked_bytes(self, owner: NodeId | None = None) -> int:
         """Of parked sessions, those of one owner if it is given."""
@@ -91,18 +88,23 @@ class SpanLeases:
     def free(self, tokens: int) -> int:
         """Positions that a new lease may have. Parked sessions may have their caches there."""
         left = self._positions(self._budget.limit_bytes - self._budget.leased_bytes)
-        return max(0, min(tokens - sum(self._leased.values()), left))
+        return max(0, min(tokens - self._num_positions, left))
 
     def take(self, place: tuple[SessionId, Span], positions: int, tokens: int, last: SessionId | None) -> None:
         """Lease `positions`, which are free, to `place`; parked sessions give up what that needs, `last` in the end."""
         self._leased[place] = positions
+        self._count(positions, 1)
         self._budget.join(self)
         self.parking.shrink(self.free(tokens), last)
         self._budget.shrink(last)
 
     def give_back(self, place: tuple[SessionId, Span]) -> None:
         """The place is gone."""
-        del self._leased[place]
+        self._count(self._leased.pop(place), -1)
+
+    def _count(self, positions: int, sign: int) -> None:
+        self._num_positions += sign * positions
+        self.leased_bytes += sign * self.bytes_of(positions)
 
     def park(self, name: SessionId, parked: Parked, tokens: int, now: float) -> None:
         """Keep what a place without a lease has left, as Parking.park, and within what the node has."""
