@@ -8,7 +8,7 @@ arrivals      links that peers dialled and that were not taken yet
 incoming      how many links one peer may hold open
 certificate   membership: a certificate chain that the swarm's secret signed
 admission     tokens checked before TLS, and bounds on callers without one
-names         names looked up, and TCP connections to them
+names         names looked up, and TCP connections to them; segments says how large their packets may be
 listener      the listening socket behind admission
 handshakes    how long each may take
 tls           TCP + TLS 1.3

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from manyhands.aside import aside
+from manyhands.net.segments import limit_segments
 
 Found = list[tuple[Any, ...]]  # as socket.getaddrinfo gives it
 
@@ -113,6 +114,7 @@ async def _by_one_way(family: int, kind: int, name: Any) -> "socket.socket | OSE
     try:
         connection = socket.socket(family, kind)
         connection.setblocking(False)
+        limit_segments(connection, name)
         await asyncio.get_running_loop().sock_connect(connection, name)
     except BaseException as error:
         if connection is not None:

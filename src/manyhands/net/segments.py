@@ -1,0 +1,31 @@
+"""How large the segments of a TCP connection may be, where a link of the way may be narrower than this machine's own.
+
+Routers say so by ICMP, which firewalls on the way may drop (RFC 2923): then small messages arrive, and full segments never do,
+be it that of a TLS handshake. What leaves the local network is therefore cut as QUIC does it (RFC 9000 §14): to what every
+IPv6 path carries. It costs 0.7 % of the bytes on the wire, in headers.
+"""
+
+import socket
+from contextlib import suppress
+from typing import Any, Final
+
+# Of IPv6's least MTU, 1280, without the headers of IPv6 and TCP.
+MAX_SEGMENT_BYTES: Final = 1220
+
+
+def limit_segments(connection: socket.socket, name: Any) -> None:
+    """Before `connection` is connected to the address `name`: limit both directions, unless no router is on the way."""
+    if hasattr(socket, "TCP_MAXSEG") and not _is_on_link(connection.family, name):
+        with suppress(OSError):  # a system that has it for the listening side only
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, MAX_SEGMENT_BYTES)
+
+
+def _is_on_link(family: int, name: Any) -> bool:
+    """Whether `name` is reached without a router: this machine, or one on a network of its own. Nothing is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)
+            probe.connect(name)
+    except OSError:
+        return False
+    return True
