@@ -7,8 +7,9 @@ import pytest
 
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
-from manyhands.member.bootstrap import REDIAL_S, SUSPENDED_S
-from manyhands.member.lan_presence import present_on_lan
+from manyhands.member.bootstrap import LOOK_S as NETWORK_LOOK_S
+from manyhands.member.bootstrap import REDIAL_S, SETTLE_S, SUSPENDED_S
+from manyhands.member.lan_presence import RETRY_S, present_on_lan
 from manyhands.member.member import Member
 from manyhands.member.neighbours import relays_among
 from manyhands.member.own_addresses import LOOK_S, MAX_RETRY_S
@@ -66,7 +67,7 @@ def test_a_machine_with_a_new_address_is_found_there(first: str, play: Play, mon
         laptop = await place.open(1, listen=ANY)
         await until(lambda: told(other, laptop) == {first})
         network.host = OFFICE
-        await asyncio.sleep(REDIAL_S + 1)
+        await asyncio.sleep(2 * NETWORK_LOOK_S)
         assert told(other, laptop) == {OFFICE}
         assert OFFICE in str(laptop.remembered().addresses) and first not in str(laptop.addresses)
         assert laptop.directory.members.admits(other.id, [OFFICE])
@@ -134,7 +135,7 @@ def test_an_address_that_flaps_is_announced_once_a_look(play: Play, monkeypatch:
         for turn in range(turns):
             network.host = (HOME, OFFICE)[turn % 2]
             await asyncio.sleep(turn_s)
-        assert len(said) <= turns * turn_s * (1 / BEAT_S + 1 / REDIAL_S) + 2
+        assert len(said) <= turns * turn_s * (1 / BEAT_S + 1 / SETTLE_S) + 2
 
     monkeypatch.setattr(Announcer, "announce", counted)
     play(scene)
@@ -297,7 +298,7 @@ def test_mdns_says_the_new_address(first: str, play: Play, monkeypatch: pytest.M
             air.is_down, network.host = True, HOME
             await until(lambda: not said.is_sent)
             air.is_down = False
-            await until(lambda: air.says() == [([HOME], b"4001")])
+            await until(lambda: air.says() == [([HOME], b"4001")], 2 * RETRY_S)
             await until(lambda: air.listening == 1)
         assert (air.says(), air.listening, lines) == ([], 0, [])
 

@@ -7,7 +7,7 @@ import ifaddr
 import pytest
 
 from manyhands.core import NodeAddr
-from manyhands.net.own_address import reachable
+from manyhands.net.own_address import is_own, reachable
 
 
 def test_what_is_bound_to_one_address_is_told_as_it_is() -> None:
@@ -38,3 +38,8 @@ def test_without_a_default_route_it_is_that_of_an_interface(
     adapters = [ifaddr.Adapter("eth0", "eth0", [ifaddr.IP(("fe80::1", 0, 2), 64, "eth0"), *ips])]
     monkeypatch.setattr(ifaddr, "get_adapters", lambda: adapters)
     assert reachable(NodeAddr("0.0.0.0", 7700)) == NodeAddr(told, 7700)
+
+
+def test_an_address_is_this_machines_own_or_not() -> None:
+    assert is_own("127.0.0.1")
+    assert not is_own("198.51.100.1")  # TEST-NET-2

@@ -275,3 +275,18 @@ def test_closing_ends_accept() -> None:
                 await waiting
 
     asyncio.run(asyncio.wait_for(main(), GUARD_S))
+
+
+def test_a_node_finds_itself_whatever_its_address_is_said_to_be() -> None:
+    """A router may not lead back in, and a machine that moves loses the address that its records name."""
+
+    async def main() -> None:
+        async with reach(Book()) as node:
+            await node.listen(NodeAddr("0.0.0.0", 0))
+            near, far = await asyncio.gather(
+                node.dial(NodeAddr(NOWHERE.host, NOWHERE.port, node.node), "data"), node.accept()
+            )
+            assert near.peer == far.peer == node.node
+            await asyncio.gather(near.aclose(), far.aclose())
+
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))

@@ -51,3 +51,10 @@ def test_a_proven_address_is_its_nodes_while_the_link_is_open() -> None:
     assert setbacks.wait_s(ONE, ADDR, 0.0) == 0.0 and setbacks.wait_s(TWO, ADDR, 0.0) == MAX_S
     setbacks.lost(ONE)
     assert setbacks.wait_s(NodeId("33" * 32), ADDR, 0.0) == 0.0
+
+
+def test_on_another_network_everything_may_be_dialled() -> None:
+    setbacks = Setbacks()
+    setbacks.failed(ONE, [ADDR], 0.0)
+    setbacks.moved()
+    assert setbacks.wait_s(ONE, ADDR, 0.0) == 0.0

@@ -18,7 +18,10 @@ from manyhands.swarm.ticket import Ticket
 DIAL_S = 5.0  # for one address of the ticket to answer
 # While no node is linked, and for nodes of the list that are not; else at one address known from earlier.
 REDIAL_S = 10.0
-LOOK_S = 1.0  # between looks at whether something calls for dialling at once
+LOOK_S = (
+    1.0  # between looks at whether something calls for dialling at once: another network, a suspension, LAN discovery
+)
+SETTLE_S = 3.0  # between two looks at the network when the first has found another one: it may go to and fro
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
 MAX_LAN_ADDRESSES = 32  # addresses that LAN discovery found
 MAX_MET = 64  # nodes that were linked, whose addresses are remembered
@@ -123,21 +126,25 @@ class Bootstrap:
             )
         self._behind[addr] = link.peer
 
-    async def keep_linked(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Dial what is not linked, every REDIAL_S; at once if LAN discovery finds members or the machine slept.
+    async def keep_linked(self, look: Callable[[], Awaitable[bool]]) -> None:
+        """Dial what is not linked, every REDIAL_S; at once if LAN discovery finds members, the machine slept, `look` finds it
+        on another network, or the last link was lost.
 
         `look` is awaited before: links say at their start where this member is.
         """
         loop = asyncio.get_running_loop()
-        due, slept = loop.time() + REDIAL_S, self._suspended()
+        due, slept, look_at = loop.time() + REDIAL_S, self._suspended(), loop.time()
+        was_linked = False
         while not self._has_stopped:
             has_news = await self._hears_news()
             has_slept = self._suspended() - slept > SUSPENDED_S
-            if not has_news and not has_slept and loop.time() < due:
+            has_moved = (has_slept or loop.time() >= look_at) and await look()
+            look_at = max(look_at, loop.time() + SETTLE_S if has_moved else look_at)
+            has_lost, was_linked = was_linked and not self.edges(), bool(self.edges())
+            if not (has_news or has_slept or has_moved or has_lost) and loop.time() < due:
                 continue
             due, slept = loop.time() + REDIAL_S, self._suspended()
-            await look()
-            shut = self._unlinked_addresses(is_all=has_slept)
+            shut = self._unlinked_addresses(is_all=has_slept or has_moved)
             await asyncio.gather(*(self.dial(addr) for addr in shut), return_exceptions=True)
 
     async def _hears_news(self) -> bool:

@@ -41,6 +41,7 @@ class OwnAddresses:
         self._iroh: list[NodeAddr] = []
         self._away: dict[str, tuple[NodeAddr, ...]] = {}  # a note, and the relays of which one is still to answer
         self.host = ""  # of this machine, as others are told
+        self._seen = ""  # the host that this machine would be told of at the last look
         # Whether this machine's address is looked up, again and again: none was given.
         self.may_change = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
 
@@ -67,16 +68,22 @@ class OwnAddresses:
         if self._config.iroh_url is not None:
             self._iroh.append(await self._node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
 
-    async def look(self) -> None:
-        """See whether this machine has another address by now, unless one was given. Without a network the last one stays."""
-        if not self.may_change:
-            return
+    async def look(self) -> bool:
+        """See whether this machine has another address by now, which is told unless one was given; without a network the last
+        one stays. Returns whether it has, or has a network again: what could not be dialled is to be dialled at once."""
         try:
-            host = (await aside(reachable, self._bound)).host
+            host = (await aside(reachable, NodeAddr("0.0.0.0", self._bound.port))).host
         except OSError:  # no descriptor is free
-            return
-        if host in (self.host, LOOPBACK):
-            return
+            return False
+        seen, self._seen = self._seen, host
+        if host in (seen, LOOPBACK):
+            return False
+        self._node.setbacks.moved()
+        if self.may_change and host != self.host:
+            self._move(host)
+        return bool(seen)
+
+    def _move(self, host: str) -> None:
         logger.info("this machine's address is %s now; it was %s", host, self.host)
         if self._config.is_visitor:
             self.host = host

@@ -1,4 +1,4 @@
-"""What the system's TCP counts of a connection: whether, and how fast, the peer's kernel acknowledges bytes. Linux only."""
+"""What the system knows of a connection: its address here; on Linux whether, and how fast, the peer acknowledges bytes."""
 
 import asyncio
 import socket
@@ -33,6 +33,12 @@ def acknowledged(transport: asyncio.BaseTransport | None) -> Acknowledged | None
         return read_info(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
     except (OSError, struct.error):  # closed meanwhile, not TCP, or an older kernel
         return None
+
+
+def local_host(transport: asyncio.BaseTransport | None) -> str | None:
+    """The address of this machine that the connection goes from; None if it has none."""
+    name = transport.get_extra_info("sockname") if transport is not None else None
+    return name[0] if isinstance(name, tuple) else None
 
 
 def read_info(info: bytes) -> Acknowledged:

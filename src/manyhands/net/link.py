@@ -14,7 +14,7 @@ from typing import NoReturn, cast
 from manyhands.core import EdgeHealth, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.inbox import Inbox
-from manyhands.net.kernel import acknowledged
+from manyhands.net.kernel import acknowledged, local_host
 from manyhands.net.liveness import LinkEvidence
 from manyhands.net.pings import ANSWERED, PER_S, PingBudget
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
@@ -145,13 +145,12 @@ class FramedLink(asyncio.BufferedProtocol):
         return answered
 
     def line(self) -> LinkEvidence:
-        known = acknowledged(self._transport)
+        known, host = acknowledged(self._transport), local_host(self._transport)
         if known is None:
-            return LinkEvidence(self.health.bytes_received, self._is_reading)
+            return LinkEvidence(self.health.bytes_received, self._is_reading, local_host=host)
         self._uplink_Bps = known.rate_Bps or self._uplink_Bps
-        return LinkEvidence(
-            self.health.bytes_received, self._is_reading, *known[:2], self._uplink_Bps, known.least_rtt_s
-        )
+        seen = self.health.bytes_received, self._is_reading, *known[:2], self._uplink_Bps, known.least_rtt_s
+        return LinkEvidence(*seen, host)
 
     def answer_pings_with(self, pong: PongRoute) -> None:
         self._pong = pong

@@ -7,6 +7,7 @@ of both, and how late event loops have run lately, here and there, decides how l
     it does, the loop does not answer          frozen, busy   SUSPECT_S, stretched by lateness up to PATIENCE_S
     the same, and nothing waits for the peer   loading, busy  PATIENCE_S
     another link of the pair was given up      the same       PROBE_S
+    it acknowledges nothing, and called anew   it has moved   PROBE_S
 
 Silence is measured on a clock that stands still while this process does not run (stalls.py), so a node that was starved,
 stopped or suspended holds that against no peer.
@@ -21,7 +22,7 @@ HEARD_BEATS = 4
 SUSPECT_S = 3.0
 # However busy machines are, a peer that answers within so long is not gone.
 PATIENCE_S = 10.0
-# Silence of the other links of a pair of which one was given up: their pings are on their way already.
+# Silence of the other links of a pair of which one was given up, or that has a newer link: pings are on their way already.
 PROBE_S = 1.0
 MAX_STRETCH_S = PATIENCE_S - SUSPECT_S  # of a deadline (stretched_s)
 TICK_S = 0.25  # between two looks at every link
@@ -40,7 +41,7 @@ class LinkEvidence(NamedTuple):
     `has_unacked` whether some were sent that it has not; both None where the system does not say. While `is_reading` is
     false, this node takes nothing, so that it cannot have read the peer's messages. `uplink_Bps`: bytes a second that it
     carried when there was enough to send, None if that is not known; `least_rtt_s`: the shortest round trip of its
-    packets, 0 if not known."""
+    packets, 0 if not known; `local_host`: the address of this machine that it goes from, None if not known."""
 
     num_received: int
     is_reading: bool = True
@@ -48,6 +49,7 @@ class LinkEvidence(NamedTuple):
     has_unacked: bool | None = None
     uplink_Bps: float | None = None
     least_rtt_s: float = 0.0
+    local_host: str | None = None
 
 
 def patience_s(late_s: float) -> float:
@@ -105,11 +107,13 @@ class Pulse:
         """
         return HEARD_BEATS * every_s if self._is_well else every_s
 
-    def judge(self, now: float, borne_s: float) -> Verdict:
-        """What the peer's silence means. `borne_s`: how long its loop may be silent (patience_s)."""
+    def judge(self, now: float, borne_s: float, *, is_replaced: bool = False) -> Verdict:
+        """What the peer's silence means. `borne_s`: how long its loop may be silent (patience_s). `is_replaced`: the peer has
+        called anew since, as one does that has moved to another network."""
         if self.asked_at is None:
             return "alive"
-        if self._line.has_unacked and now - max(self.asked_at, self._moved_at) >= SUSPECT_S - ROUNDING_S:
+        cut_s = PROBE_S if is_replaced else SUSPECT_S
+        if self._line.has_unacked and now - max(self.asked_at, self._moved_at) >= cut_s - ROUNDING_S:
             return "cut"
         return "frozen" if self._quiet_s(now) >= borne_s - ROUNDING_S else "alive"
 

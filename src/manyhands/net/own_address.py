@@ -1,5 +1,6 @@
 """The address that others reach this machine at."""
 
+import errno
 import ipaddress
 import socket
 
@@ -24,6 +25,16 @@ def reachable(bound: NodeAddr) -> NodeAddr:
             return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
         except OSError:
             return NodeAddr(_without_route(), bound.port, bound.node)
+
+
+def is_own(host: str) -> bool:
+    """Whether this machine has the address `host` now."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL  # another: no descriptor is free
+    return True
 
 
 def _without_route() -> str:

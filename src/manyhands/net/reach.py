@@ -31,6 +31,8 @@ from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
 
+LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # of what stands for every address
+
 Book = Callable[[NodeId], Iterable[NodeAddr]]  # what the directory says of a node's addresses
 
 
@@ -184,6 +186,7 @@ class ReachTransport:
         self._policy = policy or ReachPolicy()
         self._arrivals = Arrivals[Link]()  # bounded by the transports' limits of links
         self._relayed: list[_Relayed] = []
+        self._here: list[NodeAddr] = []  # where this node finds itself
         self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
@@ -197,7 +200,10 @@ class ReachTransport:
             if self._iroh is None:
                 raise BadRequest(f"cannot listen at {addr}: this node does not use iroh")
             return await self._iroh.listen(addr)
-        return await self._tls.listen(addr)
+        bound = await self._tls.listen(addr)
+        own = LOOPBACKS.get(bound.host, bound.host)
+        self._here.append(NodeAddr(own, bound.port, self.node))
+        return bound
 
     async def accept(self) -> Link:
         self._start()
@@ -224,9 +230,12 @@ class ReachTransport:
     # -- ways out -----------------------------------------------------------------------------------------------------
 
     def _ways_to(self, addr: NodeAddr) -> list[NodeAddr]:
-        """`addr`, what the book says of its node, and at last the relays where this node waits itself."""
+        """`addr`, what the book says of its node, and at last the relays where this node waits itself. This node has a way to
+        itself that no router and no change of its address can cut."""
         if addr.node is None:
             return [addr]
+        if addr.node == self.node and self._here:
+            return self._here
         known = [NodeAddr(other.host, other.port, addr.node) for other in self._book(addr.node)]
         relays = [relayed(relay, addr.node) for relay in self._tunnels.relays]
         ways = [addr, *known, *relays]

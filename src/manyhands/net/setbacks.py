@@ -83,6 +83,10 @@ class Setbacks:
             if len(self._proven) > MAX_REMEMBERED:  # a peer may be dialled under any number of names
                 del self._proven[next(iter(self._proven))]
 
+    def moved(self) -> None:
+        """This machine has another network: what failed over the last one may be dialled over this one."""
+        self._failures.clear()
+
     def answered(self, addr: NodeAddr) -> None:
         """A dial of `addr` led to a link."""
         self._failures.pop((addr.host, addr.port), None)

@@ -11,7 +11,8 @@ from functools import partial
 from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net import liveness
-from manyhands.net.liveness import PATIENCE_S, SUSPECT_S, TICK_S, Pulse, Verdict, patience_s
+from manyhands.net.liveness import PATIENCE_S, PROBE_S, SUSPECT_S, TICK_S, Pulse, Verdict, patience_s
+from manyhands.net.own_address import is_own
 from manyhands.net.transport import Link, try_send
 from manyhands.net.uplink import Uplink
 from manyhands.stalls import Stalls
@@ -42,6 +43,7 @@ class _Watched:
     beat_at: float = -math.inf
     ping: asyncio.Future[float] | None = None  # the last one that waits for its answer, or did
     num_acked: int = 0  # at the last look
+    is_replaced: bool = False  # there is a newer link of the same pair and lane
 
     def end(self) -> None:
         """The link is watched no more."""
@@ -50,7 +52,8 @@ class _Watched:
 
 
 class Watch:
-    """Pings every link of a node, whatever its lane, and aborts those whose peer is cut off or frozen.
+    """Pings every link of a node, whatever its lane, and aborts those whose peer is cut off or frozen; at once those that go
+    from an address that this machine has no more: no answer can find its way back.
 
     When one link of a pair of nodes is given up, the others are after PROBE_S of silence: they may go another way (a relay).
     `in_use` gives the peers that something waits for. Another may be a member that loads a model on a busy machine: its loop
@@ -74,6 +77,9 @@ class Watch:
         if not self._watched:
             self.stalls.resume(now)
         awake_s = self._awake_s()
+        for other in self._watched:
+            if (other.link.peer, other.link.lane) == (link.peer, link.lane) and not other.is_replaced:
+                other.is_replaced, other.beat_at = True, -math.inf  # ask it now
         each = _Watched(link, Pulse(awake_s), liveness.HEARTBEAT_S)
         self._watched.append(each)
         self._beat(each, now, awake_s)
@@ -108,8 +114,13 @@ class Watch:
         self._forget_closed()
         now, awake_s = asyncio.get_running_loop().time(), self._awake_s()
         asked: list[_Watched] = []
+        is_here: dict[str, bool] = {}  # by the address that links go from
         for each in self._watched:
             line = each.link.line()
+            if (host := line.local_host) is not None:
+                is_here[host] = is_here[host] if host in is_here else is_own(host)
+                if not is_here[host]:
+                    each.link.abort(f"this machine has the address {host} no more")
             each.pulse.observe(line, awake_s)
             self.uplink.observe(line, each.num_acked, awake_s)
             each.num_acked = line.num_acked or 0
@@ -128,7 +139,8 @@ class Watch:
         borne = {peer: patience_s(late_s) for peer, late_s in late.items() if peer in in_use}
         self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
         for each in asked:
-            verdict = each.pulse.judge(awake_s, borne.get(each.link.peer, PATIENCE_S))
+            borne_s = borne.get(each.link.peer, PATIENCE_S)
+            verdict = each.pulse.judge(awake_s, borne_s, is_replaced=each.is_replaced)
             if verdict != "alive":
                 self._suspects[each.link.peer] = awake_s
                 self._give_up(each, verdict)
@@ -157,7 +169,7 @@ class Watch:
     def _give_up(self, each: _Watched, verdict: Verdict) -> None:
         why = "its machine acknowledges nothing" if verdict == "cut" else "no heartbeat"
         logger.info("peer=%s lane=%s given up: %s", each.link.peer[:8], each.link.lane, why)
-        each.link.abort(f"{why} for {SUSPECT_S:g} s or more")
+        each.link.abort(f"{why} for {PROBE_S if each.is_replaced else SUSPECT_S:g} s or more")
 
     def _beat(self, each: _Watched, now: float, awake_s: float) -> None:
         """Ping a link. While an answer is owed, a ping without one still shows that this node runs."""
