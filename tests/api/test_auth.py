@@ -7,12 +7,13 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from typer.testing import CliRunner
 
-from manyhands.api.auth import KeyRing
+from manyhands.api.auth import Caller, KeyRing
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving
@@ -22,6 +23,7 @@ from manyhands.cli.key import app as key_app
 from manyhands.errors import BadRequest, NotFound, Unauthorized
 from manyhands.files import write_private
 from tests.api.served import MODEL, make_model, post, raw, served
+from tests.waiting import GUARD_S, until
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +35,21 @@ def ring(tmp_path: Path) -> KeyRing:
     return KeyRing(tmp_path / "home" / "keys.json")
 
 
+def check(keys: KeyRing, header: str | None) -> Caller:
+    """As a gateway does."""
+
+    async def main() -> Caller:
+        await keys.latest()
+        return keys.check(header)
+
+    return asyncio.run(main())
+
+
 def test_a_key_is_known_and_its_text_is_nowhere(tmp_path: Path) -> None:
     keys = ring(tmp_path)
     assert keys.is_empty
     secret = keys.add("ann", 1.0, quota=Quota(concurrency=2), models=("tiny",))
-    caller = keys.check(f"Bearer {secret}")
+    caller = check(keys, f"Bearer {secret}")
     assert (caller.name, caller.quota.concurrency, caller.models, caller.is_admin) == (
         "ann",
         2,
@@ -71,16 +83,16 @@ def test_anything_else_is_refused(header: str | None, tmp_path: Path) -> None:
     keys = ring(tmp_path)
     keys.add("ann", 1.0)
     with pytest.raises(Unauthorized):
-        keys.check(header)
+        check(keys, header)
 
 
 def test_a_revoked_key_ends_at_once_and_still_locks(tmp_path: Path) -> None:
     keys, other = ring(tmp_path), ring(tmp_path)
     secret = keys.add("ann", 1.0)
-    assert other.check(f"Bearer {secret}").name == "ann"
+    assert check(other, f"Bearer {secret}").name == "ann"
     keys.revoke("ann", 2.0)
     with pytest.raises(Unauthorized):
-        other.check(f"Bearer {secret}")
+        check(other, f"Bearer {secret}")
     assert not other.is_empty
     with pytest.raises(NotFound):
         keys.revoke("bob", 2.0)
@@ -96,7 +108,39 @@ def test_a_damaged_file_locks_every_client_out(text: str, tmp_path: Path) -> Non
     keys.path.parent.mkdir()
     keys.path.write_text(text)
     with pytest.raises(BadRequest, match=r"keys\.json"):
+        check(keys, "Bearer x")
+    with pytest.raises(Unauthorized, match="cannot be read"):
         keys.check("Bearer x")
+
+
+def test_a_slow_disk_holds_up_neither_the_loop_nor_one_look_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look begins after it was asked for; those that wait share it."""
+    keys, looks, go_on = ring(tmp_path), list[int](), threading.Event()
+    secret = keys.add("ann", 1.0)
+    real = Path.stat
+
+    def slow(path: Path, **how: Any) -> os.stat_result:
+        if path == keys.path:
+            looks.append(threading.get_ident())
+            go_on.wait(GUARD_S)
+        return real(path, **how)
+
+    async def main() -> None:
+        first = asyncio.create_task(keys.latest())
+        await until(lambda: len(looks) == 1)
+        others = [asyncio.create_task(keys.latest()) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert not first.done()
+        go_on.set()
+        for found in await asyncio.gather(first, *others):
+            assert [key.name for key in found] == ["ann"]
+        assert keys.check(f"Bearer {secret}").name == "ann"
+
+    monkeypatch.setattr(Path, "stat", slow)
+    asyncio.run(main())
+    assert len(looks) == 2 and threading.get_ident() not in looks
 
 
 def test_a_key_that_cannot_be_kept_is_refused_with_a_remedy(tmp_path: Path) -> None:
@@ -109,7 +153,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
     made = runner.invoke(key_app, ["add", "ann", "--concurrency", "3", "--model", "tiny", "--admin"])
     assert made.exit_code == 0 and made.output.startswith("mhk_")
-    caller = KeyRing(tmp_path / "keys.json").check(f"bearer {made.output.strip()}")
+    caller = check(KeyRing(tmp_path / "keys.json"), f"bearer {made.output.strip()}")
     assert caller.quota == Quota(concurrency=3) and caller.is_admin
     assert "concurrency 3; only tiny; admin" in runner.invoke(key_app, ["list"]).output
     assert runner.invoke(key_app, ["revoke", "ann"]).exit_code == 0

@@ -11,7 +11,7 @@ import pytest
 
 from manyhands.api.access import Access
 from manyhands.api.auth import KeyRing
-from manyhands.api.http.hosts import Hosts
+from manyhands.api.http.hosts import Headers, Hosts
 from manyhands.config import WorkerConfig
 from manyhands.core import NodeId, SamplingParams, SessionId, Span
 from manyhands.origin.conversations import (
@@ -341,17 +341,20 @@ def test_another_tenants_request_takes_as_long_as_the_first(folder: Path) -> Non
 
 def test_callers_are_one_tenant_only_where_they_are_one_user(tmp_path: Path) -> None:
     """Each key is one; only this machine's user on loopback needs none, not one behind a proxy."""
-    headers: dict[str, str] = {}
+
+    def tenant(access: Access, headers: Headers) -> str | None:
+        return asyncio.run(access.caller("POST", headers, "program", is_open=False)).tenant
+
     plain = Access(None, Hosts())
-    assert plain.caller("POST", headers, "program", is_open=False).tenant == "local"
+    assert tenant(plain, {}) == "local"
     wide = Access(None, Hosts())
     wide.listen("0.0.0.0", insecure=True)
-    assert wide.caller("POST", headers, "program", is_open=False).tenant is None
+    assert tenant(wide, {}) is None
     proxied = Access(None, Hosts(told=["llm.example.org"]))
-    assert proxied.caller("POST", headers, "program", is_open=False).tenant is None
+    assert tenant(proxied, {}) is None
     keys = KeyRing(tmp_path / "keys.json")
     secrets = [keys.add(who, 0.0) for who in ("ann", "bob")]
     shown = [{"authorization": f"Bearer {secret}"} for secret in secrets]
-    tenants = [Access(keys, Hosts()).caller("POST", each, "program", is_open=False).tenant for each in shown]
+    tenants = [tenant(Access(keys, Hosts()), each) for each in shown]
     assert None not in tenants and len({*tenants, "local"}) == 3
     assert not any(secret in str(tenants) for secret in secrets)

@@ -459,7 +459,7 @@ def test_beyond_loopback_it_never_opens_by_itself(tmp_path: Path) -> None:
             assert await door.status("DELETE /api/workers/b") == 403
         access = Access(KeyRing(keys.path), Hosts())
         access.listen("0.0.0.0", insecure=False)
-        assert access.needs_key()
+        assert await access.needs_key()
 
     asyncio.run(main())
 

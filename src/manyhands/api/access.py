@@ -12,6 +12,8 @@ Keys are needed once there has been one, and wherever other machines can come in
 import hmac
 import logging
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -47,19 +49,23 @@ class Access:
         self._keys = keys
         self._is_locked = False
         self._has_complained = False
-        self._look()
+        if keys is not None:
+            with self._locking():
+                self._is_locked = not keys.is_empty
 
     def listen(self, host: str, *, insecure: bool) -> None:
         """The gateway listens at `host`; `insecure`: others may come in without a key."""
         self.hosts.listen(host)
         self._is_locked |= not is_loopback(host) and not insecure
 
-    def needs_key(self) -> bool:
+    async def needs_key(self) -> bool:
         """Whether a caller must show a key. Once so, always so."""
-        self._look()
+        if self._keys is not None:
+            with self._locking():
+                self._is_locked |= bool(await self._keys.latest())
         return self._is_locked
 
-    def caller(self, method: str, headers: Headers, sender: Sender, *, is_open: bool) -> Caller:
+    async def caller(self, method: str, headers: Headers, sender: Sender, *, is_open: bool) -> Caller:
         """Whose request it is. `is_open`: its path shows nothing that needs a key.
 
         Raises Unauthorized; Forbidden for a page of this gateway that changes what is not open without key and token.
@@ -67,17 +73,20 @@ class Access:
         shown = headers.get(OWNER_HEADER)
         if _is_equal(shown, self.owner_secret) or self.links.knows(shown):
             return Caller(is_admin=True, tenant=LOCAL)
-        if self.needs_key():
-            return Caller() if is_open else self._check_key(_authorization(headers))
+        if is_open and self._is_locked:
+            return Caller()
+        if not is_open and await self.needs_key():
+            return self._check_key(_authorization(headers))
         is_change = sender == "page" and method not in SAFE_METHODS and not is_open
         if is_change and not _is_equal(headers.get(TOKEN_HEADER), self.page_token):
             raise Forbidden(f"a page needs the token of GET /api/session in the header {TOKEN_HEADER}, or a key")
         return Caller(tenant=None if self.hosts.is_shared else LOCAL)
 
-    def _look(self) -> None:
-        """Lock if there is a key, or a file of keys that cannot be read."""
+    @contextmanager
+    def _locking(self) -> Iterator[None]:
+        """Lock if the block finds that the file of keys cannot be read."""
         try:
-            self._is_locked |= self._keys is not None and not self._keys.is_empty
+            yield
         except BadRequest as error:
             self._is_locked = True
             if not self._has_complained:
@@ -87,10 +96,7 @@ class Access:
     def _check_key(self, authorization: str | None) -> Caller:
         if self._keys is None:
             raise Unauthorized("this gateway lets in its owner alone: there are no keys")
-        try:
-            return self._keys.check(authorization)
-        except BadRequest as error:
-            raise Unauthorized("the file of keys cannot be read: its owner finds the reason in the log") from error
+        return self._keys.check(authorization)
 
 
 def check_admin(caller: Caller) -> None:

@@ -3,17 +3,20 @@
 A key is 256 random bits, so one SHA-256 of it is as good as any slow hash: there is nothing to guess.
 """
 
+import asyncio
 import hashlib
 import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from manyhands.api.http.hosts import is_loopback
 from manyhands.api.limits import NO_QUOTA, Quota
+from manyhands.aside import aside
 from manyhands.errors import BadRequest, Forbidden, NotFound, Unauthorized
 from manyhands.files import alone, private_folder, write_private
 
@@ -69,22 +72,48 @@ class KeyRing:
         self._seen: tuple[int, int, int] | None = None
         self._keys: tuple[ApiKey, ...] = ()
         self._by_hash: dict[str, ApiKey] = {}
+        self._failure = ""  # of the last look
+        self._looking = asyncio.Lock()
+        self._num_begun = self._num_done = 0  # looks of `latest`: how many began, and which was the last to end
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """In the order they were made. Raises BadRequest for a file that cannot be read."""
+        """In the order they were made. Blocking. Raises BadRequest for a file that cannot be read."""
+        try:
+            self._look()
+        except BadRequest as error:
+            self._failure, self._seen, self._by_hash = str(error), None, {}
+            raise
+        self._failure = ""
+        return self._keys
+
+    async def latest(self) -> tuple[ApiKey, ...]:
+        """As `keys`, beside the event loop, whose disk may be slow: of a look that began after this call. Callers that wait
+        share one."""
+        num_before = self._num_begun
+        async with self._looking:
+            if self._num_done <= num_before:
+                self._num_begun += 1
+                with suppress(BadRequest):  # kept as _failure
+                    await aside(lambda: self.keys)
+                self._num_done = self._num_begun
+            if self._failure:
+                raise BadRequest(self._failure)
+            return self._keys
+
+    def _look(self) -> None:
+        """Read the file again if it has changed. Raises BadRequest."""
         try:
             stat = self.path.stat()
         except FileNotFoundError:
             self._seen, self._keys, self._by_hash = None, (), {}
-            return ()
+            return
         except OSError as error:
             raise BadRequest(f"{self.path} cannot be looked at ({error.strerror}): repair its rights") from error
         if (seen := (stat.st_mtime_ns, stat.st_ino, stat.st_size)) != self._seen:
             self._keys = _read(self.path)
             self._by_hash = {key.sha256: key for key in self._keys}
             self._seen = seen
-        return self._keys
 
     @property
     def is_empty(self) -> bool:
@@ -92,12 +121,13 @@ class KeyRing:
         return not self.keys
 
     def check(self, authorization: str | None) -> Caller:
-        """Whose key an Authorization header carries. Raises Unauthorized."""
+        """Whose key an Authorization header carries, by the last look. Raises Unauthorized."""
         if not authorization:
             raise Unauthorized("this gateway needs a key: send the header Authorization: Bearer mhk_...")
+        if self._failure:
+            raise Unauthorized("the file of keys cannot be read: its owner finds the reason in the log")
         scheme, _, secret = authorization.partition(" ")
-        keys = self.keys
-        key = self._by_hash.get(hash_of(secret.strip())) if keys and scheme.lower() == "bearer" else None
+        key = self._by_hash.get(hash_of(secret.strip())) if scheme.lower() == "bearer" else None
         if key is None or key.revoked is not None:
             raise Unauthorized("this key is not known or was revoked: ask for one (manyhands key add NAME)")
         return key.caller

@@ -53,7 +53,7 @@ def keys_router(gateway: Gateway, keys: KeyRing | None) -> APIRouter:
     @router.get("", summary="Keys, their quotas, and what is used of them")
     async def list_keys() -> dict[str, Any]:
         """In the order they were made. `use` is null for a key that has asked for nothing since the gateway started."""
-        return {"keys": [_object(key, gateway) for key in ring().keys]}
+        return {"keys": [_object(key, gateway) for key in await ring().latest()]}
 
     @router.post("", summary="Make a key", status_code=201, response_model=dict[str, Any])
     async def add_key(body: NewKey) -> JSONResponse:
@@ -62,7 +62,7 @@ def keys_router(gateway: Gateway, keys: KeyRing | None) -> APIRouter:
         models = tuple(body.models) if body.models else None
         add = partial(ring().add, body.name, time.time(), quota=quota, models=models, is_admin=body.is_admin)
         async with writing:
-            if len(ring().keys) >= MAX_KEYS:
+            if len(await ring().latest()) >= MAX_KEYS:
                 raise Conflict(
                     f"there are {MAX_KEYS} keys, revoked ones among them: make more with `manyhands key add NAME`"
                 )

@@ -173,7 +173,7 @@ class BodyGuard:
             headers = state["headers"]
             PARENT.set(headers.get("traceparent"))
             is_open = scope["path"] in self._open_paths
-            state["caller"] = self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
+            state["caller"] = await self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
             if check_json(headers, scope["path"], state["sender"]):
                 others = [header for header in scope["headers"] if header[0] != b"content-type"]
                 scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
