@@ -7,7 +7,7 @@ without a word is given.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future, InvalidStateError
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
@@ -19,6 +19,16 @@ T = TypeVar("T")
 async def aside(function: Callable[..., T], *arguments: Any, **more: Any) -> T:
     """What `function` returns or raises. Cancelled, it is left to itself: its thread cannot be stopped."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(function, *arguments, **more))
+
+
+@contextlib.asynccontextmanager
+async def entered_aside(manager: contextlib.AbstractContextManager[T]) -> AsyncIterator[T]:
+    """`manager`, which waits for the disk when it is entered and left, in threads that are waited for."""
+    value = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield value
+    finally:
+        await asyncio.to_thread(manager.__exit__, None, None, None)
 
 
 class _Threads(Executor):

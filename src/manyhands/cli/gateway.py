@@ -1,5 +1,6 @@
 """How commands open a gateway: `local --api`, `serve --api` and `up`, until they are stopped."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -7,11 +8,13 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from manyhands.aside import entered_aside
 from manyhands.cli import options
 from manyhands.cli.owner import owner_file
 from manyhands.config import ApiConfig, home_from_env
@@ -192,8 +195,6 @@ async def api_for(
     wider than this machine while no key is needed (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
-    from asyncio import to_thread
-
     from manyhands.api import log
     from manyhands.api.gateway import Gateway
     from manyhands.api.http.app import create_app
@@ -207,11 +208,12 @@ async def api_for(
     if log_json:
         log.log_json(logging.INFO)
     async with AsyncExitStack() as stack:
-        found = options.settings()
+        found = await asyncio.to_thread(options.settings)
         limits = replace(found.limits, max_running=found.limits.max_running or max_running)
         gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases), secret=secret, others=others)
         metrics, speeds = Metrics(gateway), HopSpeeds()
-        history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
+        jobs = await stack.enter_async_context(entered_aside(JobFile(job_file))) if job_file else None
+        history = await asyncio.to_thread(partial(History, file=jobs))
         gateway.observers += [log.RequestLog(), metrics, history, *([speeds] if view is None else [])]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
@@ -222,9 +224,10 @@ async def api_for(
             routers += _debug_routers(gateway) if found.api.debug else []
             return create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
 
-        app = await to_thread(make_app)  # takes a second: meanwhile the node answers heartbeats
+        app = await asyncio.to_thread(make_app)  # takes a second: meanwhile the node answers heartbeats
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
-        stack.enter_context(owner_file(home_from_env(), bound.port, app.state.access.owner_secret))
+        proof = owner_file(home_from_env(), bound.port, app.state.access.owner_secret)
+        await stack.enter_async_context(entered_aside(proof))
         yield f"http://{bound}"
 
 
@@ -278,8 +281,8 @@ async def open_by_hand(
     me = Running(f"{swarm}-{os.getpid()}", os.getpid(), origin.node.transport.node, swarm, "")
     await origin.routes.look_around()  # so that the view is not empty until the first request
     async with plan.open({model: origin}, max_running, secret=secret) as url:
-        with announced(home_from_env(), me) as announce:
-            announce(url)
+        async with entered_aside(announced(home_from_env(), me)) as announce:
+            await asyncio.to_thread(announce, url)
             yield url
 
 

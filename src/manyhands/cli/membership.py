@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.aside import entered_aside
 from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
 from manyhands.cli.background import go_on_in_background
@@ -112,7 +113,7 @@ async def _run(
         async def work() -> None:
             async with Member(key, ticket, config, made, worker=found.worker, request=request) as member:
                 me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
-                with announced(home, me) as announce:
+                async with entered_aside(announced(home, me)) as announce:
                     await _serve(member, api, named, device, home, tell, announce, signals, began)
 
         await signals.run(work())
@@ -160,7 +161,7 @@ async def _serve(
         hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=_is_origin(api, member))
         choice = await hosting.start()
     assert hosting.folder is not None, "it hosts already"
-    with in_use(hosting.folder):
+    async with entered_aside(in_use(hosting.folder)):
         await _stay(member, hosting, choice.why, api, device, home, tell, announce, signals, began)
 
 
@@ -311,7 +312,7 @@ async def _gateway(
     switch = switch_router(lambda on: member.switch(on=on), lambda: not member.node.worker.is_off)
     async with api.open(origins, most, view, secret, [switch, invite_router(invitations)], models) as url:
         shown.append(url)
-        announce(url)
+        await asyncio.to_thread(announce, url)
         told = gateway.told_url(url)
         tell("api", f"chat in a browser: {told}/\nAPI for programs:  {told}/v1", api=url)
         if api.is_told:
