@@ -198,11 +198,11 @@ def test_where_the_system_tells_nothing_of_acknowledgements_the_loop_decides() -
     assert pulse.judge(3.0, SUSPECT_S) == "frozen"
 
 
-def test_a_peer_that_called_anew_is_cut_off_after_one_probe_that_nothing_acknowledges() -> None:
+def test_after_a_move_a_link_is_cut_off_after_one_probe_that_nothing_acknowledges() -> None:
     pulse = Pulse(0.0)
     pulse.asked(0.0)
     pulse.observe(LinkEvidence(0, True, 0, has_unacked=True), 0.0)
     assert pulse.judge(PROBE_S, SUSPECT_S) == "alive"
-    assert pulse.judge(PROBE_S, SUSPECT_S, is_replaced=True) == "cut"
+    assert pulse.judge(PROBE_S, SUSPECT_S, is_doubted=True) == "cut"
     pulse.observe(LinkEvidence(0, True, 1, has_unacked=True), PROBE_S)
-    assert pulse.judge(PROBE_S, SUSPECT_S, is_replaced=True) == "alive"
+    assert pulse.judge(PROBE_S, SUSPECT_S, is_doubted=True) == "alive"

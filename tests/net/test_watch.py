@@ -92,3 +92,18 @@ def test_a_dead_link_ends_soon_when_its_peer_has_called_anew(own: set[str]) -> N
         assert not well.is_closed and not new.is_closed
 
     play(scene)
+
+
+def test_after_a_move_dead_links_end_soon_and_others_stay(own: set[str]) -> None:
+    async def scene(watch: Watch) -> None:
+        dead, well = Line(), Line()
+        well.peer = "c" * 64
+        await add(watch, dead, well)
+        dead.is_cut = True
+        watch.moved()
+        await asyncio.sleep(PROBE_S + 3 * TICK_S)
+        assert dead.is_closed
+        await asyncio.sleep(2 * FOUND_S)
+        assert not well.is_closed
+
+    play(scene)

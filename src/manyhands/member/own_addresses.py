@@ -79,6 +79,7 @@ class OwnAddresses:
         if host in (seen, LOOPBACK):
             return False
         self._node.setbacks.moved()
+        self._node.watch.moved()
         if self.may_change and host != self.host:
             self._move(host)
         return bool(seen)

@@ -7,7 +7,8 @@ of both, and how late event loops have run lately, here and there, decides how l
     it does, the loop does not answer          frozen, busy   SUSPECT_S, stretched by lateness up to PATIENCE_S
     the same, and nothing waits for the peer   loading, busy  PATIENCE_S
     another link of the pair was given up      the same       PROBE_S
-    it acknowledges nothing, and called anew   it has moved   PROBE_S
+    it acknowledges nothing, and called anew,  one of the     PROBE_S
+        or this machine's network is another   two moved
 
 Silence is measured on a clock that stands still while this process does not run (stalls.py), so a node that was starved,
 stopped or suspended holds that against no peer.
@@ -22,7 +23,7 @@ HEARD_BEATS = 4
 SUSPECT_S = 3.0
 # However busy machines are, a peer that answers within so long is not gone.
 PATIENCE_S = 10.0
-# Silence of the other links of a pair of which one was given up, or that has a newer link: pings are on their way already.
+# Silence of the other links of a pair of which one was given up, or that is doubted: pings are on their way already.
 PROBE_S = 1.0
 MAX_STRETCH_S = PATIENCE_S - SUSPECT_S  # of a deadline (stretched_s)
 TICK_S = 0.25  # between two looks at every link
@@ -107,12 +108,12 @@ class Pulse:
         """
         return HEARD_BEATS * every_s if self._is_well else every_s
 
-    def judge(self, now: float, borne_s: float, *, is_replaced: bool = False) -> Verdict:
-        """What the peer's silence means. `borne_s`: how long its loop may be silent (patience_s). `is_replaced`: the peer has
-        called anew since, as one does that has moved to another network."""
+    def judge(self, now: float, borne_s: float, *, is_doubted: bool = False) -> Verdict:
+        """What the peer's silence means. `borne_s`: how long its loop may be silent (patience_s). `is_doubted`: since it was
+        made, the peer has called anew or this machine has moved to another network."""
         if self.asked_at is None:
             return "alive"
-        cut_s = PROBE_S if is_replaced else SUSPECT_S
+        cut_s = PROBE_S if is_doubted else SUSPECT_S
         if self._line.has_unacked and now - max(self.asked_at, self._moved_at) >= cut_s - ROUNDING_S:
             return "cut"
         return "frozen" if self._quiet_s(now) >= borne_s - ROUNDING_S else "alive"

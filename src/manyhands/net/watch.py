@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ class _Watched:
     beat_at: float = -math.inf
     ping: asyncio.Future[float] | None = None  # the last one that waits for its answer, or did
     num_acked: int = 0  # at the last look
-    is_replaced: bool = False  # there is a newer link of the same pair and lane
+    is_doubted: bool = False  # there is a newer link of the same pair and lane, or this machine has moved
 
     def end(self) -> None:
         """The link is watched no more."""
@@ -77,9 +77,7 @@ class Watch:
         if not self._watched:
             self.stalls.resume(now)
         awake_s = self._awake_s()
-        for other in self._watched:
-            if (other.link.peer, other.link.lane) == (link.peer, link.lane) and not other.is_replaced:
-                other.is_replaced, other.beat_at = True, -math.inf  # ask it now
+        self._doubt(other for other in self._watched if (other.link.peer, other.link.lane) == (link.peer, link.lane))
         each = _Watched(link, Pulse(awake_s), liveness.HEARTBEAT_S)
         self._watched.append(each)
         self._beat(each, now, awake_s)
@@ -106,6 +104,16 @@ class Watch:
     def uplink_Bps(self) -> float:
         """Bytes per second that this node was seen to send to others; 0: not seen."""
         return self.uplink.rate_Bps(self._awake_s())
+
+    def moved(self) -> None:
+        """This machine has another network: see at once whether links still carry anything."""
+        self._doubt(self._watched)
+
+    def _doubt(self, doubtful: Iterable[_Watched]) -> None:
+        """Ask now."""
+        for each in doubtful:
+            if not each.is_doubted:
+                each.is_doubted, each.beat_at = True, -math.inf
 
     # -- one look -----------------------------------------------------------------------------------------------------
 
@@ -140,7 +148,7 @@ class Watch:
         self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
         for each in asked:
             borne_s = borne.get(each.link.peer, PATIENCE_S)
-            verdict = each.pulse.judge(awake_s, borne_s, is_replaced=each.is_replaced)
+            verdict = each.pulse.judge(awake_s, borne_s, is_doubted=each.is_doubted)
             if verdict != "alive":
                 self._suspects[each.link.peer] = awake_s
                 self._give_up(each, verdict)
@@ -169,7 +177,7 @@ class Watch:
     def _give_up(self, each: _Watched, verdict: Verdict) -> None:
         why = "its machine acknowledges nothing" if verdict == "cut" else "no heartbeat"
         logger.info("peer=%s lane=%s given up: %s", each.link.peer[:8], each.link.lane, why)
-        each.link.abort(f"{why} for {PROBE_S if each.is_replaced else SUSPECT_S:g} s or more")
+        each.link.abort(f"{why} for {PROBE_S if each.is_doubted else SUSPECT_S:g} s or more")
 
     def _beat(self, each: _Watched, now: float, awake_s: float) -> None:
         """Ping a link. While an answer is owed, a ping without one still shows that this node runs."""
