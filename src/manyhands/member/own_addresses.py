@@ -10,7 +10,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.config import MemberConfig
 from manyhands.member.neighbours import relays_among
-from manyhands.net.own_address import LOOPBACK, is_wildcard, reachable
+from manyhands.net.own_address import LOOPBACK, is_wildcard, on_default_route, reachable
 from manyhands.net.relay.tunnel import relay_of, relayed
 from manyhands.node import Node
 from manyhands.swarm.record import Record
@@ -41,7 +41,7 @@ class OwnAddresses:
         self._iroh: list[NodeAddr] = []
         self._away: dict[str, tuple[NodeAddr, ...]] = {}  # a note, and the relays of which one is still to answer
         self.host = ""  # of this machine, as others are told
-        self._seen = ""  # the host that this machine would be told of at the last look
+        self._seen = "", False  # at the last look: this machine's host, and whether it is on a default route
         # Whether this machine's address is looked up, again and again: none was given.
         self.may_change = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
 
@@ -72,17 +72,18 @@ class OwnAddresses:
         """See whether this machine has another address by now, which is told unless one was given; without a network the last
         one stays. Returns whether it has, or has a network again: what could not be dialled is to be dialled at once."""
         try:
-            host = (await aside(reachable, NodeAddr("0.0.0.0", self._bound.port))).host
+            routed = await aside(on_default_route)
+            host = routed or (await aside(reachable, NodeAddr("0.0.0.0", 0))).host
         except OSError:  # no descriptor is free
             return False
-        seen, self._seen = self._seen, host
-        if host in (seen, LOOPBACK):
+        seen, self._seen = self._seen, (host, routed is not None)
+        if host == LOOPBACK or self._seen in (seen, (seen[0], False)):
             return False
         self._node.setbacks.moved()
         self._node.watch.moved()
         if self.may_change and host != self.host:
             self._move(host)
-        return bool(seen)
+        return bool(seen[0])
 
     def _move(self, host: str) -> None:
         logger.info("this machine's address is %s now; it was %s", host, self.host)

@@ -19,12 +19,17 @@ def reachable(bound: NodeAddr) -> NodeAddr:
     else) of its first interface, else loopback."""
     if not is_wildcard(bound):
         return bound
+    return NodeAddr(on_default_route() or _without_route(), bound.port, bound.node)
+
+
+def on_default_route() -> str | None:
+    """This machine's address there; None if it has no such route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
-            return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
+            return str(probe.getsockname()[0])
         except OSError:
-            return NodeAddr(_without_route(), bound.port, bound.node)
+            return None
 
 
 def is_own(host: str) -> bool:
