@@ -6,6 +6,7 @@ A key is 256 random bits, so one SHA-256 of it is as good as any slow hash: ther
 import asyncio
 import hashlib
 import json
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from manyhands.files import alone, private_folder, write_private
 
 PREFIX = "mhk_"
 FILE = "keys.json"
+RECENT_S = 0.1  # so long a gateway takes the file for what it was: a look takes longer than all else that is done for a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """The keys of a file. Read again whenever the file changes, so a revoked key ends at once."""
+    """The keys of a file. Read again whenever the file changes, so a revoked key ends at once, in a gateway within RECENT_S."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,7 +76,7 @@ class KeyRing:
         self._by_hash: dict[str, ApiKey] = {}
         self._failure = ""  # of the last look
         self._looking = asyncio.Lock()
-        self._num_begun = self._num_done = 0  # looks of `latest`: how many began, and which was the last to end
+        self._looked_at = -math.inf  # when the last look of `latest` began, by the loop's clock
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
@@ -88,18 +90,17 @@ class KeyRing:
         return self._keys
 
     async def latest(self) -> tuple[ApiKey, ...]:
-        """As `keys`, beside the event loop, whose disk may be slow: of a look that began after this call. Callers that wait
-        share one."""
-        num_before = self._num_begun
-        async with self._looking:
-            if self._num_done <= num_before:
-                self._num_begun += 1
-                with suppress(BadRequest):  # kept as _failure
-                    await aside(lambda: self.keys)
-                self._num_done = self._num_begun
-            if self._failure:
-                raise BadRequest(self._failure)
-            return self._keys
+        """As `keys`, of a look that began RECENT_S ago at most, beside the event loop: the disk may be slow."""
+        now = asyncio.get_running_loop().time
+        if now() - self._looked_at >= RECENT_S:
+            async with self._looking:
+                if (began := now()) - self._looked_at >= RECENT_S:  # else another call has looked meanwhile
+                    with suppress(BadRequest):  # kept as _failure
+                        await aside(lambda: self.keys)
+                    self._looked_at = began
+        if self._failure:
+            raise BadRequest(self._failure)
+        return self._keys
 
     def _look(self) -> None:
         """Read the file again if it has changed. Raises BadRequest."""
@@ -153,6 +154,7 @@ class KeyRing:
     def _write(self, keys: Sequence[ApiKey]) -> None:
         """Replace the file. Raises BadRequest if it cannot be written."""
         write_private(self.path, json.dumps({"keys": [asdict(key) for key in keys]}, indent=1))
+        self._looked_at = -math.inf
 
 
 def hash_of(secret: str) -> str:

@@ -18,9 +18,8 @@ from manyhands.swarm.ticket import Ticket
 DIAL_S = 5.0  # for one address of the ticket to answer
 # While no node is linked, and for nodes of the list that are not; else at one address known from earlier.
 REDIAL_S = 10.0
-LOOK_S = (
-    1.0  # between looks at whether something calls for dialling at once: another network, a suspension, LAN discovery
-)
+# Between looks at whether something calls for dialling at once: another network, a suspension, LAN discovery.
+LOOK_S = 1.0
 SETTLE_S = 3.0  # between two looks at the network when the first has found another one: it may go to and fro
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
 MAX_LAN_ADDRESSES = 32  # addresses that LAN discovery found
