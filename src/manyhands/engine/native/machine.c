@@ -46,20 +46,20 @@ static int has_avx512(void)
     return has_avx2() && (saved() & SAVES_ZMM) == SAVES_ZMM && has_features(f_dq_bw_vl, 0, 0);
 }
 
+static int has_dot(void)
+{
+    enum { AVX512_VNNI = 1 << 11 };
+    return has_avx512() && has_features(0, AVX512_VNNI, 0);
+}
+
 /* Tiles for bf16 and bytes, if the system lets this process use them. */
 static int has_tiles(void)
 {
     enum { REQUEST = 0x1023, TILE_DATA = 18, ALL_OF_AMX = 1 << 22 | 1 << 24 | 1 << 25 };
     if (EMULATED)
         return has_avx2();
-    return has_avx512() && has_features(0, 0, ALL_OF_AMX) && (saved() & SAVES_TILES) == SAVES_TILES &&
+    return has_dot() && has_features(0, 0, ALL_OF_AMX) && (saved() & SAVES_TILES) == SAVES_TILES &&
            syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-}
-
-static int has_dot(void)
-{
-    enum { AVX512_VNNI = 1 << 11 };
-    return has_avx512() && has_features(0, AVX512_VNNI, 0);
 }
 
 static int has_avx_dot(void)
