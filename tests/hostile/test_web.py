@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from manyhands.api.access import Access
-from manyhands.api.auth import KeyRing
+from manyhands.api.auth import RECENT_S, KeyRing
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.hosts import MAX_AUTHORITY_CHARS, UNTYPED_PATHS, Authority, Hosts, is_loopback
@@ -418,6 +418,7 @@ def test_a_gateway_that_had_keys_stays_locked(how: str, tmp_path: Path) -> None:
             bearer = f"authorization: Bearer {secret}"
             assert await door.status("GET /v1/models", bearer) == 200
             spoil()
+            await asyncio.sleep(RECENT_S)
             for line, body in {"GET /v1/models": b"", "GET /api/jobs": b"", **ADMIN}.items():
                 for extra in ((), (bearer,), ("authorization: Bearer none",)):
                     status, said = await door.send(line, JSON, *extra, body=body)
@@ -437,8 +438,10 @@ def test_the_first_key_locks_and_its_file_may_go_again(tmp_path: Path) -> None:
         async with opened(keys=KeyRing(keys.path)) as door:
             assert await door.status("GET /v1/models") == 200
             keys.add("ann", 1.0)
+            await asyncio.sleep(RECENT_S)
             assert await door.status("GET /v1/models") == 401
             keys.path.unlink()
+            await asyncio.sleep(RECENT_S)
             assert await door.status("GET /v1/models") == 401
 
     asyncio.run(main())
