@@ -93,6 +93,9 @@ class Build(build_ext):
         except CompileError:
             if name == "amx":  # gcc before 11: without tiles
                 return []
+            if name == "avx2" and "-DNO_AVX_DOT" not in flags:  # assemblers before 2.36 do not know AVX-VNNI
+                targets[name].append("-DNO_AVX_DOT")
+                return self.kernels(name)
             raise
 
 

@@ -24,7 +24,14 @@ async def aside(function: Callable[..., T], *arguments: Any, **more: Any) -> T:
 @contextlib.asynccontextmanager
 async def entered_aside(manager: contextlib.AbstractContextManager[T]) -> AsyncIterator[T]:
     """`manager`, which waits for the disk when it is entered and left, in threads that are waited for."""
-    value = await asyncio.to_thread(manager.__enter__)
+    entering = asyncio.ensure_future(asyncio.to_thread(manager.__enter__))
+    try:
+        value = await asyncio.shield(entering)
+    except asyncio.CancelledError:
+        await asyncio.wait([entering])
+        if not entering.cancelled() and entering.exception() is None:
+            await asyncio.to_thread(manager.__exit__, None, None, None)
+        raise
     try:
         yield value
     finally:

@@ -32,6 +32,33 @@ def test_segments_are_limited_where_a_router_is_on_the_way(host: str, is_limited
         assert (limit == MAX_SEGMENT_BYTES) is is_limited
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "world", "is_limited"),
+    [
+        ("192.168.1.2", "192.168.1.3", None, False),  # a neighbour; all else goes by a router
+        ("10.8.0.2", "8.8.8.8", "10.8.0.2", True),  # all goes by WireGuard, which has no router
+        ("2001:db8:1::2", "2001:db8:1::3", None, False),
+        (
+            "2001:db8:1::2",
+            "2001:db8:99::9",
+            None,
+            True,
+        ),  # Linux says of any address of IPv6 that no router is on the way
+        ("fe80::2", "fe80::3%eth0", None, False),
+    ],
+)
+def test_what_the_system_says_of_a_way_without_a_router(
+    here: str, there: str, world: str | None, is_limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def source(family: int, name: tuple[str, int]) -> str | None:
+        return world if name[0] == "192.0.2.1" else here
+
+    monkeypatch.setattr("manyhands.net.segments._source", source)
+    with socket.socket(socket.AF_INET6 if ":" in there else socket.AF_INET) as connection:
+        limit_segments(connection, (there, 9))
+        assert (connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) == MAX_SEGMENT_BYTES) is is_limited
+
+
 @pytest.mark.nightly
 def test_a_member_joins_and_answers_over_a_narrow_link_that_nothing_tells_of(
     networks: Networks, tmp_path: Path

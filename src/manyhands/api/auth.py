@@ -9,6 +9,7 @@ import json
 import math
 import re
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -76,25 +77,28 @@ class KeyRing:
         self._by_hash: dict[str, ApiKey] = {}
         self._failure = ""  # of the last look
         self._looking = asyncio.Lock()
+        self._reading = threading.Lock()  # a look that was given up may still run beside the next one
         self._looked_at = -math.inf  # when the last look of `latest` began, by the loop's clock
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
         """In the order they were made. Blocking. Raises BadRequest for a file that cannot be read."""
-        try:
-            self._look()
-        except BadRequest as error:
-            self._failure, self._seen, self._by_hash = str(error), None, {}
-            raise
-        self._failure = ""
-        return self._keys
+        with self._reading:
+            try:
+                self._look()
+            except BadRequest as error:
+                self._failure, self._seen, self._by_hash = str(error), None, {}
+                raise
+            self._failure = ""
+            return self._keys
 
     async def latest(self) -> tuple[ApiKey, ...]:
         """As `keys`, of a look that began RECENT_S ago at most, beside the event loop: the disk may be slow."""
         now = asyncio.get_running_loop().time
-        if now() - self._looked_at >= RECENT_S:
+        if (asked := now()) - self._looked_at >= RECENT_S:
             async with self._looking:
-                if (began := now()) - self._looked_at >= RECENT_S:  # else another call has looked meanwhile
+                if asked - self._looked_at >= RECENT_S:  # else another call has looked since
+                    began = now()
                     with suppress(BadRequest):  # kept as _failure
                         await aside(lambda: self.keys)
                     self._looked_at = began

@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -193,8 +192,6 @@ async def api_for(
     wider than this machine while no key is needed (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
-    from asyncio import to_thread
-
     from manyhands.api import log
     from manyhands.api.gateway import Gateway
     from manyhands.api.http.app import create_app
@@ -204,20 +201,19 @@ async def api_for(
     from manyhands.api.names import ModelNames
     from manyhands.api.native.swarm import HopSpeeds, view_by_links
     from manyhands.api.trace import open_tracing
-    from manyhands.aside import entered_aside
+    from manyhands.aside import aside, entered_aside
 
     if log_json:
         log.log_json(logging.INFO)
     async with AsyncExitStack() as stack:
-        found = await to_thread(options.settings)
+        found = await aside(options.settings)
         limits = replace(found.limits, max_running=found.limits.max_running or max_running)
         gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases), secret=secret, others=others)
         metrics, speeds = Metrics(gateway), HopSpeeds()
         jobs = await stack.enter_async_context(entered_aside(JobFile(job_file))) if job_file else None
-        history = await to_thread(partial(History, file=jobs))
-        gateway.observers += [log.RequestLog(), metrics, history, *([speeds] if view is None else [])]
-        if trace:
-            gateway.observers.append(stack.enter_context(open_tracing(trace)))
+        history = await aside(History, file=jobs)
+        traced = [stack.enter_context(open_tracing(trace))] if trace else []
+        gateway.observers += [log.RequestLog(), metrics, history, *([speeds] if view is None else []), *traced]
 
         def make_app() -> "FastAPI":
             hosts, cors = names.hosts or found.api.hosts, names.cors or found.api.cors
@@ -225,7 +221,7 @@ async def api_for(
             routers += _debug_routers(gateway) if found.api.debug else []
             return create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
 
-        app = await to_thread(make_app)  # takes a second: meanwhile the node answers heartbeats
+        app = await aside(make_app)  # takes a second: meanwhile the node answers heartbeats
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
         proof = owner_file(home_from_env(), bound.port, app.state.access.owner_secret)
         await stack.enter_async_context(entered_aside(proof))
@@ -277,16 +273,14 @@ async def open_by_hand(
     plan: ApiPlan, origin: "Origin", swarm: str, model: str, max_running: int, secret: bytes | None = None
 ) -> AsyncIterator[str]:
     """`plan.open` for the one model of a swarm without a directory, found by the commands of this machine."""
-    from asyncio import to_thread
-
-    from manyhands.aside import entered_aside
+    from manyhands.aside import aside, entered_aside
     from manyhands.member.home import Running, announced
 
     me = Running(f"{swarm}-{os.getpid()}", os.getpid(), origin.node.transport.node, swarm, "")
     await origin.routes.look_around()  # so that the view is not empty until the first request
     async with plan.open({model: origin}, max_running, secret=secret) as url:
         async with entered_aside(announced(home_from_env(), me)) as announce:
-            await to_thread(announce, url)
+            await aside(announce, url)
             yield url
 
 

@@ -5,6 +5,7 @@ Known are those of the ticket, of the list of nodes, those of LAN discovery, and
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
@@ -20,7 +21,10 @@ DIAL_S = 5.0  # for one address of the ticket to answer
 REDIAL_S = 10.0
 # Between looks at whether something calls for dialling at once: another network, a suspension, LAN discovery.
 LOOK_S = 1.0
-SETTLE_S = 3.0  # between two looks at the network when the first has found another one: it may go to and fro
+SETTLE_S, MAX_SETTLE_S = (
+    3.0,
+    60.0,
+)  # until the next look at the network when one has found another: it may go to and fro
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
 MAX_LAN_ADDRESSES = 32  # addresses that LAN discovery found
 MAX_MET = 64  # nodes that were linked, whose addresses are remembered
@@ -133,13 +137,17 @@ class Bootstrap:
         """
         loop = asyncio.get_running_loop()
         due, slept, look_at = loop.time() + REDIAL_S, self._suspended(), loop.time()
-        was_linked = False
+        was_linked, settle_s, moved_at, lost_at = False, SETTLE_S, -math.inf, -math.inf
         while not self._has_stopped:
             has_news = await self._hears_news()
             has_slept = self._suspended() - slept > SUSPENDED_S
             has_moved = (has_slept or loop.time() >= look_at) and await look()
-            look_at = max(look_at, loop.time() + SETTLE_S if has_moved else look_at)
-            has_lost, was_linked = was_linked and not self.edges(), bool(self.edges())
+            if has_moved:
+                settle_s = min(MAX_SETTLE_S, 2 * settle_s) if loop.time() - moved_at < MAX_SETTLE_S else SETTLE_S
+                moved_at = loop.time()
+                look_at = moved_at + settle_s
+            has_lost = was_linked and not self.edges() and loop.time() >= lost_at + REDIAL_S
+            lost_at, was_linked = loop.time() if has_lost else lost_at, bool(self.edges())
             if not (has_news or has_slept or has_moved or has_lost) and loop.time() < due:
                 continue
             due, slept = loop.time() + REDIAL_S, self._suspended()

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORDS = 256  # whose addresses may be relays
 RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between two tries to be found at a relay: doubled each time
+UNROUTED_LOOKS = (
+    5  # without a default route, until another address than the last counts: it may be that of a bridge (docker0)
+)
 LOOK_S, MAX_MISSES = 10.0, 2  # one that is away at so many looks in a row is replaced, if any relay would do
 
 
@@ -42,6 +45,7 @@ class OwnAddresses:
         self._away: dict[str, tuple[NodeAddr, ...]] = {}  # a note, and the relays of which one is still to answer
         self.host = ""  # of this machine, as others are told
         self._seen = "", False  # at the last look: this machine's host, and whether it is on a default route
+        self._num_unrouted = 0
         # Whether this machine's address is looked up, again and again: none was given.
         self.may_change = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
 
@@ -76,11 +80,15 @@ class OwnAddresses:
             host = routed or (await aside(reachable, NodeAddr("0.0.0.0", 0))).host
         except OSError:  # no descriptor is free
             return False
+        self._num_unrouted = 0 if routed else self._num_unrouted + 1
+        if self._seen[0] and 0 < self._num_unrouted < UNROUTED_LOOKS:
+            host = self._seen[0]
         seen, self._seen = self._seen, (host, routed is not None)
         if host == LOOPBACK or self._seen in (seen, (seen[0], False)):
             return False
-        self._node.setbacks.moved()
-        self._node.watch.moved()
+        if seen[0]:
+            self._node.setbacks.moved()
+            self._node.watch.moved()
         if self.may_change and host != self.host:
             self._move(host)
         return bool(seen[0])

@@ -22,10 +22,22 @@ def limit_segments(connection: socket.socket, name: Any) -> None:
 
 def _is_on_link(family: int, name: Any) -> bool:
     """Whether `name` is reached without a router: this machine, or one on a network of its own. Nothing is sent."""
+    own = _source(family, name)
+    if own is None or own == name[0]:
+        return own is not None
+    if family == socket.AF_INET6 and not name[0].startswith("::ffff:"):  # for which Linux does not heed SO_DONTROUTE
+        here, there = (socket.inet_pton(family, host.partition("%")[0]) for host in (own, name[0]))
+        return here[:8] == there[:8]
+    # Where a default route has no router (PPP, WireGuard, a modem) all the world counts as a network of this machine's own.
+    return _source(socket.AF_INET, ("192.0.2.1", 9)) is None
+
+
+def _source(family: int, name: Any) -> str | None:
+    """This machine's address on the way to `name`; None if there is a router on it, where the system says so."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)
             probe.connect(name)
+            return str(probe.getsockname()[0])
     except OSError:
-        return False
-    return True
+        return None

@@ -40,10 +40,16 @@ class _Watched:
     link: Link
     pulse: Pulse
     every_s: float  # between its beats
+    since: float  # awake
     beat_at: float = -math.inf
     ping: asyncio.Future[float] | None = None  # the last one that waits for its answer, or did
     num_acked: int = 0  # at the last look
-    is_doubted: bool = False  # there is a newer link of the same pair and lane, or this machine has moved
+    # When (awake) a newer link of the same pair and lane came, or this machine moved; None once a ping since then was answered.
+    doubted_at: float | None = None
+
+    @property
+    def is_doubted(self) -> bool:
+        return self.doubted_at is not None
 
     def end(self) -> None:
         """The link is watched no more."""
@@ -65,7 +71,9 @@ class Watch:
         self.stalls = Stalls(0.0, period_s=TICK_S)
         self.uplink = Uplink()
         self._watched: list[_Watched] = []
-        self._suspects: dict[NodeId, float] = {}  # peers that a link to was given up, with when (awake)
+        # Peers that a link to was given up: when (awake), and that links since when are not suspect.
+        self._suspects: dict[NodeId, tuple[float, float]] = {}
+        self._missed: set[str] = set()  # addresses that this machine did not have at the last look
         self._is_running = False
 
     def __repr__(self) -> str:
@@ -78,7 +86,7 @@ class Watch:
             self.stalls.resume(now)
         awake_s = self._awake_s()
         self._doubt(other for other in self._watched if (other.link.peer, other.link.lane) == (link.peer, link.lane))
-        each = _Watched(link, Pulse(awake_s), liveness.HEARTBEAT_S)
+        each = _Watched(link, Pulse(awake_s), liveness.HEARTBEAT_S, awake_s)
         self._watched.append(each)
         self._beat(each, now, awake_s)
         was_running, self._is_running = self._is_running, True
@@ -111,9 +119,10 @@ class Watch:
 
     def _doubt(self, doubtful: Iterable[_Watched]) -> None:
         """Ask now."""
+        awake_s = self._awake_s()
         for each in doubtful:
             if not each.is_doubted:
-                each.is_doubted, each.beat_at = True, -math.inf
+                each.doubted_at, each.beat_at = awake_s, -math.inf
 
     # -- one look -----------------------------------------------------------------------------------------------------
 
@@ -122,12 +131,15 @@ class Watch:
         self._forget_closed()
         now, awake_s = asyncio.get_running_loop().time(), self._awake_s()
         asked: list[_Watched] = []
+        missed, self._missed = self._missed, set()
         is_here: dict[str, bool] = {}  # by the address that links go from
         for each in self._watched:
             line = each.link.line()
             if (host := line.local_host) is not None:
                 is_here[host] = is_here[host] if host in is_here else is_own(host)
                 if not is_here[host]:
+                    self._missed.add(host)
+                if not is_here[host] and host in missed:
                     each.link.abort(f"this machine has the address {host} no more")
             each.pulse.observe(line, awake_s)
             self.uplink.observe(line, each.num_acked, awake_s)
@@ -145,18 +157,22 @@ class Watch:
         late = self._late_s({each.link.peer for each in asked})
         in_use = self._in_use()
         borne = {peer: patience_s(late_s) for peer, late_s in late.items() if peer in in_use}
-        self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
+        self._suspects = {peer: (at, end) for peer, (at, end) in self._suspects.items() if awake_s - at < SUSPECT_S}
         for each in asked:
             borne_s = borne.get(each.link.peer, PATIENCE_S)
             verdict = each.pulse.judge(awake_s, borne_s, is_doubted=each.is_doubted)
             if verdict != "alive":
-                self._suspects[each.link.peer] = awake_s
-                self._give_up(each, verdict)
+                _, end = self._suspects.get(each.link.peer, (0.0, -math.inf))
+                self._suspects[each.link.peer] = (
+                    awake_s,
+                    max(end, math.inf if each.doubted_at is None else each.doubted_at),
+                )
+                self._give_up(each, verdict, PROBE_S if each.is_doubted and verdict == "cut" else SUSPECT_S)
         for each in asked:
-            if each.link.peer in self._suspects and not each.link.is_closed:
+            if each.since < self._suspects.get(each.link.peer, (0.0, -math.inf))[1] and not each.link.is_closed:
                 verdict = each.pulse.judge_suspect(awake_s)
                 if verdict != "alive":
-                    self._give_up(each, verdict)
+                    self._give_up(each, verdict, PROBE_S)
         self._forget_closed()
 
     def _late_s(self, peers: set[NodeId]) -> dict[NodeId, float]:
@@ -174,10 +190,10 @@ class Watch:
             for each in closed:
                 each.end()
 
-    def _give_up(self, each: _Watched, verdict: Verdict) -> None:
+    def _give_up(self, each: _Watched, verdict: Verdict, silent_s: float) -> None:
         why = "its machine acknowledges nothing" if verdict == "cut" else "no heartbeat"
         logger.info("peer=%s lane=%s given up: %s", each.link.peer[:8], each.link.lane, why)
-        each.link.abort(f"{why} for {PROBE_S if each.is_doubted else SUSPECT_S:g} s or more")
+        each.link.abort(f"{why} for {silent_s:g} s or more")
 
     def _beat(self, each: _Watched, now: float, awake_s: float) -> None:
         """Ping a link. While an answer is owed, a ping without one still shows that this node runs."""
@@ -188,11 +204,14 @@ class Watch:
         with suppress(LinkClosed):
             each.ping = each.link.ping()
             each.pulse.asked(awake_s)
-            each.ping.add_done_callback(partial(self._answered, each.pulse))
+            each.ping.add_done_callback(partial(self._answered, each))
 
-    def _answered(self, pulse: Pulse, ping: "asyncio.Future[float]") -> None:
+    def _answered(self, each: _Watched, ping: "asyncio.Future[float]") -> None:
         if not ping.cancelled() and ping.exception() is None:
-            pulse.answered(self._awake_s())
+            asked_at = each.pulse.asked_at
+            each.pulse.answered(self._awake_s())
+            if each.doubted_at is not None and asked_at is not None and asked_at >= each.doubted_at:
+                each.doubted_at = None
 
     def _awake_s(self) -> float:
         return self.stalls.awake_s(asyncio.get_running_loop().time())

@@ -16,6 +16,7 @@ from manyhands.api.auth import KeyRing, check_exposure
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.connection import Http
 from manyhands.api.http.error import error_response
+from manyhands.aside import aside
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, Draining
 from manyhands.net.admission import Pending, PendingLimits
@@ -106,7 +107,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     """
     gateway: Gateway = app.state.gateway
     keys: KeyRing | None = app.state.keys
-    check_exposure(host, keys, insecure=insecure)
+    await aside(check_exposure, host, keys, insecure=insecure)
     app.state.access.listen(host, insecure=insecure)
     bound = _bind(host, port)
     waiting = Pending[Http](pending_requests(descriptor_limit()))

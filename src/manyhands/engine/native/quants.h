@@ -167,13 +167,10 @@ static inline __m256i four_of(const int8_t *at)
 }
 static inline __m256 to_reals(__m256i a, int32_t less) { return _mm256_cvtepi32_ps(_mm256_sub_epi32(a, _mm256_set1_epi32(less))); }
 static inline __m256i pairs_added(__m256i sums, __m256i pairs) { return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
-#if __GNUC__ >= 11 || __clang_major__ >= 12 /* their assemblers know AVX-VNNI; without one this is not called */
-#define HAS_AVX_DOT
-#endif
 static inline __m256i dot_unsigned(__m256i sums, __m256i codes, const int8_t *row)
 {
     __m256i x = four_of(row);
-#ifdef HAS_AVX_DOT
+#ifndef NO_AVX_DOT /* of an assembler that knows no AVX-VNNI: then this is not called */
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(codes), "x"(x));
 #endif
     return sums;
@@ -549,7 +546,7 @@ typedef void GroupChain(const float *x, int64_t row_step, int64_t step_step, con
 enum { DOTS = 1 };
 #define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 1)
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 1)}},
-#elif defined(LANES_AVX512) || defined(HAS_AVX_DOT) || defined(LANES_NEON)
+#elif defined(LANES_AVX512) || (defined(LANES_AVX2) && !defined(NO_AVX_DOT)) || defined(LANES_NEON)
 enum { DOTS = 2 };
 #define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0) EACH_COUNT(GROUP_CHAIN, type, 1)
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}, {EACH_COUNT(GROUP_NAME, type, 1)}},
