@@ -185,3 +185,27 @@ def test_a_slow_hop_of_more_than_a_row_a_second_keeps_its_place_in_a_prompt(fold
             assert not answer.repairs
 
     play(main)
+
+
+def test_a_hop_that_sends_a_step_twice_does_not_cost_the_next_one_its_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one computes it twice, as after a rollback, and tells the same news twice."""
+    send_on, was_sent_twice = HopSession._send_on, set[int]()
+
+    def twice(session: HopSession, step: Step) -> None:
+        send_on(session, step)
+        if session.opened.span.start == 2 and session.opened.epoch not in was_sent_twice:
+            was_sent_twice.add(session.opened.epoch)
+            send_on(session, step)
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5", spares=["4-5"], request=REQUEST) as town:
+            monkeypatch.setattr(HopSession, "_send_on", twice)
+            answer = town.origin.answer(town.origin.request_ids(PROMPT, PARAMS))
+            async for _ in town.origin.stream(answer, draft="off"):
+                pass
+            assert tuple(answer.token_ids) == tuple(expected(folder, PROMPT, PARAMS)) and answer.repairs == []
+            assert was_sent_twice
+
+    play(main)

@@ -10,6 +10,7 @@ from manyhands.api.gateway import Gateway
 from manyhands.core import Span
 from manyhands.errors import ShardUnavailable
 from manyhands.member.hosting import Hosting
+from manyhands.member.room import hold_ends
 from manyhands.place.shape import look_up
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -136,3 +137,51 @@ def test_ends_of_another_model_are_loaded_only_beside_what_sessions_lease(
             assert caches.leased_bytes == 0 and hosting.budget.kept_bytes > 0
 
     run_virtual(scene())
+
+
+def test_ends_that_come_during_a_load_leave_room_for_what_is_loaded(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(place: Town) -> None:
+        hosting = await scarce(place)
+        fetch, given = hosting.fetch, list[Callable[[], None]]()
+
+        async def slow(span: Span) -> Path:
+            hold_ends(hosting, "two", 1)
+            given.append(lease_all(hosting))
+            return await fetch(span)
+
+        monkeypatch.setattr(hosting, "fetch", slow)
+        assert await hosting.fill(MORE) is not None
+        assert used_bytes(hosting) <= hosting.member.config.memory_bytes
+
+    play(scene)
+
+
+def test_a_private_span_keeps_its_room_beside_what_others_lease(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        hosting = await scarce(place)
+        worker, folder = hosting.member.node.worker, hosting.folder
+        assert folder is not None
+        own = await worker.host(folder, FIRST, "bf16", hosting._device, model_name="own", is_private=True)
+        free = own.info.free_tokens
+        lease_all(hosting)
+        assert own.info.free_tokens == free > 0
+
+    play(scene)
+
+
+def test_layers_that_are_to_be_loaded_again_keep_their_room(play: Play) -> None:
+    """A move has failed, and so has what it would have gone back to."""
+
+    async def scene(place: Town) -> None:
+        hosting = await scarce(place)
+        caches = hosting.member.node.worker.caches
+        alone = caches.limit_bytes
+        hosting.dropped = [FIRST]
+        await hosting._drop(hosting.hosts)
+        assert hosting.held == [] and caches.limit_bytes == alone
+        await hosting.restore()
+        assert hosting.held == [FIRST] and caches.limit_bytes == alone
+
+    play(scene)

@@ -22,7 +22,7 @@ from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
-from manyhands.member.room import beginning_of, bound, bound_for, budget_of, has_room
+from manyhands.member.room import beginning_of, bound_for, budget_of, has_room, rebound
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import SwarmSnapshot, holdings_of, view_of
 from manyhands.member.weights import ServedModel, Weights
@@ -67,6 +67,7 @@ class Hosting:
         self.balancer = Balancer(self)
         self.other_ends: dict[str, int] = {}  # bytes of other models' ends that are held here, by name
         self.dropped: list[Span] = []  # for a move that failed, and not loaded again yet
+        self.coming: Span | None = None  # is being loaded: caches leave room for it
         self.is_lost = False  # the device computes no more
 
     @property
@@ -104,11 +105,13 @@ class Hosting:
         worker = self.member.node.worker
         try:
             bound_for(worker, self.budget, span, self.in_memory)  # before: it takes minutes, in which sessions come
+            self.coming = span
             folder = await self.fetch(span)
             host = await use_fetched(folder, lambda: self.fetch(span), lambda folder: self._host(folder, span))
         finally:
+            self.coming = None
             self.announce(None)
-            bound(worker, self.budget, self.in_memory)
+            rebound(self)
         self.backoff.succeeded()
         return host
 
@@ -177,11 +180,6 @@ class Hosting:
         shape, others = self.weights.shape, sum(self.other_ends.values())
         return budget_of(self.member.config, shape, with_ends=self.with_ends, other_ends=others)
 
-    def hold_ends(self, name: str, num_bytes: int) -> None:
-        """Count the ends of another model (0: they are not held any more), which leave less for caches."""
-        self.other_ends[name] = num_bytes
-        bound(self.member.node.worker, self.budget, self.in_memory)
-
     def _has_room(self, span: Span) -> bool:
         """For `span` beside what is in memory."""
         return has_room(self.member.node.worker, self.budget, span, self.in_memory)
@@ -240,7 +238,8 @@ class Hosting:
         It is fetched first, which takes no such memory. If it cannot be loaded then, what was dropped is loaded again.
         """
         drained = [host.info.span for host in self._hosts_in_memory if host.is_draining]
-        if not (is_forced or self.may_move(target)) or not self.budget.fits(target, drained):
+        fits = has_room(self.member.node.worker, self.budget, target, drained, self.hosts)
+        if not fits or not (is_forced or self.may_move(target)):
             return False
         await self.fetch(target)
         if not (is_forced or self.may_move(target)):
@@ -253,6 +252,7 @@ class Hosting:
             await self._restore()
             raise
         self.dropped = []
+        rebound(self)
         return True
 
     async def restore(self) -> None:
@@ -286,7 +286,7 @@ class Hosting:
             await host.emptied()
             if host in worker.hosts:
                 worker.drop(host)
-        bound(worker, self.budget, self.in_memory)
+        rebound(self)
 
     async def fill(self, gap: Span) -> SpanHost | None:
         """Serve what fits of layers that no node serves, beside what is served already; None where others are to do that.

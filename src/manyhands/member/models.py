@@ -18,7 +18,7 @@ from manyhands.core import Span
 from manyhands.errors import BadRequest, ExperimentalDisabled, ShardUnavailable
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import providers_of
-from manyhands.member.room import has_room_for_ends
+from manyhands.member.room import has_room_for_ends, hold_ends, kept
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import ServedModel, Weights, known_kinds, weights_in
 from manyhands.origin import Origin, OriginModel
@@ -103,12 +103,12 @@ class SwarmModels:
             folder, _ = await weights.fetch(span, self._home, self._providers(kind), self._progress(), with_ends=True)
             return folder
 
-        self._hosting.hold_ends(name, weights.shape.ends_bytes)  # others may be loaded meanwhile
+        hold_ends(self._hosting, name, weights.shape.ends_bytes)  # others may be loaded meanwhile
         try:
             # Layer 0 comes along: a folder without any layer is no checkpoint.
             return await self._origin(weights, Span(0, 1), fetch)
         except BaseException:
-            self._hosting.hold_ends(name, 0)
+            hold_ends(self._hosting, name, 0)
             raise
 
     async def load_hosted(self) -> Origin:
@@ -137,9 +137,9 @@ class SwarmModels:
         """Raise BadRequest unless the ends fit beside what is hosted."""
         hosting, caches = self._hosting, self._member.node.worker.caches
         more = ends_bytes - hosting.other_ends.get(name, 0)  # it may be loaded again
-        if not has_room_for_ends(self._member.node.worker, hosting.budget, more, hosting.in_memory):
+        if not has_room_for_ends(self._member.node.worker, hosting.budget, more, kept(hosting)):
             budget = hosting.budget
-            left = max(0, budget.left_bytes(hosting.in_memory) + ends_bytes - more)
+            left = max(0, budget.left_bytes(kept(hosting)) + ends_bytes - more)
             raise BadRequest(
                 f"to answer for {name}, its embedding and head take {size_of(ends_bytes)} here, and --memory "
                 f"({size_of(budget.memory_bytes)}) leaves {size_of(left)}, with {size_of(caches.leased_bytes)} of caches in "

@@ -11,7 +11,9 @@ from manyhands.plain import size_of
 
 if TYPE_CHECKING:
     from manyhands.member.config import MemberConfig
+    from manyhands.member.hosting import Hosting
     from manyhands.place.shape import ModelShape
+    from manyhands.worker.serve import SpanHost
     from manyhands.worker.worker import Worker
 
 
@@ -29,10 +31,12 @@ def budget_of(config: "MemberConfig", shape: "ModelShape", *, with_ends: bool, o
     return MemoryBudget(shape, config.memory_bytes, tokens, with_ends, kept + ends, caches)
 
 
-def has_room(worker: "Worker", budget: MemoryBudget, span: Span, held: Collection[Span]) -> bool:
-    """Whether `budget` holds `span` beside `held` and what sessions lease on them."""
-    most_logs = worker.config.log_bytes
-    return budget.fits(span, held) and worker.caches.leased_bytes <= budget.cache_bytes([*held, span], most_logs)
+def has_room(
+    worker: "Worker", budget: MemoryBudget, span: Span, held: Collection[Span], gone: Collection["SpanHost"] = ()
+) -> bool:
+    """Whether `budget` holds `span` beside `held` and what sessions lease, but for those on the hosts `gone`."""
+    leased = worker.caches.leased_bytes - sum(host.leases.leased_bytes for host in gone)
+    return budget.fits(span, held) and leased <= budget.cache_bytes([*held, span], worker.config.log_bytes)
 
 
 def beginning_of(span: Span, fits: Callable[[Span], bool]) -> Span | None:
@@ -64,3 +68,20 @@ def bound_for(worker: "Worker", budget: MemoryBudget, span: Span, held: Collecti
             f"have leased {size_of(worker.caches.leased_bytes)}: try again when they have ended, or give more"
         )
     bound(worker, budget, [*held, span])
+
+
+def kept(hosting: "Hosting") -> list[Span]:
+    """What caches leave room for: what is in memory, what is being loaded, and what is to be loaded again."""
+    held, coming = hosting.in_memory, hosting.dropped if hosting.coming is None else [hosting.coming]
+    return [*held, *(span for span in coming if span not in held)]
+
+
+def rebound(hosting: "Hosting") -> None:
+    """Caches and logs get what spans leave now."""
+    bound(hosting.member.node.worker, hosting.budget, kept(hosting))
+
+
+def hold_ends(hosting: "Hosting", name: str, num_bytes: int) -> None:
+    """Count the ends of another model (0: they are not held any more), which leave less for caches."""
+    hosting.other_ends[name] = num_bytes
+    rebound(hosting)

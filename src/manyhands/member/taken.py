@@ -5,6 +5,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from manyhands.core import Span
+from manyhands.member.room import rebound
 from manyhands.place.balance import may_leave
 from manyhands.place.strategy import Holding
 from manyhands.worker.serve import SpanHost
@@ -61,6 +62,7 @@ class TakenSpans:
         elif host in self._given_back:
             if host.is_empty:
                 hosting.member.node.worker.drop(host)
+                rebound(hosting)
                 self._say(f"layers {span} are given back and out of memory")
         elif now - self._held_since.setdefault(host, now) >= HELD_S:
             self._given_back.add(host)

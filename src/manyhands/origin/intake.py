@@ -61,7 +61,6 @@ class Intake:
         self._session, self._healer, self._pace, self._config = session, healer, pace, config
         self._ledger, self._due, self._prefill = ledger, due, prefill
         self.reached = 0
-        self._told: tuple[int, int, int] | None = None  # epoch, guess and end of the last news without rows
         # When results last came, or were waited for; the same, had each row taken all it may; when that was looked into.
         self._moved_at = self._due_from = self._asked_at = 0.0
 
@@ -92,7 +91,8 @@ class Intake:
                 continue
             end, expected, payload = step.position + step.count, len(self._ledger) - 1, step.payload
             if step.count == 0:
-                self._check_news(step, expected)
+                if step.position > expected:
+                    raise ProtocolError(f"position {expected} is computed, and its row did not come back")
                 if end <= self.reached:
                     continue  # time goes on; a hop that recomputes from a log may be ahead of what is sent again
             if end > self._session.returns.sent_until:
@@ -107,15 +107,6 @@ class Intake:
                 raise ProtocolError(f"{came} came back, not {tuple(self._due)}")
             self._note_progress(end)
             return [step]
-
-    def _check_news(self, step: Step, expected: int) -> None:
-        """Raise ProtocolError for news without rows where the row of position `expected` had to be among them, or which a hop
-        that computes one step after the other cannot have: no more than it told before."""
-        told, self._told = self._told, (step.epoch, step.window, step.position)
-        if step.position > expected:
-            raise ProtocolError(f"position {expected} is computed, and its row did not come back")
-        if told is not None and told[:2] == self._told[:2] and told[2] >= step.position:
-            raise ProtocolError(f"news of positions up to {step.position} came after those up to {told[2]}")
 
     def _note_progress(self, end: int) -> None:
         """Positions up to `end` have come back. Few of them buy little time: the clock of replacements goes on by what they may

@@ -234,7 +234,8 @@ class RepairExecutor:
         cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
         if self._thrift.is_worth(holdup, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
             hop, starts = holdup.hop, [hop.offer.info.span.start for hop in session.route.hops]
-            if holdup.is_idle and hop and self._starved == (committed, starts[hop]):
+            is_starved = holdup.is_idle and not holdup.is_done and self._starved == (committed, starts[hop])
+            if hop and is_starved and await self._is_covered(hop - 1, committed):
                 hop -= 1  # says that it has sent on what neither of two received
             is_covered = await self._is_covered(hop, committed)
             if is_covered and not session.losses and not session.returns.has_news(committed):

@@ -67,6 +67,7 @@ class Worker:
         self.config, self.is_off, self._is_leaving = config, False, False
         self.hosts: list[SpanHost] = []
         self.logs, self.caches = LogBudget(config.log_bytes), CacheBudget(config.cache_bytes)
+        self._own_caches = CacheBudget(config.cache_bytes)  # of private spans, whose room no other node's sessions take
         self.owners, self.dials = Owners(), Dials(pool, setbacks)
         self._switched_off: list[SpanHost] = []  # and not drained for another reason
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
@@ -150,7 +151,8 @@ class Worker:
         def make_sampler(params: SamplingParams) -> Draws:
             return samplers()(params)
 
-        leases = SpanLeases(self.caches, Parking(self.logs), known.bytes_per_token)
+        caches = self._own_caches if is_private else self.caches
+        leases = SpanLeases(caches, Parking(self.logs), known.bytes_per_token)
         return SpanHost(info, load, device, config, make_sampler, self.logs, self.owners, leases, is_private=is_private)
 
     async def offer_to_load(
@@ -182,6 +184,7 @@ class Worker:
     def _forget(self, host: SpanHost) -> "asyncio.Task[None]":
         self.hosts.remove(host)
         self.caches.leave(host.leases)
+        self._own_caches.leave(host.leases)
         for loadable in self._loadable:
             loadable.hosts = [other for other in loadable.hosts if other is not host]
         return self._running.pop(host)
