@@ -140,7 +140,7 @@ class Bootstrap:
         was_linked, settle_s, moved_at, lost_at = False, SETTLE_S, -math.inf, -math.inf
         while not self._has_stopped:
             has_news = await self._hears_news()
-            has_slept = self._suspended() - slept > SUSPENDED_S
+            has_slept = (suspended := self._suspended()) - slept > SUSPENDED_S
             has_moved = (has_slept or loop.time() >= look_at) and await look()
             if has_moved:
                 settle_s = min(MAX_SETTLE_S, 2 * settle_s) if loop.time() - moved_at < MAX_SETTLE_S else SETTLE_S
@@ -150,7 +150,7 @@ class Bootstrap:
             lost_at, was_linked = loop.time() if has_lost else lost_at, bool(self.edges())
             if not (has_news or has_slept or has_moved or has_lost) and loop.time() < due:
                 continue
-            due, slept = loop.time() + REDIAL_S, self._suspended()
+            due, slept = loop.time() + REDIAL_S, suspended
             shut = self._unlinked_addresses(is_all=has_slept or has_moved)
             await asyncio.gather(*(self.dial(addr) for addr in shut), return_exceptions=True)
 
