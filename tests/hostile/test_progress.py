@@ -209,3 +209,21 @@ def test_a_hop_that_sends_a_step_twice_does_not_cost_the_next_one_its_place(
             assert was_sent_twice
 
     play(main)
+
+
+@pytest.mark.parametrize("row_s", [0.4, 0.05])
+def test_a_replay_longer_than_any_patience_ends_where_it_began(folder: Path, row_s: float) -> None:
+    """A hop falls silent; what takes its place needs 80 s for the positions so far, and others could, as slowly."""
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5", spares=["4-5"] * 3, request=REQUEST) as town:
+            for node in town.hops[3:]:
+                engine = node.hosts[0].engine
+                engine.device = cast(Device, SlowDevice(engine.device, 0.1, row_s))
+            FalseHop(town.hops[2], is_honest_for=14)
+            answer = town.origin.answer(town.origin.request_ids(PROMPT, PARAMS))
+            async for _ in town.origin.stream(answer, draft="off"):
+                pass
+            assert tuple(answer.token_ids) == tuple(expected(folder, PROMPT, PARAMS)) and len(answer.repairs) == 1
+
+    play(main)

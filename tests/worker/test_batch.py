@@ -7,7 +7,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.worker.batch import HELD_S, SHORT_S, WINDOW_ROWS, Pick, Shortness, StepKind, Waiting, choose, hold_until
+from manyhands.worker.batch import (
+    FIRST_ROWS,
+    HELD_S,
+    SHORT_S,
+    WINDOW_ROWS,
+    Pick,
+    PromptRows,
+    Shortness,
+    StepKind,
+    Waiting,
+    choose,
+    hold_until,
+)
 from manyhands.worker.engine import Engine
 
 ROWS = st.one_of(st.integers(1, WINDOW_ROWS), st.integers(1, 2000))
@@ -159,3 +171,18 @@ def test_standbys_compute_when_no_session_waits() -> None:
     live, standby = session(1), session(2, 16, is_standby=True)
     assert [w.key for w in Engine.waiting(engine_of(standby, live))] == [1]
     assert [w.key for w in Engine.waiting(engine_of(standby, session(1, 0)))] == [2]
+
+
+def test_a_step_of_prompts_lasts_no_longer_than_it_may() -> None:
+    rows = PromptRows(256)
+    assert rows.limit == FIRST_ROWS
+    rows.learn(64, 0.32)  # 5 ms a row
+    assert rows.limit == 256
+    rows.learn(256, 128.0)  # 0.5 s a row, at once
+    assert rows.limit == WINDOW_ROWS
+    seen = []
+    for _ in range(40):
+        rows.learn(WINDOW_ROWS, WINDOW_ROWS * 0.02)
+        seen.append(rows.limit)
+    assert seen == sorted(seen) and 195 <= seen[-1] <= 200  # of 4 s
+    assert PromptRows(20).limit == 20 and PromptRows(1).limit == 1

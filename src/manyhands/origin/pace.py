@@ -86,7 +86,8 @@ def held_step(progress: Mapping[int, Progress], num_hops: int, sent_until: int, 
     has itself if the next one is silent: then that one. If none has, the first that is not known to have computed all: it is
     cut off from the hop before it, or frozen. If all have, the last hop's answer got lost.
     """
-    computed = {hop: said.computed if hop else min(said.computed, left_until) for hop, said in progress.items()}
+    most = {0: left_until}  # that they can have
+    computed = {hop: min(said.computed, most.get(hop, sent_until)) for hop, said in progress.items()}
     busy = [hop for hop, said in progress.items() if said.received > said.computed]
     behind = [i for i in range(num_hops) if computed.get(i, -1) < sent_until]
     index = max(busy) if busy else min(behind, default=num_hops - 1)
@@ -104,7 +105,17 @@ class Thrift:
         self._num_wasted = 0  # replacements in a row that won nothing
         self._pays_at: float | None = None  # when the last one will have paid
         self._last: HeldStep | None = None
+        self._epoch, self._furthest = 0, dict[int, int]()  # what hops have said that they have computed, at most
         self._replaced_at: int | None = None  # the committed position of the last one
+
+    def gained(self, holdup: HeldStep, epoch: int) -> int:
+        """How many positions a hop says it has computed beyond what it said at any probe before in this epoch: of all hops
+        the most. So no position counts twice."""
+        if epoch != self._epoch:
+            self._epoch, self._furthest = epoch, {}
+        before = self._furthest
+        self._furthest = before | {hop: max(said, before.get(hop, said)) for hop, said in holdup.computed.items()}
+        return max((self._furthest[hop] - before.get(hop, said) for hop, said in holdup.computed.items()), default=0)
 
     @staticmethod
     def probe_s(shortest_s: float, late_s: float) -> float:

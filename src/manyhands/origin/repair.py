@@ -215,21 +215,21 @@ class RepairExecutor:
         best = await self._around.connect(index, hop.offer, len(self._session.route.hops), self._session.route.lease)
         return replace(hop, control=best.control, data=best.data, outbox=deque())  # what waits may have to stay
 
-    async def suspect(self, waited_s: float, committed: int, usual_s: float) -> None:
+    async def suspect(self, waited_s: float, committed: int, usual_s: float) -> int:
         """A step is overdue. The hop that holds it up counts as lost if another node can take its place and, unless it is
-        silent, if that is worth a replay (pace.py). `usual_s` is the usual step.
-
-        Raises HopLost through the session's next wait; returns if there is nothing better than to wait on.
+        silent, if that is worth a replay (pace.py): the session's next wait raises HopLost. `usual_s` is the usual step.
+        Returns how many more positions a hop says it has computed.
         """
         session, now = self._session, asyncio.get_running_loop().time
         began = now()
         holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, self._route_late_s()))
         late_s = self._route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
         if session.losses or session.returns.has_news(committed):
-            return
+            return 0
+        gained = self._thrift.gained(holdup, session.route.epoch)
         waits = session.returns.more_follows and holdup.computed.get(0) == session.returns.sent_until
         if waits and not holdup.is_silent:
-            return  # hop 0 waits for this origin, and those behind it for hop 0
+            return gained  # hop 0 waits for this origin, and those behind it for hop 0
         waited_s += now() - began
         cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
         if self._thrift.is_worth(holdup, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
@@ -243,6 +243,7 @@ class RepairExecutor:
                 session.lose(hop, f"holds a step up: none for {waited_s:.1f} s")
                 if not holdup.is_silent:
                     self._thrift.replaced(committed, now(), waited_s + cost_s)
+        return gained
 
     def _route_late_s(self) -> float:
         """How late event loops have run lately, here and on the route."""

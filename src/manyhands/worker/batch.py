@@ -64,6 +64,31 @@ class Shortness:
         return self._usual_s.get(kind, SHORT_S) < SHORT_S
 
 
+# A device step with parts of prompts lasts so long at most (seconds): origins see that a slow machine gets on, which they
+# give 30 s (origin/pace.py), and what other sessions send waits no longer. While its speed is unknown it has FIRST_ROWS.
+PROMPT_S = 4.0
+FIRST_ROWS = 64
+
+
+class PromptRows:
+    """How many rows such a step may have: `most`, or as many as last PROMPT_S, by what they took of late."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._row_s = most, -1.0
+
+    @property
+    def limit(self) -> int:
+        """At least WINDOW_ROWS."""
+        if self._row_s < 0:
+            return min(self._most, FIRST_ROWS)
+        return self._most if self._most * self._row_s <= PROMPT_S else max(WINDOW_ROWS, int(PROMPT_S / self._row_s))
+
+    def learn(self, num_rows: int, took_s: float) -> None:
+        """A step took so long. The estimate rises at once and falls slowly."""
+        row_s = took_s / num_rows
+        self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s)
+
+
 class Waiting(NamedTuple):
     """The oldest step of one session. `served` is when the session last ran (any monotonic counter)."""
 

@@ -17,7 +17,7 @@ from manyhands.errors import Corruption, DeviceLost, ManyhandsError
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open
 from manyhands.wire.timings import written
-from manyhands.worker.batch import WINDOW_ROWS, Shortness, StepKind, Waiting, choose, hold_until
+from manyhands.worker.batch import WINDOW_ROWS, PromptRows, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.callers import Callers
 from manyhands.worker.execute import Device, Draws, Result, SpanModel, Timed, timed
 from manyhands.worker.fit import Fit
@@ -51,9 +51,8 @@ class Engine:
     ) -> None:
         self.device = device
         self.model: SpanModel | None = None
-        self.cache_tokens = (
-            config.cache_tokens
-        )  # for all sessions together; on a device once loaded what it has room for
+        # For all sessions together; on a device once loaded what it has room for.
+        self.cache_tokens = config.cache_tokens
         self.usual_s = 0.0  # of a decode step
         self._last_s: deque[float] = deque(maxlen=LATENCIES)  # of decode steps, from arrival to result
         self.steps_run = 0
@@ -70,7 +69,8 @@ class Engine:
         self._runs = self._is_busy = self._is_soon = False
         self._held_since: float | None = None  # since when decode steps have waited for others
         self._timer: asyncio.TimerHandle | None = None  # ends that
-        self._shortness = Shortness()
+        self._shortness, self._prompts = Shortness(), PromptRows(config.prefill_rows)
+        self._began_at = 0.0  # when the last device step did, by the loop's clock
 
     def load(self, num_sessions: int) -> SpanLoad:
         """How busy and how fast the span is, with so many sessions."""
@@ -212,7 +212,7 @@ class Engine:
 
     def _choose(self, waiting: Sequence[Waiting]) -> list[Taken]:
         taken: list[Taken] = []
-        for pick in choose(waiting, self._config.prefill_rows, self._config.mixed_rows):
+        for pick in choose(waiting, self._prompts.limit, self._config.mixed_rows):
             self._clock += 1
             session = self._sessions[pick.key]
             session.served = self._clock
@@ -231,6 +231,7 @@ class Engine:
         kind = self.model.kind(works)
         is_short = kind is not None and self._shortness.is_short(kind)
         began = time.monotonic()  # uvloop's clock counts milliseconds
+        self._began_at = asyncio.get_running_loop().time()
         if is_short and self.device.computes_here:
             self._computed(batch, *attempt(timed, self.model, works), began, kind)
         else:
@@ -322,6 +323,8 @@ class Engine:
                 self._shortness.learn(kind, took_s, cpu_s)
             if longest <= WINDOW_ROWS:
                 self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
+            else:
+                self._prompts.learn(sum(taken.work.count for taken in batch), now - self._began_at)
         if self._logs.num_bytes > self._logs.limit_bytes:
             self._logs.enforce()
         self._advance()
