@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from manyhands.worker.batch import (
     FIRST_ROWS,
     HELD_S,
+    LEAST_ROWS,
     SHORT_S,
     WINDOW_ROWS,
     Pick,
@@ -175,14 +176,21 @@ def test_standbys_compute_when_no_session_waits() -> None:
 
 def test_a_step_of_prompts_lasts_no_longer_than_it_may() -> None:
     rows = PromptRows(256)
-    assert rows.limit == FIRST_ROWS
-    rows.learn(64, 0.32)  # 5 ms a row
-    assert rows.limit == 256
-    rows.learn(256, 128.0)  # 0.5 s a row, at once
-    assert rows.limit == WINDOW_ROWS
+    assert rows.limit(0.0) == FIRST_ROWS
+    rows.learn(64, 0.32, 0.0)  # 5 ms a row
+    assert rows.limit(0.0) == 256
+    rows.learn(256, 128.0, 0.0)  # 0.5 s a row, at once
+    assert rows.limit(0.0) == LEAST_ROWS
     seen = []
     for _ in range(40):
-        rows.learn(WINDOW_ROWS, WINDOW_ROWS * 0.02)
-        seen.append(rows.limit)
+        rows.learn(LEAST_ROWS, LEAST_ROWS * 0.02, 0.0)
+        seen.append(rows.limit(0.0))
     assert seen == sorted(seen) and 195 <= seen[-1] <= 200  # of 4 s
-    assert PromptRows(20).limit == 20 and PromptRows(1).limit == 1
+    assert PromptRows(20).limit(0.0) == 20 and PromptRows(1).limit(0.0) == 1
+
+
+def test_where_reading_the_weights_takes_long_a_step_of_prompts_has_many_rows() -> None:
+    """40 s a pass, as from a disk, and 50 ms a row: 8 times as many passes would take 8 times as long."""
+    rows, usual_s = PromptRows(256), 40.0
+    rows.learn(FIRST_ROWS, usual_s + FIRST_ROWS * 0.05, usual_s)
+    assert rows.limit(usual_s) == 256

@@ -64,28 +64,30 @@ class Shortness:
         return self._usual_s.get(kind, SHORT_S) < SHORT_S
 
 
-# A device step with parts of prompts lasts so long at most (seconds): origins see that a slow machine gets on, which they
-# give 30 s (origin/pace.py), and what other sessions send waits no longer. While its speed is unknown it has FIRST_ROWS.
-PROMPT_S = 4.0
-FIRST_ROWS = 64
+# A device step with parts of prompts lasts so long (seconds), or so many times a decode step, which reads the weights as well:
+# origins see that a slow machine gets on, which they give 30 s (origin/pace.py), and what other sessions send waits no longer.
+# It has LEAST_ROWS at least, and FIRST_ROWS while its speed is unknown.
+PROMPT_S, PROMPT_STEPS = 4.0, 3.0
+LEAST_ROWS, FIRST_ROWS = 32, 64
 
 
 class PromptRows:
-    """How many rows such a step may have: `most`, or as many as last PROMPT_S, by what they took of late."""
+    """How many rows such a step may have, `most` at most, by what they took of late beyond a decode step (`usual_s`)."""
 
     def __init__(self, most: int) -> None:
         self._most, self._row_s = most, -1.0
 
-    @property
-    def limit(self) -> int:
-        """At least WINDOW_ROWS."""
+    def limit(self, usual_s: float) -> int:
+        """Of the next step."""
         if self._row_s < 0:
             return min(self._most, FIRST_ROWS)
-        return self._most if self._most * self._row_s <= PROMPT_S else max(WINDOW_ROWS, int(PROMPT_S / self._row_s))
+        left_s = max(PROMPT_S, PROMPT_STEPS * usual_s) - usual_s
+        fit = self._most if self._most * self._row_s <= left_s else int(left_s / self._row_s)
+        return min(self._most, max(LEAST_ROWS, fit))
 
-    def learn(self, num_rows: int, took_s: float) -> None:
+    def learn(self, num_rows: int, took_s: float, usual_s: float) -> None:
         """A step took so long. The estimate rises at once and falls slowly."""
-        row_s = took_s / num_rows
+        row_s = max(0.0, took_s - usual_s) / num_rows
         self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s)
 
 

@@ -212,7 +212,7 @@ class Engine:
 
     def _choose(self, waiting: Sequence[Waiting]) -> list[Taken]:
         taken: list[Taken] = []
-        for pick in choose(waiting, self._prompts.limit, self._config.mixed_rows):
+        for pick in choose(waiting, self._prompts.limit(self.usual_s), self._config.mixed_rows):
             self._clock += 1
             session = self._sessions[pick.key]
             session.served = self._clock
@@ -324,7 +324,7 @@ class Engine:
             if longest <= WINDOW_ROWS:
                 self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
             else:
-                self._prompts.learn(sum(taken.work.count for taken in batch), now - self._began_at)
+                self._prompts.learn(sum(t.work.count for t in batch), now - self._began_at, self.usual_s)
         if self._logs.num_bytes > self._logs.limit_bytes:
             self._logs.enforce()
         self._advance()
