@@ -227,3 +227,22 @@ def test_a_replay_longer_than_any_patience_ends_where_it_began(folder: Path, row
             assert tuple(answer.token_ids) == tuple(expected(folder, PROMPT, PARAMS)) and len(answer.repairs) == 1
 
     play(main)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_hop_that_tells_in_decode_of_a_prompt_long_past_buys_nothing(folder: Path, index: int) -> None:
+    """It was honest as long as the prompt was computed, and tells of its positions again, one at each probe."""
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5", spares=["0-5"], request=REQUEST) as town:
+            for node in town.hops:
+                engine = node.hosts[0].engine
+                engine.device = cast(Device, SlowDevice(engine.device, 0.2))
+            FalseHop(town.hops[index], is_honest_for=14, answer=rising(0))
+            answer = town.origin.answer(town.origin.request_ids(PROMPT, PARAMS))
+            async with asyncio.timeout(SOON_S):
+                async for _ in town.origin.stream(answer, draft="off"):
+                    pass
+            assert answer.token_ids == expected(folder, PROMPT, PARAMS) and answer.repairs
+
+    play(main)

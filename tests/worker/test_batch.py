@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.worker.batch import (
-    FIRST_ROWS,
     HELD_S,
     LEAST_ROWS,
     SHORT_S,
@@ -24,7 +23,7 @@ from manyhands.worker.batch import (
 from manyhands.worker.engine import Engine
 
 ROWS = st.one_of(st.integers(1, WINDOW_ROWS), st.integers(1, 2000))
-LIMITS = st.tuples(st.integers(1, 400), st.integers(1, 64))
+LIMITS = st.tuples(st.integers(1, 400), st.integers(1, 64), st.integers(WINDOW_ROWS + 1, 400))
 
 
 @st.composite
@@ -37,33 +36,33 @@ def queues(draw: st.DrawFn) -> list[Waiting]:
 def test_decode_comes_first_and_longest_waiting_first() -> None:
     """Short steps lead, in the order in which their sessions last ran; a prefill fills the rest of its share."""
     waiting = [Waiting(1, 1, 500), Waiting(9, 2, 1), Waiting(4, 3, 5), Waiting(2, 4, 400)]
-    assert choose(waiting, 256, 32) == [Pick(3, 5), Pick(2, 1), Pick(1, 32)]
+    assert choose(waiting, 256, 32, 256) == [Pick(3, 5), Pick(2, 1), Pick(1, 32)]
 
 
 def test_prefill_alone_fills_the_step() -> None:
     """Where no session decodes, a prefill gets all rows, and the next one what is left."""
-    assert choose([Waiting(1, 1, 500)], 256, 32) == [Pick(1, 256)]
-    assert choose([Waiting(1, 1, 200), Waiting(2, 2, 300)], 256, 32) == [Pick(1, 200), Pick(2, 56)]
+    assert choose([Waiting(1, 1, 500)], 256, 32, 256) == [Pick(1, 250)]
+    assert choose([Waiting(1, 1, 200), Waiting(2, 2, 300)], 256, 32, 256) == [Pick(1, 200), Pick(2, 56)]
 
 
 def test_beside_decode_prefill_is_held_to_its_share() -> None:
     """Decoding must not become slow because a long prompt came."""
-    picks = choose([Waiting(0, 1, 5000), Waiting(7, 2, 1)], 256, 32)
+    picks = choose([Waiting(0, 1, 5000), Waiting(7, 2, 1)], 256, 32, 256)
     assert picks == [Pick(2, 1), Pick(1, 32)]
 
 
 def test_without_a_waiting_session_none_runs() -> None:
-    assert choose([], 256, 32) == []
+    assert choose([], 256, 32, 256) == []
 
 
 def test_a_window_counts_as_decode_and_one_row_more_as_prefill() -> None:
     """The border between the two kinds is WINDOW_ROWS."""
     decode, prefill = Waiting(5, 1, WINDOW_ROWS), Waiting(0, 2, WINDOW_ROWS + 1)
-    assert choose([decode, prefill], 256, 4) == [Pick(1, WINDOW_ROWS), Pick(2, 4)]
+    assert choose([decode, prefill], 256, 4, 256) == [Pick(1, WINDOW_ROWS), Pick(2, 4)]
 
 
 @given(queues(), LIMITS)
-def test_a_step_is_within_its_limits(waiting: list[Waiting], limits: tuple[int, int]) -> None:
+def test_a_step_is_within_its_limits(waiting: list[Waiting], limits: tuple[int, int, int]) -> None:
     """Never empty, never more rows than the limit or than a session has, no session twice."""
     picks = choose(waiting, *limits)
     rows = {w.key: w.num_rows for w in waiting}
@@ -74,7 +73,9 @@ def test_a_step_is_within_its_limits(waiting: list[Waiting], limits: tuple[int, 
 
 
 @given(queues(), LIMITS)
-def test_short_steps_run_whole_and_prefill_keeps_its_share(waiting: list[Waiting], limits: tuple[int, int]) -> None:
+def test_short_steps_run_whole_and_prefill_keeps_its_share(
+    waiting: list[Waiting], limits: tuple[int, int, int]
+) -> None:
     """A verify window is never cut in two; beside it prefill takes at most `mixed_rows`."""
     picks = choose(waiting, *limits)
     rows = {w.key: w.num_rows for w in waiting}
@@ -85,7 +86,7 @@ def test_short_steps_run_whole_and_prefill_keeps_its_share(waiting: list[Waiting
 
 
 @given(queues(), LIMITS)
-def test_no_session_starves(waiting: list[Waiting], limits: tuple[int, int]) -> None:
+def test_no_session_starves(waiting: list[Waiting], limits: tuple[int, int, int]) -> None:
     """If every session always has another step, each runs within as many rounds as there are sessions.
 
     Found here: enough sessions decoding filled every step, and a prefill waited for ever.
@@ -102,7 +103,7 @@ def test_no_session_starves(waiting: list[Waiting], limits: tuple[int, int]) -> 
 
 @given(queues(), LIMITS, st.randoms(use_true_random=False))
 def test_the_order_of_the_queue_does_not_matter(
-    waiting: list[Waiting], limits: tuple[int, int], random: Random
+    waiting: list[Waiting], limits: tuple[int, int, int], random: Random
 ) -> None:
     """A pure function of who waits."""
     shuffled = list(waiting)
@@ -175,22 +176,22 @@ def test_standbys_compute_when_no_session_waits() -> None:
 
 
 def test_a_step_of_prompts_lasts_no_longer_than_it_may() -> None:
-    rows = PromptRows(256)
-    assert rows.limit(0.0) == FIRST_ROWS
-    rows.learn(64, 0.32, 0.0)  # 5 ms a row
-    assert rows.limit(0.0) == 256
-    rows.learn(256, 128.0, 0.0)  # 0.5 s a row, at once
-    assert rows.limit(0.0) == LEAST_ROWS
+    rows = PromptRows()
+    assert rows.limit == LEAST_ROWS
+    rows.learn(64, 0.32)  # 5 ms a row
+    assert rows.limit == 800
+    rows.learn(256, 128.0)  # 0.5 s a row, at once
+    assert rows.limit == LEAST_ROWS
     seen = []
     for _ in range(40):
-        rows.learn(LEAST_ROWS, LEAST_ROWS * 0.02, 0.0)
-        seen.append(rows.limit(0.0))
-    assert seen == sorted(seen) and 195 <= seen[-1] <= 200  # of 4 s
-    assert PromptRows(20).limit(0.0) == 20 and PromptRows(1).limit(0.0) == 1
+        rows.learn(LEAST_ROWS, LEAST_ROWS * 0.02)
+        seen.append(rows.limit)
+    assert seen == sorted(seen) and 195 <= seen[-1] <= 200
 
 
-def test_where_reading_the_weights_takes_long_a_step_of_prompts_has_many_rows() -> None:
-    """40 s a pass, as from a disk, and 50 ms a row: 8 times as many passes would take 8 times as long."""
-    rows, usual_s = PromptRows(256), 40.0
-    rows.learn(FIRST_ROWS, usual_s + FIRST_ROWS * 0.05, usual_s)
-    assert rows.limit(usual_s) == 256
+def test_a_slow_machine_computes_a_prompt_in_even_parts_and_decodes_as_ever() -> None:
+    assert choose([Waiting(0, 1, 256)], 256, 32, 100) == [Pick(1, 86)]
+    assert choose([Waiting(0, 1, 9)], 256, 32, 64) == [Pick(1, 9)]
+    decoding = [Waiting(0, key, 9) for key in range(20)]
+    assert len(choose(decoding, 256, 32, 64)) == 20
+    assert choose([Waiting(0, 1, 200), Waiting(0, 2, 200)], 256, 32, 100) == [Pick(1, 100)]

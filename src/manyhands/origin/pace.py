@@ -8,7 +8,7 @@ each replacement that won nothing.
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from manyhands.config import RequestConfig
@@ -108,14 +108,15 @@ class Thrift:
         self._epoch, self._furthest = 0, dict[int, int]()  # what hops have said that they have computed, at most
         self._replaced_at: int | None = None  # the committed position of the last one
 
-    def gained(self, holdup: HeldStep, epoch: int) -> int:
-        """How many positions a hop says it has computed beyond what it said at any probe before in this epoch: of all hops
-        the most. So no position counts twice."""
+    def gained(self, holdup: HeldStep, epoch: int, committed: int, rebuilding: Collection[int]) -> int:
+        """How many positions a hop says it has computed beyond what it said at any probe before in this epoch: of the hop that
+        holds a step up, and of those behind it, the most. What is `committed` counts only of hops that compute it again."""
         if epoch != self._epoch:
             self._epoch, self._furthest = epoch, {}
-        before = self._furthest
-        self._furthest = before | {hop: max(said, before.get(hop, said)) for hop, said in holdup.computed.items()}
-        return max((self._furthest[hop] - before.get(hop, said) for hop, said in holdup.computed.items()), default=0)
+        before, said = self._furthest, {hop: number for hop, number in holdup.computed.items() if hop >= holdup.hop}
+        known = {hop: max(before.get(hop, n), 0 if hop in rebuilding else committed) for hop, n in said.items()}
+        self._furthest = before | {hop: max(number, before.get(hop, number)) for hop, number in said.items()}
+        return max((number - known[hop] for hop, number in said.items() if number > known[hop]), default=0)
 
     @staticmethod
     def probe_s(shortest_s: float, late_s: float) -> float:

@@ -226,7 +226,7 @@ class RepairExecutor:
         late_s = self._route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
         if session.losses or session.returns.has_news(committed):
             return 0
-        gained = self._thrift.gained(holdup, session.route.epoch)
+        gained = self._thrift.gained(holdup, session.route.epoch, committed, session.route.rebuilding)
         waits = session.returns.more_follows and holdup.computed.get(0) == session.returns.sent_until
         if waits and not holdup.is_silent:
             return gained  # hop 0 waits for this origin, and those behind it for hop 0

@@ -142,6 +142,11 @@ class Route:
             try_send(hop.control, Retract(self.session, self.epoch, window))
 
     @property
+    def rebuilding(self) -> frozenset[int]:
+        """The hops that compute positions again."""
+        return frozenset(index for index, hop in enumerate(self.hops) if hop.is_rebuilding)
+
+    @property
     def needs_ends(self) -> bool:
         """Whether the first and the last hop must hold the model's ends."""
         return self.lease.ends == "edges"

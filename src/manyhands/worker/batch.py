@@ -64,31 +64,29 @@ class Shortness:
         return self._usual_s.get(kind, SHORT_S) < SHORT_S
 
 
-# A device step with parts of prompts lasts so long (seconds), or so many times a decode step, which reads the weights as well:
-# origins see that a slow machine gets on, which they give 30 s (origin/pace.py), and what other sessions send waits no longer.
-# It has LEAST_ROWS at least, and FIRST_ROWS while its speed is unknown.
-PROMPT_S, PROMPT_STEPS = 4.0, 3.0
-LEAST_ROWS, FIRST_ROWS = 32, 64
+# A device step of prompts alone lasts so long (seconds), or has so few rows: origins see that a slow machine gets on, which
+# they give 30 s (origin/pace.py). Fewer rows would read the weights again for little.
+PROMPT_S = 4.0
+LEAST_ROWS = 64
 
 
 class PromptRows:
-    """How many rows such a step may have, `most` at most, by what they took of late beyond a decode step (`usual_s`)."""
+    """How many rows such a step may have, by what they took of late."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._row_s = most, -1.0
+    def __init__(self) -> None:
+        self._row_s = PROMPT_S / LEAST_ROWS
+        self._is_known = False
 
-    def limit(self, usual_s: float) -> int:
-        """Of the next step."""
-        if self._row_s < 0:
-            return min(self._most, FIRST_ROWS)
-        left_s = max(PROMPT_S, PROMPT_STEPS * usual_s) - usual_s
-        fit = self._most if self._most * self._row_s <= left_s else int(left_s / self._row_s)
-        return min(self._most, max(LEAST_ROWS, fit))
+    @property
+    def limit(self) -> int:
+        """LEAST_ROWS or more."""
+        return max(LEAST_ROWS, int(PROMPT_S / max(self._row_s, 1e-6)))
 
-    def learn(self, num_rows: int, took_s: float, usual_s: float) -> None:
+    def learn(self, num_rows: int, took_s: float) -> None:
         """A step took so long. The estimate rises at once and falls slowly."""
-        row_s = max(0.0, took_s - usual_s) / num_rows
-        self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s)
+        row_s = took_s / num_rows
+        self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s) if self._is_known else row_s
+        self._is_known = True
 
 
 class Waiting(NamedTuple):
@@ -106,11 +104,13 @@ class Pick(NamedTuple):
     num_rows: int
 
 
-def choose(waiting: Sequence[Waiting], prefill_rows: int, mixed_rows: int) -> list[Pick]:
-    """The next device step: never empty unless `waiting` is; at most max(prefill_rows, WINDOW_ROWS) rows."""
+def choose(waiting: Sequence[Waiting], prefill_rows: int, mixed_rows: int, prompt_rows: int) -> list[Pick]:
+    """The next device step: never empty unless `waiting` is; at most max(prefill_rows, WINDOW_ROWS) rows, and where none
+    decodes prompt_rows (more than WINDOW_ROWS)."""
     room = max(prefill_rows, WINDOW_ROWS)
     if len(waiting) == 1:
-        return [Pick(waiting[0].key, min(waiting[0].num_rows, room))]
+        parts = -(-waiting[0].num_rows // min(room, prompt_rows))  # about as many rows in each: none counts as decoding
+        return [Pick(waiting[0].key, -(-waiting[0].num_rows // parts))]
     order = sorted(waiting)  # who was served longest ago comes first
     picks: list[Pick] = []
     # A prefill that waits longest keeps a share even if short steps could fill the whole step.
@@ -120,9 +120,7 @@ def choose(waiting: Sequence[Waiting], prefill_rows: int, mixed_rows: int) -> li
         if w.num_rows <= WINDOW_ROWS and w.num_rows <= room:
             picks.append(Pick(w.key, w.num_rows))
             room -= w.num_rows
-    room += kept
-    if picks:
-        room = min(room, mixed_rows)
+    room = min(room + kept, mixed_rows if picks else prompt_rows)
     for w in order:
         if w.num_rows > WINDOW_ROWS and room > 0:
             rows = min(w.num_rows, room)

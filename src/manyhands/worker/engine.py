@@ -69,7 +69,7 @@ class Engine:
         self._runs = self._is_busy = self._is_soon = False
         self._held_since: float | None = None  # since when decode steps have waited for others
         self._timer: asyncio.TimerHandle | None = None  # ends that
-        self._shortness, self._prompts = Shortness(), PromptRows(config.prefill_rows)
+        self._shortness, self._prompts = Shortness(), PromptRows()
         self._began_at = 0.0  # when the last device step did, by the loop's clock
 
     def load(self, num_sessions: int) -> SpanLoad:
@@ -212,7 +212,7 @@ class Engine:
 
     def _choose(self, waiting: Sequence[Waiting]) -> list[Taken]:
         taken: list[Taken] = []
-        for pick in choose(waiting, self._prompts.limit(self.usual_s), self._config.mixed_rows):
+        for pick in choose(waiting, self._config.prefill_rows, self._config.mixed_rows, self._prompts.limit):
             self._clock += 1
             session = self._sessions[pick.key]
             session.served = self._clock
@@ -323,8 +323,8 @@ class Engine:
                 self._shortness.learn(kind, took_s, cpu_s)
             if longest <= WINDOW_ROWS:
                 self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
-            else:
-                self._prompts.learn(sum(t.work.count for t in batch), now - self._began_at, self.usual_s)
+            elif len(batch) == 1:
+                self._prompts.learn(longest, now - self._began_at)
         if self._logs.num_bytes > self._logs.limit_bytes:
             self._logs.enforce()
         self._advance()
