@@ -42,7 +42,8 @@ class Suspect(Protocol):
         """Positions have come back that had not."""
 
     async def suspect(self, waited_s: float, committed: int, usual_s: float) -> int:
-        """Look for the hop that holds the route up. Raises HopLost if it can be replaced."""
+        """Look for the hop that holds the route up, which counts as lost if it can be replaced. Returns how many more positions
+        a hop says it has computed."""
 
 
 class Intake:
@@ -125,7 +126,7 @@ class Intake:
         """The next result; None if the drafter woke the session before it came. While progress is overdue, the hop that holds
         it up is looked for and, if it can be, replaced.
 
-        Raises HopLost then; PipelineStalled after config.stall_timeout_s without progress, whatever else comes back.
+        Raises HopLost then; PipelineStalled after config.stall_timeout_s in which nothing new came back or was told of.
         """
         loop = asyncio.get_running_loop()
         while True:
