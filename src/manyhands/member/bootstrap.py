@@ -21,10 +21,8 @@ DIAL_S = 5.0  # for one address of the ticket to answer
 REDIAL_S = 10.0
 # Between looks at whether something calls for dialling at once: another network, a suspension, LAN discovery.
 LOOK_S = 1.0
-SETTLE_S, MAX_SETTLE_S = (
-    3.0,
-    60.0,
-)  # until the next look at the network when one has found another: it may go to and fro
+# Until the next look at the network when one has found another; doubled while it goes to and fro.
+SETTLE_S, MAX_SETTLE_S = 3.0, 60.0
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
 MAX_LAN_ADDRESSES = 32  # addresses that LAN discovery found
 MAX_MET = 64  # nodes that were linked, whose addresses are remembered

@@ -19,9 +19,8 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORDS = 256  # whose addresses may be relays
 RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between two tries to be found at a relay: doubled each time
-UNROUTED_LOOKS = (
-    5  # without a default route, until another address than the last counts: it may be that of a bridge (docker0)
-)
+# Looks without a default route until another address than the last counts: it may be that of a bridge (docker0).
+UNROUTED_LOOKS = 5
 LOOK_S, MAX_MISSES = 10.0, 2  # one that is away at so many looks in a row is replaced, if any relay would do
 
 

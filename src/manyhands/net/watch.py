@@ -58,8 +58,8 @@ class _Watched:
 
 
 class Watch:
-    """Pings every link of a node, whatever its lane, and aborts those whose peer is cut off or frozen; at once those that go
-    from an address that this machine has no more: no answer can find its way back.
+    """Pings every link of a node, whatever its lane, and aborts those whose peer is cut off or frozen, and those that go from
+    an address that this machine has not had at two looks: no answer can find its way back.
 
     When one link of a pair of nodes is given up, the others are after PROBE_S of silence: they may go another way (a relay).
     `in_use` gives the peers that something waits for. Another may be a member that loads a model on a busy machine: its loop
@@ -163,10 +163,8 @@ class Watch:
             verdict = each.pulse.judge(awake_s, borne_s, is_doubted=each.is_doubted)
             if verdict != "alive":
                 _, end = self._suspects.get(each.link.peer, (0.0, -math.inf))
-                self._suspects[each.link.peer] = (
-                    awake_s,
-                    max(end, math.inf if each.doubted_at is None else each.doubted_at),
-                )
+                end = max(end, math.inf if each.doubted_at is None else each.doubted_at)
+                self._suspects[each.link.peer] = awake_s, end
                 self._give_up(each, verdict, PROBE_S if each.is_doubted and verdict == "cut" else SUSPECT_S)
         for each in asked:
             if each.since < self._suspects.get(each.link.peer, (0.0, -math.inf))[1] and not each.link.is_closed:

@@ -74,19 +74,17 @@ class PromptRows:
     """How many rows such a step may have, by what they took of late."""
 
     def __init__(self) -> None:
-        self._row_s = PROMPT_S / LEAST_ROWS
-        self._is_known = False
+        self._row_s: float | None = None
 
     @property
     def limit(self) -> int:
-        """LEAST_ROWS or more."""
-        return max(LEAST_ROWS, int(PROMPT_S / max(self._row_s, 1e-6)))
+        """LEAST_ROWS or more; LEAST_ROWS while nothing is known."""
+        return LEAST_ROWS if self._row_s is None else max(LEAST_ROWS, int(PROMPT_S / max(self._row_s, 1e-6)))
 
     def learn(self, num_rows: int, took_s: float) -> None:
         """A step took so long. The estimate rises at once and falls slowly."""
         row_s = took_s / num_rows
-        self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s) if self._is_known else row_s
-        self._is_known = True
+        self._row_s = row_s if self._row_s is None else max(row_s, 0.8 * self._row_s + 0.2 * row_s)
 
 
 class Waiting(NamedTuple):
