@@ -6,7 +6,8 @@ Six node processes, every third of the layers on two of them, and an origin with
 At random moments a random node is killed with kill -9 (never both of a third at once: no set of nodes would cover the
 model) and started again at its address. Every text is compared with the undisturbed one. File descriptors of all processes,
 and memory of the nodes, are compared between the end of a calm warm-up and a calm end; memory of the origin, the one process
-that lives through all kills, between half of them (by then allocators hold what they need) and the end.
+that lives through all kills, between half of them (by then allocators hold what they need) and the end. Nodes are compared
+as a sum: a node's process at the end is another one than at the start, and six alike differ by 2 to 3 % at one moment.
 Holds if every stream completes with the same text, file descriptors return, and so does memory, within `--within`.
 """
 
@@ -241,12 +242,14 @@ def main() -> int:
     figures = asyncio.run(measure(args))
     before, after, halfway_mb = figures["before_mb_fds"], figures["after_mb_fds"], figures["origin_halfway_mb"]
     assert isinstance(before, dict) and isinstance(after, dict) and isinstance(halfway_mb, float)
-    allowed_mb = {name: (1 + args.within) * (halfway_mb if name == "origin" else before[name][0]) for name in before}
+    nodes_mb = [sum(mb for name, (mb, _) in look.items() if name != "origin") for look in (before, after)]
+    figures["nodes_mb"] = [round(mb, 1) for mb in nodes_mb]
     holds = {
         "all_complete": not figures["num_failed"] and not figures["completed_changed"],
         "all_kills": figures["kills"] == args.kills,
         "fds_return": all(after[name][1] <= before[name][1] + 4 for name in before),
-        "memory_returns": all(after[name][0] <= allowed_mb[name] for name in before),
+        "memory_returns": after["origin"][0] <= (1 + args.within) * halfway_mb
+        and nodes_mb[1] <= (1 + args.within) * nodes_mb[0],
     }
     name = "soak" if args.minutes >= LONG else "soak-short"
     return finish(name, figures, {"failed": 0, "changed": 0, "kills": args.kills, "within": args.within}, holds)
