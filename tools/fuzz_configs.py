@@ -92,6 +92,8 @@ OWN: dict[str, Options] = {
         "first_k_dense_replace": [0, 1, 4],
         "n_shared_experts": [1, 3],
     },
+    "glm4_moe_lite": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "n_shared_experts": [1, 2]},
+    "youtu": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "attention_bias": _BOOL},
     "cohere2": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0], "sliding_window": [3, 50]},
     "granite": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "logits_scaling": [0.5, 8.0]},
     "stablelm": {"use_parallel_residual": _BOOL, "qk_layernorm": _BOOL, "use_qkv_bias": _BOOL},
@@ -116,7 +118,7 @@ _ONE_TABLE = (
     "granite",
 )
 _FREE_HEADS = ("llama", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "mixtral", "gpt_oss", "glm4", "ernie4_5")
-_LATENT = ("minicpm3", "deepseek_v3")
+_LATENT = ("minicpm3", "deepseek_v3", "glm4_moe_lite", "youtu")
 
 
 def options(draw: random.Random, family: str) -> Options:

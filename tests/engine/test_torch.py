@@ -83,6 +83,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_interleave": False, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 0},
     ),
     "deepseek_v3, yarn": ("deepseek_v3", rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.2)),
+    "glm4_moe_lite, halves": (
+        "glm4_moe_lite",
+        {"rope_interleave": False, "mlp_layer_types": ["sparse", "dense"] * 2, "n_shared_experts": 2},
+    ),
+    "youtu, direct queries": ("youtu", {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
     "minicpm3, no scalings": ("minicpm3", {"scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False}),
     "glm4 without biases": ("glm4", {"attention_bias": False, "partial_rotary_factor": 1.0}),
     "olmo2, biases": ("olmo2", {"attention_bias": True}),

@@ -24,6 +24,12 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "_sliding_window_pattern": 4,
     },
     "gemma2": {"sliding_window_size": 24},  # Gemma 2 9B and 27B
+    "glm4_moe_lite": {  # GLM-4.7-Flash
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 1.0,
+        "topk_method": "noaux_tc",
+    },
     "gpt_neox": {  # GPT-NeoX-20B, h2oGPT
         "attention_probs_dropout_prob": 0,
         "hidden_dropout_prob": 0,
@@ -76,6 +82,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "field", "value"),
     [
+        ("glm4_moe_lite", "first_k_dense_replace", 2),
         ("cohere2", "layer_switch", 3),
         ("cohere2", "order_of_interleaved_layers", "global_attn_first"),
         ("cohere2", "use_embedding_sharing", False),

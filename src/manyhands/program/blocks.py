@@ -236,7 +236,7 @@ def each_expert(
 
 def windows(fields: Fields, layers: int, default: Sequence[str], window: int | None) -> list[int | None]:
     """Each layer's attention window by `layer_types`; `window` is that of its sliding layers."""
-    types = fields.layer_types(layers, default, ("full_attention", "sliding_attention"))
+    types = fields.per_layer("layer_types", layers, default, ("full_attention", "sliding_attention"))
     if window is None and "sliding_attention" in types:
         raise fields.refuse("sliding_window", "layer_types has sliding_attention: a window is needed")
     return [window if kind == "sliding_attention" else None for kind in types]

@@ -161,11 +161,15 @@ class Fields:
             raise self.refuse(name, "a list of whole numbers is needed")
         return value
 
-    def layer_types(self, layers: int, default: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    def assume(self, **defaults: object) -> None:
+        """What a family takes for fields that its config does not have, in a recipe that others share."""
+        self._values = {**{name: value for name, value in defaults.items() if name not in self._null}, **self._values}
+
+    def per_layer(self, name: str, layers: int, default: Sequence[str], allowed: Sequence[str]) -> list[str]:
         """One of `allowed` for each layer; `default` where the field is absent."""
-        value = self.raw("layer_types", list(default))
+        value = self.raw(name, list(default))
         if not isinstance(value, list) or len(value) != layers or not set(map(str, value)) <= set(allowed):
-            raise self.refuse("layer_types", f"one of {', '.join(allowed)} for each of the {layers} layers is needed")
+            raise self.refuse(name, f"one of {', '.join(allowed)} for each of the {layers} layers is needed")
         return [str(item) for item in value]
 
     def finish(self) -> None:

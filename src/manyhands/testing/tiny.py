@@ -73,6 +73,11 @@ def _deepseek(hidden: int) -> Overrides:
     return {**_mla(hidden), **routing, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
 
 
+def _glm4_lite(hidden: int) -> Overrides:
+    routing = {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+    return {**_mla(hidden), **routing, "moe_intermediate_size": hidden // 2}
+
+
 def _minicpm(hidden: int) -> Overrides:
     return {**_mla(hidden), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": hidden // 2}
 
@@ -125,6 +130,7 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
+    "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
     "nemotron": ("nemotron", lambda hidden: {}),
@@ -133,6 +139,8 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "smollm3": ("smollm3", lambda hidden: {}),
     "stablelm": ("stablelm", lambda hidden: {}),
     "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
+    # With a pad_token_id transformers sets its row of the (tied) embedding to zero, also in a loaded model.
+    "youtu": ("youtu", lambda hidden: {**_mla(hidden), "pad_token_id": None}),
 }
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *_MORE)
 

@@ -5,7 +5,7 @@ gemma      gemma, gemma2, gemma3_text
 wrapped    olmo2, olmo3, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
 experts    mixtral, qwen2_moe, qwen3_moe, gpt_oss
-latent     deepseek_v3, minicpm3
+latent     deepseek_v3, glm4_moe_lite, minicpm3, youtu
 """
 
 from collections.abc import Callable, Mapping
@@ -28,6 +28,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "glm4": "wrapped",
+    "glm4_moe_lite": "latent",
     "gpt_neox": "layernorm",
     "gpt_oss": "experts",
     "granite": "llama",
@@ -47,6 +48,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "smollm3": "llama",
     "stablelm": "layernorm",
     "starcoder2": "layernorm",
+    "youtu": "latent",
 }
 
 

@@ -1,4 +1,4 @@
-"""Recipes of families with latent attention: deepseek_v3, minicpm3."""
+"""Recipes of families with latent attention: deepseek_v3, glm4_moe_lite, minicpm3, youtu."""
 
 import math
 from dataclasses import dataclass
@@ -114,9 +114,25 @@ def latent_scale(rope: RopeReader, width: int) -> float:
 def deepseek_v3(f: Fields) -> Program:
     """Experts in groups, chosen with a correction; one block of shared experts; the first layers dense."""
     s = sizes(f)
+    dense = f.count("first_k_dense_replace", 3, low=0)
+    return _with_experts(f, s, [i >= dense for i in range(s.layers)])
+
+
+def glm4_moe_lite(f: Fields) -> Program:
+    """deepseek_v3 with defaults of its own; a list says which layers are dense (GLM-4.7-Flash)."""
+    f.assume(q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5, n_group=1, topk_group=1)
+    f.assume(n_routed_experts=64, moe_intermediate_size=1536, num_experts_per_tok=4, routed_scaling_factor=1.8)
+    s = sizes(f)
+    default = ["dense", *["sparse"] * (s.layers - 1)]
+    kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
+    f.only("first_k_dense_replace", [*kinds, "sparse"].index("sparse"))  # published beside it, not read by transformers
+    return _with_experts(f, s, [kind == "sparse" for kind in kinds])
+
+
+def _with_experts(f: Fields, s: Sizes, sparse: list[bool]) -> Program:
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
     norm, act, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.activation(), f.flag("attention_bias")
-    pairs, dense = f.flag("rope_interleave", True), f.count("first_k_dense_replace", 3, low=0)
+    pairs = f.flag("rope_interleave", True)
     count, inner = f.count("n_routed_experts", 256, high=4096), f.count("moe_intermediate_size", 2048, high=1 << 20)
     shared, rope = f.count("n_shared_experts", 1, high=4096), RopeReader(f)
     f.only("num_local_experts", count)
@@ -128,7 +144,7 @@ def deepseek_v3(f: Fields) -> Program:
 
     def block(n: TensorNames, i: int) -> Branch:
         before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
-        if i < dense:
+        if not sparse[i]:
             return Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m", before)
         body: Ops = (
             *router(n, "mlp.gate", s, route, correction="mlp.gate.e_score_correction_bias"),
@@ -160,6 +176,22 @@ def _grouped_route(f: Fields, count: int) -> ExpertRouting:
         groups=groups,
         top_groups=best,
     )
+
+
+def youtu(f: Fields) -> Program:
+    """Dense, with the attention of deepseek_v3."""
+    s = sizes(f)
+    z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
+    norm, act, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.activation(), f.flag("attention_bias")
+    pairs, rope = f.flag("rope_interleave", True), RopeReader(f)
+    f.ignore("embedding_initializer_range")
+    scale = latent_scale(rope, z.plain + z.rotary)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias)
+        return before_each(n, s, norm, first, gated(n, "mlp", s.hidden, s.inner, act, "h", "m"))
+
+    return assemble(f, s, norm, rope, [rope.plain(z.rotary)], EndsStyle(tied=True), layer)
 
 
 def minicpm3(f: Fields) -> Program:
