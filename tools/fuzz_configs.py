@@ -63,6 +63,7 @@ OWN: dict[str, Options] = {
     "qwen2": _WINDOWS,
     "qwen3": {"attention_bias": _BOOL, **_WINDOWS},
     "mistral": {"sliding_window": [None, 1, 7]},
+    "ministral3": {"sliding_window": [None, 1, 7], "head_dim": [16, 20]},
     "gemma2": {
         "attn_logit_softcapping": [None, 1.0, 50.0],
         "query_pre_attn_scalar": [4, 100],

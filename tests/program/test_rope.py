@@ -64,6 +64,19 @@ def test_the_old_form_means_the_same() -> None:
     assert RopeReader(Fields(old)).plain(64) == RopeReader(Fields(new)).plain(64)
 
 
+def test_queries_that_grow_hold_the_model_to_the_positions_before() -> None:
+    """Ministral 3: from position 16,384 on queries are multiplied by a number above 1."""
+    scaling = {**YARN, "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1, "type": "yarn"}
+    config = {"max_position_embeddings": 262144, "rope_parameters": scaling}
+    reader = RopeReader(Fields(config), growing=True)
+    reader.plain(128)
+    assert reader.context == 16384
+    with pytest.raises(ModelError, match="llama_4_scaling_beta"):
+        RopeReader(Fields(config)).plain(128)
+    with pytest.raises(ModelError, match="llama_4_scaling_beta is None"):
+        RopeReader(Fields({"rope_parameters": YARN}), growing=True).plain(128)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_scalings_that_switch_hold_the_model_to_the_length_before(kind: str) -> None:
     given = {"rope_type": kind, "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

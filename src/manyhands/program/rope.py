@@ -2,7 +2,8 @@
 
 Only +, -, *, / and square roots of IEEE doubles are used, and roundings to fp32, in a fixed order: `math.log` and
 `math.pow` belong to the C library and differ between machines. Follows transformers, which rounds to fp32 where `_fp32`
-stands. Scalings that switch with the length seen (dynamic, longrope) hold the model to the length before the switch.
+stands. Scalings that switch with the length seen (dynamic, longrope), and queries that grow from a position on
+(llama_4_scaling_beta), hold the model to the length before it.
 """
 
 import math
@@ -61,14 +62,22 @@ class RopeReader:
     """
 
     def __init__(
-        self, fields: Fields, *, theta: float = 10000.0, fraction: float = 1.0, original: int | None = None
+        self,
+        fields: Fields,
+        *,
+        theta: float = 10000.0,
+        fraction: float = 1.0,
+        original: int | None = None,
+        growing: bool = False,
     ) -> None:
+        """With `growing` a family multiplies queries by 1 + beta log(1 + floor(position / original length))."""
         self.fields = fields
         self.context = fields.count("max_position_embeddings", 2048)
         self._length = self.context if fields.has("max_position_embeddings") else None  # a scaling does not guess it
         self._outer_original = fields.optional_count("original_max_position_embeddings", original)
         self._theta = theta
         self._fraction = fraction
+        self._growing = growing
         for name in ("rope_parameters", "rope_scaling"):
             if not isinstance(fields.raw(name, {}), dict):
                 raise fields.refuse(name, "an object is needed")
@@ -124,6 +133,10 @@ class RopeReader:
         if read is None:
             raise inner.refuse("rope_type", f"supported are {', '.join(_KINDS)}")
         rope: Rope = read(self, inner, base, turned)
+        if self._growing:
+            inner.ignore("max_position_embeddings")
+            if inner.number("llama_4_scaling_beta", positive=False):
+                self.context = min(self.context, self._original(inner))
         inner.finish()
         return rope
 

@@ -96,6 +96,12 @@ def _gpt_oss(hidden: int) -> Overrides:
     return {**experts, "head_dim": hidden // 2, "sliding_window": WINDOW, "rope_parameters": yarn}
 
 
+def _ministral3(hidden: int) -> Overrides:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256}
+    scales = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    return {"head_dim": hidden // 2, "rope_parameters": {**yarn, **scales}}
+
+
 def _granite(hidden: int) -> Overrides:
     return {
         "attention_multiplier": 0.2,
@@ -133,6 +139,7 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
+    "ministral3": ("ministral3", _ministral3),
     "nemotron": ("nemotron", lambda hidden: {}),
     "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
     "phi": ("phi", lambda hidden: {}),

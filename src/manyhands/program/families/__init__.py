@@ -1,6 +1,6 @@
 """config.json -> Program: one recipe a family, by model_type.
 
-llama      llama, mistral, qwen2, qwen3, phi3, smollm3, granite, ernie4_5
+llama      llama, ministral3, mistral, qwen2, qwen3, phi3, smollm3, granite, ernie4_5
 gemma      gemma, gemma2, gemma3_text
 wrapped    olmo2, olmo3, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
@@ -34,6 +34,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "granite": "llama",
     "llama": "llama",
     "minicpm3": "latent",
+    "ministral3": "llama",
     "mistral": "llama",
     "mixtral": "experts",
     "nemotron": "layernorm",

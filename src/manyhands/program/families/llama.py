@@ -18,6 +18,15 @@ from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 from manyhands.program.rope import RopeReader
 
+_MINISTRAL3 = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
 
 def usual(
     f: Fields,
@@ -56,6 +65,14 @@ def mistral(f: Fields) -> Program:
     s = Sizes.read(f)
     style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window", 4096))
     return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle())
+
+
+def ministral3(f: Fields) -> Program:
+    """mistral with yarn, up to the position from which queries are scaled."""
+    s = Sizes.read(f, head=128)
+    f.assume(rope_parameters=_MINISTRAL3)
+    style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window"))
+    return usual(f, s, RopeReader(f, theta=1000000.0, growing=True), [style] * s.layers, EndsStyle(), eps=1e-5)
 
 
 def qwen_windows(f: Fields, layers: int) -> list[int | None]:
