@@ -162,6 +162,45 @@ def mxfp4_tiny(out: Path, **sizes: Any) -> tuple[Path, Path]:
     return out, plain
 
 
+def float8(weight: Floats, high: int, wide: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, Floats]:
+    """A matrix in E4M3: its floats, a scale for each tile of `high` outputs and `wide` inputs, and the numbers in fp32."""
+    outputs, inputs = weight.shape
+    high, wide = high or outputs, wide or inputs
+    scales = torch.zeros(-(-outputs // high), -(-inputs // wide), dtype=kind)
+    codes, numbers = torch.zeros(outputs, inputs, dtype=torch.float8_e4m3fn), np.zeros_like(weight)
+    for i, j in np.ndindex(*scales.shape):
+        at = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
+        scales[i, j] = float(np.abs(weight[at]).max() / 440)
+        codes[at] = torch.from_numpy(weight[at] / scales[i, j].float().numpy()).to(torch.float8_e4m3fn)
+        numbers[at] = (codes[at].double() * scales[i, j].double()).float().numpy()
+    return codes, scales, numbers
+
+
+def fp8_tiny(
+    out: Path, config: dict[str, Any], tile: tuple[int, int], *, family: str = "llama", **sizes: Any
+) -> tuple[Path, Path]:
+    """A tiny model whose layers' matrices are in FP8, and the folder of the same numbers in fp32. A tile of 0: a whole
+    dimension. Scales of "fp8" are fp32, others bf16."""
+    ending, rows = {
+        "fp8": ("_scale_inv", "activation_scale"),
+        "fbgemm_fp8": ("_scale", "input_scale_ub"),
+        "compressed-tensors": ("_scale", "input_scale"),
+    }[config["quant_method"]]
+    plain = make_tiny(family, out.with_name(f"{out.name}-plain"), dtype="fp32", **sizes)
+    tensors = load_file(plain / "model.safetensors")
+    stored = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    for name, array in tensors.items():
+        if ".layers." in name and array.ndim == 2:
+            codes, scales, numbers = float8(array, *tile, torch.float32 if ending == "_scale_inv" else torch.bfloat16)
+            stored |= {name: codes, name + ending: scales[0, 0] if tile == (0, 0) else scales}
+            stored[f"{name.removesuffix('.weight')}.{rows}"] = torch.tensor(0.5)
+            tensors[name] = numbers
+    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    _copy(plain, out, config)
+    _write(out, stored)
+    return out, plain
+
+
 def _write(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}

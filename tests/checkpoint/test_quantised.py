@@ -35,6 +35,7 @@ def test_what_is_read() -> None:
         "gptq", 8, 128, False, True
     )
     assert read(INT4) == Quantised("compressed-tensors", 4, 128)
+    assert read({"quant_method": "fp8", "weight_block_size": [128, 64]}) == Quantised("fp8", 8, tile=(128, 64))
     assert read({"quant_method": "mxfp4"}) == Quantised("mxfp4", 4, 32, symmetric=True)
     assert read_quantised({"text_config": {"quantization_config": AWQ}}) == Quantised("awq", 4, 128)
 
@@ -46,9 +47,10 @@ def test_what_is_read() -> None:
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
             "NF4.*checkpoint in bf16 with --dtype",
         ),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "floats of 8 bit.*checkpoint in bf16 with --dtype"),
-        ({"quant_method": "fbgemm_fp8"}, "floats of 8 bit"),
-        ({"quant_method": "hqq"}, "read are awq, gptq, compressed-tensors, mxfp4, gguf"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]; two whole numbers"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "two whole numbers from 1 are needed"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; read is 'e4m3'"),
+        ({"quant_method": "hqq"}, "read are awq, gptq, compressed-tensors, mxfp4, fp8, fbgemm_fp8, gguf"),
         ({}, "quant_method is None; read are awq"),
         ({"quant_method": ["awq"]}, "read are awq"),
         ("awq", "must be an object"),
@@ -67,7 +69,7 @@ def test_what_is_read() -> None:
         ({**INT4, "format": "float-quantized"}, "format is 'float-quantized'; read is 'pack-quantized'"),
         ({**INT4, "format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
         ({**INT4, "config_groups": {}}, "a group with weights is needed"),
-        ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "type": "float"}}}}, "type is 'float'; read is 'int'"),
+        ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "type": "float"}}}}, "num_bits is 4; read is 8"),
         ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "num_bits": 6}}}}, "num_bits is 6"),
         ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "strategy": "block"}}}}, "strategy is 'block'"),
         (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.integrations import mxfp4
 
@@ -26,7 +27,7 @@ from manyhands.engine.weights import as_numbers
 from manyhands.errors import ModelError
 from manyhands.worker.runner import load_ends, load_span
 from tests.quantised_cases import CASES, LOOSE, Case, scheme
-from tests.quantised_files import compressed, mxfp4_tiny, quantised_tiny
+from tests.quantised_files import compressed, fp8_tiny, mxfp4_tiny, quantised_tiny
 
 IDS = [(37 * i * i + 11 * i) % 256 for i in range(60)]
 
@@ -128,6 +129,69 @@ def test_scales_of_bf16_are_held_where_fp16_has_them(tmp_path: Path) -> None:
     folder, _ = quantised_tiny(tmp_path / "r", scheme(4, 32), tiny_scales, layers=1, **CASES["int4"].facts)
     with pytest.raises(ModelError, match="its scale 3e-09 is no number of fp16"):
         numbers(folder, needs_blocks=True)
+
+
+def floats(strategy: str, **more: Any) -> dict[str, Any]:
+    """A config of compressed-tensors for FP8."""
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, **more}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": {"dynamic": True}}}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+
+
+DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+FP8: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
+    "tiles": ("llama", {**DEEPSEEK, "weight_block_size": [40, 24]}, (40, 24)),
+    "experts": ("deepseek_v3", {**DEEPSEEK, "weight_block_size": [128, 128]}, (128, 128)),
+    "fused": ("phi3", {**DEEPSEEK, "weight_block_size": [16, 32]}, (16, 32)),
+    "a matrix": ("qwen3", {**DEEPSEEK, "activation_scheme": "static", "weight_block_size": None}, (0, 0)),
+    "rows": ("llama", floats("channel"), (1, 0)),
+    "compressed, a matrix": ("llama", floats("tensor"), (0, 0)),
+    "compressed, tiles": ("llama", floats("block", block_structure=[32, 16]), (32, 16)),
+    "fbgemm": ("llama", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, (1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_has_the_numbers_of_its_floats_and_scales(name: str, tmp_path: Path) -> None:
+    """As an unquantised model of these numbers at every precision."""
+    family, config, tile = FP8[name]
+    folder, plain = fp8_tiny(tmp_path / "q", config, tile, family=family, layers=2, hidden=64)
+    with MappedTensors(plain, ignore) as tensors:
+        for matrix, found in numbers(folder).items():
+            np.testing.assert_array_equal(found, tensors.read(matrix).array, matrix)
+    for precision in ("fp32", "bf16", "w8", "w4"):
+        assert logits(folder, precision, cuts=2).tobytes() == logits(plain, precision).tobytes()
+
+
+def test_every_float_of_8_bit_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    folder, _ = fp8_tiny(tmp_path / "q", FP8["rows"][1], (1, 0), layers=1, hidden=64)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    codes = torch.arange(256, dtype=torch.uint8).repeat(tensors[name].numel() // 256).view(torch.float8_e4m3fn)
+    tensors |= {name: codes.reshape(tensors[name].shape), f"{name}_scale": torch.ones(len(tensors[name]), 1)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    np.testing.assert_array_equal(numbers(folder)[name], tensors[name].float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("scales", "said"),
+    [
+        (torch.zeros(96, 64), r"its scales are \[96, 64\], needed are \[3, 3\]"),
+        (torch.zeros(2, 3), r"its scales are \[2, 3\], needed are \[3, 3\]"),
+        (torch.zeros(3, 3, 1), "floats in rows are needed"),
+        (torch.zeros(3, 3, dtype=torch.int32), "its scales are int32"),
+        (None, "lacks the scales of model.layers.0.mlp.up_proj.weight"),
+    ],
+)
+def test_scales_of_fp8_that_do_not_fit_are_refused(scales: torch.Tensor | None, said: str, tmp_path: Path) -> None:
+    config = {**DEEPSEEK, "weight_block_size": [40, 24]}
+    folder, _ = fp8_tiny(tmp_path / "q", config, (40, 24), layers=1, hidden=64)
+    name = "model.layers.0.mlp.up_proj.weight_scale_inv"
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors | ({} if scales is None else {name: scales}), folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=said):
+        load_span(folder, Span(0, 1), "w8", 1)
 
 
 def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Quantised safetensors: what `quantization_config` says of how matrices are stored, and which tensors are parts of one.
 
-Read are AWQ (gemm), GPTQ, compressed-tensors (integers) and MXFP4 (gpt_oss). A stored number is (code - zero) * scale, with a
-scale and perhaps a zero for each group of a row's inputs. Such a matrix goes by the name that it has unquantised
-("model.layers.0.mlp.up_proj.weight") and is held in blocks of dtypes.py that store the same numbers; engine/quantised.py
-makes them. What has no such blocks has the type F32 here. Knows names and shapes, reads no weights.
+Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss) and FP8. A stored number is (code - zero) * scale, with a
+scale and perhaps a zero for each group of a row's inputs; of FP8 a float of 8 bit times a scale. Such a matrix goes by the
+name that it has unquantised ("model.layers.0.mlp.up_proj.weight") and is held in blocks of dtypes.py that store the same
+numbers; engine/quantised.py makes them. What has no such blocks, as FP8, has the type F32 here. Knows names and shapes, reads
+no weights.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,20 +14,20 @@ from typing import Any, Final, Literal
 from manyhands.checkpoint.dtypes import Described
 from manyhands.errors import ModelError
 
-Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4"]
-READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "gguf")
+Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8"]
+READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "gguf")
 STEP: Final = 32  # inputs of a block: a group is a multiple of it
 WORD: Final = 32  # bits of the integers that codes are packed in
 MAX_EXPERTS: Final = 4096
 MXFP4_BYTES: Final = 16  # of the codes of a block
+FLOAT8: Final = "F8_E4M3"
 
 _BF16: Final = "take the model's checkpoint in bf16 with --dtype w8 or w4, or a GGUF file of it"
 _LOSSES: Final = {
     "bitsandbytes": "its 4-bit codes (NF4, FP4) are no multiples of a scale, so integer products would change every number",
-    "fp8": "floats of 8 bit span more than integers of 8 bit do, so each group would lose its small numbers",
-    "fbgemm_fp8": "floats of 8 bit span more than integers of 8 bit do, so each group would lose its small numbers",
 }
-_PACKED, _INTEGERS = "pack-quantized", ("int-quantized", "naive-quantized")
+_PACKED = "pack-quantized"
+_FORMS: Final = {"int": (_PACKED, "int-quantized", "naive-quantized"), "float": ("float-quantized", "naive-quantized")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Quantised:
     """How matrices are stored. `group`: inputs that share a scale, 0: a whole row, or as the tensors tell.
 
     `symmetric`: all zeros are in the middle of the codes. `is_next`: GPTQ's zeros are stored as they are ("gptq_v2"), not
-    less 1.
+    less 1. `tile`: outputs and inputs of a matrix in FP8 that share a scale, where it is not a whole row's or matrix's.
     """
 
     method: Method
@@ -51,6 +52,7 @@ class Quantised:
     group: int = 0
     symmetric: bool = False
     is_next: bool = False
+    tile: tuple[int, int] | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -64,9 +66,14 @@ class Quantised:
             path, _, matrix = stem.rpartition(".")
             stack = f"{path.rpartition('.')[0]}.{matrix}"
             return {"codes": f"{stack}_blocks", "scales": f"{stack}_scales"}
+        if self.method == "fp8":
+            return {"bytes": name, "scales": f"{name}_scale_inv", "rows": f"{stem}.activation_scale"}
+        if self.method == "fbgemm_fp8":
+            return {"bytes": name, "scales": f"{name}_scale", "rows": f"{stem}.input_scale_ub"}
         if self.method == "compressed-tensors":
             endings = {"scales": "_scale", "zeros": "_zero_point", "order": "_g_idx", "shape": "_shape"}
-            return {"codes": f"{name}_packed", "bytes": name, **{role: name + end for role, end in endings.items()}}
+            parts = {"codes": f"{name}_packed", "bytes": name, "rows": f"{stem}.input_scale"}
+            return {**parts, **{role: name + end for role, end in endings.items()}}
         order = {"order": f"{stem}.g_idx"} if self.method == "gptq" else {}
         return {"codes": f"{stem}.qweight", "zeros": f"{stem}.qzeros", "scales": f"{stem}.scales", **order}
 
@@ -82,7 +89,9 @@ def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
         raise _refused("quant_method", method, f"{why}: {_BF16}")
     if method == "mxfp4":
         return Quantised("mxfp4", 4, STEP, symmetric=True)
-    return {"awq": _awq, "gptq": _gptq}.get(method, _compressed)(given)
+    if method == "fbgemm_fp8":
+        return Quantised("fbgemm_fp8", 8)
+    return {"awq": _awq, "gptq": _gptq, "fp8": _fp8}.get(method, _compressed)(given)
 
 
 def _given(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -139,18 +148,36 @@ def _gptq(given: Mapping[str, Any]) -> Quantised:
     return Quantised("gptq", bits, _group(given), symmetric, form == "gptq_v2")
 
 
+def _fp8(given: Mapping[str, Any]) -> Quantised:
+    _one_of(given, "fmt", "e4m3", "e4m3")
+    return Quantised("fp8", 8, tile=_tile(given, "weight_block_size"))
+
+
+def _tile(given: Mapping[str, Any], key: str) -> tuple[int, int] | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and 0 < n < 1 << 20 for n in value):
+        raise _refused(key, value, "two whole numbers from 1 are needed")
+    return value[0], value[1]
+
+
 def _compressed(given: Mapping[str, Any]) -> Quantised:
-    _one_of(given, "format", _PACKED, _PACKED, *_INTEGERS)
     for key, allowed in (("transform_config", ()), ("sparsity_config", ("dense",))):
         found = given.get(key)
         if found and not (isinstance(found, dict) and found.get("format") in allowed):
             raise _refused(key, found, f"it changes the arithmetic and is not read: {_BF16}")
     weights = _schemes(given.get("config_groups"))
+    kinds = {each.get("type", "int") for each in weights}
     bits = {each.get("num_bits", 8) for each in weights}
-    if len(bits) > 1:
-        raise _refused("config_groups", sorted(bits), f"groups of different num_bits are not read: {_BF16}")
+    if len(bits) > 1 or len(kinds) > 1:
+        raise _refused("config_groups", sorted(bits), f"groups of different num_bits or types are not read: {_BF16}")
+    forms = _FORMS[kinds.pop()]
+    _one_of(given, "format", forms[0], *forms)
     sizes = {_group(each) if each.get("strategy", "group") == "group" else 0 for each in weights}
-    return Quantised("compressed-tensors", bits.pop(), sizes.pop() if len(sizes) == 1 else 0)
+    tiles = {tile for each in weights if (tile := _tile(each, "block_structure"))}
+    tile = tiles.pop() if len(tiles) == 1 else None
+    return Quantised("compressed-tensors", bits.pop(), sizes.pop() if len(sizes) == 1 else 0, tile=tile)
 
 
 def _schemes(groups: object) -> list[Mapping[str, Any]]:
@@ -161,7 +188,10 @@ def _schemes(groups: object) -> list[Mapping[str, Any]]:
     if not weights:
         raise _refused("config_groups", groups, "a group with weights is needed")
     for each in weights:
-        _one_of(each, "type", "int", "int")
+        if _one_of(each, "type", "int", "int", "float") == "float":
+            _one_of(each, "num_bits", 8, 8)
+            _one_of(each, "strategy", "tensor", "tensor", "channel", "block")
+            continue
         _one_of(each, "num_bits", 8, 4, 8)
         _one_of(each, "strategy", "group", "group", "channel", "tensor")
     return weights
@@ -201,7 +231,8 @@ def _wholes(name: str, by_name: Mapping[str, Described], how: Quantised) -> Iter
     if how.method == "compressed-tensors":
         if name.endswith(".weight_packed"):
             return [name.removesuffix("_packed")]
-        return [name] if name.endswith(".weight") and by_name[name].dtype == "I8" else []
+    if "bytes" in how.parts(name):
+        return [name] if name.endswith(".weight") and by_name[name].dtype in ("I8", FLOAT8) else []
     return [f"{name.removesuffix('.qweight')}.weight"] if name.endswith(".qweight") else []
 
 
@@ -215,6 +246,8 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
         raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of {how.method}")
     if how.method == "mxfp4":
         return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
+    if codes.dtype == FLOAT8:
+        return Folded(name, "F32", (shape[0], shape[1]))
     bits = how.bits if "codes" in parts else 8
     each = WORD // bits if "codes" in parts else 1
     if how.method == "awq":

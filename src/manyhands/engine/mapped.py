@@ -26,6 +26,7 @@ _PARTS: Final[dict[str, type[Any]]] = {  # of quantised matrices (engine/quantis
     "F16": np.float16,
     "I8": np.int8,
     "U8": np.uint8,
+    "F8_E4M3": np.uint8,
     "I32": np.int32,
 }
 
