@@ -97,6 +97,11 @@ OWN: dict[str, Options] = {
     "youtu": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "attention_bias": _BOOL},
     "cohere2": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0], "sliding_window": [3, 50]},
     "granite": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "logits_scaling": [0.5, 8.0]},
+    "granitemoehybrid": {
+        "attention_bias": _BOOL,
+        "position_embedding_type": [None, "rope"],
+        "logits_scaling": [0.5, 8.0],
+    },
     "stablelm": {"use_parallel_residual": _BOOL, "qk_layernorm": _BOOL, "use_qkv_bias": _BOOL},
     "phi": {"qk_layernorm": _BOOL, "hidden_act": ["gelu_new", "gelu", "relu"]},
     "gpt_neox": {"use_parallel_residual": _BOOL, "attention_bias": _BOOL, "rotary_pct": [0.25, 0.5, 1.0]},

@@ -35,6 +35,12 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "hidden_dropout_prob": 0,
         "custom_pipelines": {"text-generation": {"impl": "h2oai_pipeline.H2OTextGenerationPipeline"}},
     },
+    "granitemoehybrid": {  # Granite 4.0 micro
+        "init_method": "mup",
+        "normalization_function": "rmsnorm",
+        "num_experts_per_tok": 0,
+        "mamba_d_head": 64,
+    },
     "llama": {  # SmolLM2
         "is_llama_config": True,
         "rope_interleaved": False,
@@ -83,6 +89,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
     ("family", "field", "value"),
     [
         ("glm4_moe_lite", "first_k_dense_replace", 2),
+        ("granitemoehybrid", "normalization_function", "layernorm"),
         ("cohere2", "layer_switch", 3),
         ("cohere2", "order_of_interleaved_layers", "global_attn_first"),
         ("cohere2", "use_embedding_sharing", False),

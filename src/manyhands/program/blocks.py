@@ -185,17 +185,18 @@ def gated(
     target: str,
     *,
     bias: bool = False,
-    fused: bool = False,
+    fused: str | None = None,
+    down_name: str = "down_proj",
 ) -> Ops:
-    """down(activation(gate(source)) * up(source)); `fused`: one tensor holds gate, then up."""
+    """down(activation(gate(source)) * up(source)); `fused`: the one tensor that holds gate, then up."""
     if fused:
-        name = f"{path}.gate_up_proj"
+        name = f"{path}.{fused}"
         gate = names.part("gate", name, 2 * inner, hidden, bias, Rows(0, inner))
         up = names.part("up", name, 2 * inner, hidden, bias, Rows(inner, inner))
     else:
         gate = names.part("gate", f"{path}.gate_proj", inner, hidden, bias)
         up = names.part("up", f"{path}.up_proj", inner, hidden, bias)
-    down = names.part(target, f"{path}.down_proj", hidden, inner, bias)
+    down = names.part(target, f"{path}.{down_name}", hidden, inner, bias)
     return Product(source, (gate, up)), Gate("gate", "up", "up", Gating(activation)), Product("up", (down,))
 
 

@@ -111,6 +111,11 @@ def _granite(hidden: int) -> Overrides:
     }
 
 
+def _granite_hybrid(hidden: int) -> Overrides:
+    dense = {"num_local_experts": 0, "shared_intermediate_size": hidden * 3 // 2, "position_embedding_type": "rope"}
+    return {**_granite(hidden), **dense, "mamba_n_heads": 4, "time_step_limit": [0.0, 1.0]}
+
+
 # family -> (model type of transformers, what its config needs at a hidden size)
 _RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "llama": ("llama", lambda hidden: {}),
@@ -139,6 +144,7 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
+    "granitemoehybrid": ("granitemoehybrid", _granite_hybrid),
     "ministral3": ("ministral3", _ministral3),
     "nemotron": ("nemotron", lambda hidden: {}),
     "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
@@ -208,7 +214,9 @@ def _config(family: str, layers: int, hidden: int, vocab: int, context: int, ove
     sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": hidden * 3 // 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    shape = {"num_hidden_layers": layers, "max_position_embeddings": context}
+    shape: Overrides = {"num_hidden_layers": layers, "max_position_embeddings": context}
+    if model_type == "granitemoehybrid":  # without a list, every layer is one of Mamba
+        shape["layer_types"] = ["full_attention"] * layers
     return AutoConfig.for_model(model_type, **{**sizes, **heads, **ids, **shape, **recipe(hidden), **overrides})
 
 

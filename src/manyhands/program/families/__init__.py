@@ -1,6 +1,7 @@
 """config.json -> Program: one recipe a family, by model_type.
 
-llama      llama, ministral3, mistral, qwen2, qwen3, phi3, smollm3, granite, ernie4_5
+llama      llama, ministral3, mistral, qwen2, qwen3, phi3, smollm3, granite,
+           granitemoehybrid, ernie4_5
 gemma      gemma, gemma2, gemma3_text
 wrapped    olmo2, olmo3, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
@@ -32,6 +33,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "gpt_neox": "layernorm",
     "gpt_oss": "experts",
     "granite": "llama",
+    "granitemoehybrid": "llama",
     "llama": "llama",
     "minicpm3": "latent",
     "ministral3": "llama",

@@ -1,5 +1,7 @@
 """Recipes of dense families with a norm before attention and one before a gated block: llama and its kin."""
 
+from dataclasses import replace
+
 from manyhands.program.blocks import (
     AttentionStyle,
     NormStyle,
@@ -27,6 +29,11 @@ _MINISTRAL3 = {
     "llama_4_scaling_beta": 0.1,
 }
 
+_MAMBA = (
+    "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
+    "mamba_proj_bias time_step_limit"
+).split()
+
 
 def usual(
     f: Fields,
@@ -37,7 +44,9 @@ def usual(
     *,
     eps: float = 1e-6,
     bias: bool = False,
-    fused: bool = False,
+    block: str = "mlp",
+    fused: str | None = None,
+    down: str = "down_proj",
     partial: bool = False,
     scale: float = 1.0,
 ) -> Program:
@@ -45,8 +54,8 @@ def usual(
     norm, act = NormStyle("rms", f.number("rms_norm_eps", eps)), f.activation()
 
     def layer(n: TensorNames, i: int) -> Ops:
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=bias, fused=fused)
-        return before_each(n, s, norm, attention(n, s, styles[i], "h", "a"), block, scale)
+        body = gated(n, block, s.hidden, s.inner, act, "h", "m", bias=bias, fused=fused, down_name=down)
+        return before_each(n, s, norm, attention(n, s, styles[i], "h", "a"), body, scale)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head, partial=partial)], ends, layer)
 
@@ -109,7 +118,7 @@ def phi3(f: Fields) -> Program:
     f.only("lm_head_bias", False)
     style = AttentionStyle(head_scale(s.head), fused="self_attn.qkv_proj", window=window)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 1.0), original=4096)
-    return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1e-5, fused=True, partial=True)
+    return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1e-5, fused="gate_up_proj", partial=True)
 
 
 def smollm3(f: Fields) -> Program:
@@ -135,9 +144,30 @@ def granite(f: Fields) -> Program:
     """Four multipliers."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
     style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
-    ends = EndsStyle(embed_scale=f.number("embedding_multiplier", 1.0), scale=1.0 / f.number("logits_scaling", 1.0))
+    ends, scale, bias = _granite_ends(f), f.number("residual_multiplier", 1.0), f.flag("mlp_bias")
+    return usual(f, s, RopeReader(f), [style] * s.layers, ends, bias=bias, scale=scale)
+
+
+def _granite_ends(f: Fields) -> EndsStyle:
+    return EndsStyle(embed_scale=f.number("embedding_multiplier", 1.0), scale=1.0 / f.number("logits_scaling", 1.0))
+
+
+def granitemoehybrid(f: Fields) -> Program:
+    """granite with fused blocks under another name: the dense models of Granite 4.0, without Mamba and experts."""
+    s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
+    f.per_layer("layer_types", s.layers, ["mamba"] * s.layers, ("attention", "full_attention"))
+    if f.count("num_local_experts", 8, low=0):
+        raise f.refuse("num_local_experts", "0 is needed: experts beside a shared block are not served")
+    f.ignore(*_MAMBA, "num_experts_per_tok", "init_method")
+    f.only("normalization_function", "rmsnorm")
+    f.only("position_embedding_type", None, "rope")
+    rope = 0 if f.has("position_embedding_type") else None
+    style = AttentionStyle(f.number("attention_multiplier", 1.0), rope, bias=bias, out_bias=bias)
+    s = replace(s, inner=f.count("shared_intermediate_size", 1024, high=1 << 20))
     scale = f.number("residual_multiplier", 1.0)
-    return usual(f, s, RopeReader(f), [style] * s.layers, ends, bias=f.flag("mlp_bias"), scale=scale)
+    block, fused, down = "shared_mlp", "input_linear", "output_linear"
+    styles, ends, rotary = [style] * s.layers, _granite_ends(f), RopeReader(f)
+    return usual(f, s, rotary, styles, ends, block=block, fused=fused, down=down, scale=scale)
 
 
 def ernie4_5(f: Fields) -> Program:

@@ -73,7 +73,7 @@ def glm4(f: Fields) -> Program:
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
 
     def layer(n: TensorNames, i: int) -> Ops:
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", fused=True)
+        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", fused="gate_up_proj")
         return sandwich(n, s, norm, order, attention(n, s, style, "h", "a"), block)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
