@@ -109,6 +109,50 @@ OWN: dict[str, Options] = {
     "nemotron": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
     "smollm3": {"attention_bias": _BOOL, "no_rope_layer_interval": [1, 2], "mlp_bias": _BOOL},
     "starcoder2": {"use_bias": _BOOL, "sliding_window": [None, 4]},
+    "kimi_k2": {"q_lora_rank": [None, 24], "n_group": [1, 2], "routed_scaling_factor": [0.3, 2.8]},
+    "deepseek_v2": {
+        "q_lora_rank": [None, 24],
+        "attention_bias": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "routed_scaling_factor": [0.3, 16.0],
+        "first_k_dense_replace": [0, 1, 4],
+        "n_shared_experts": [1, 3],
+    },
+    "glm4_moe": {
+        "use_qk_norm": _BOOL,
+        "attention_bias": _BOOL,
+        "n_group": [1, 2],
+        "norm_topk_prob": _BOOL,
+        "routed_scaling_factor": [0.3, 2.5],
+        "first_k_dense_replace": [0, 3],
+        "partial_rotary_factor": [0.5, 1.0],
+    },
+    "dots1": {
+        "attention_bias": _BOOL,
+        "n_group": [1, 4],
+        "norm_topk_prob": _BOOL,
+        "sliding_window": [None, 1, 9],
+        "max_window_layers": [0, 1, 9],
+        "n_shared_experts": [1, 2],
+    },
+    "ernie4_5_moe": {
+        "moe_k": [1, 3],
+        "moe_num_shared_experts": [0, 1, 2],
+        "moe_layer_start_index": [0, 2],
+        "moe_layer_end_index": [-1, 1, 2, 9],
+        "moe_layer_interval": [1, 2],
+    },
+    "hunyuan_v1_moe": {"attention_bias": _BOOL, "num_experts": [2, 5], "moe_topk": [1, 2]},
+    "hunyuan_v1_dense": {"attention_bias": _BOOL},
+    "olmoe": {"attention_bias": _BOOL, "norm_topk_prob": _BOOL, "num_experts_per_tok": [1, 5]},
+    "minimax_m2": {"num_experts_per_tok": [1, 3], "rotary_dim": [None, 8]},
+    "granitemoe": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "num_experts_per_tok": [1, 4]},
+    "seed_oss": {"attention_bias": _BOOL, "attention_out_bias": _BOOL, "mlp_bias": _BOOL},
+    "exaone4": {"sliding_window": [1, 9], "sliding_window_pattern": [1, 2, 4]},
+    "arcee": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
+    "ministral": {"sliding_window": [None, 1, 7]},
+    "helium": {"attention_bias": _BOOL, "mlp_bias": _BOOL},
+    "glm": {"attention_bias": _BOOL, "partial_rotary_factor": [0.25, 1.0]},
 }
 _ONE_TABLE = (
     "llama",
@@ -122,9 +166,36 @@ _ONE_TABLE = (
     "qwen3_moe",
     "olmo2",
     "granite",
+    "arcee",
+    "exaone4",
+    "granitemoe",
+    "olmoe",
+    "seed_oss",
 )
-_FREE_HEADS = ("llama", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "mixtral", "gpt_oss", "glm4", "ernie4_5")
-_LATENT = ("minicpm3", "deepseek_v3", "glm4_moe_lite", "youtu")
+_FREE_HEADS = (
+    "llama",
+    "qwen3",
+    "mistral",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
+    "gpt_oss",
+    "glm4",
+    "ernie4_5",
+    "arcee",
+    "dots1",
+    "ernie4_5_moe",
+    "exaone4",
+    "glm",
+    "glm4_moe",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "minimax_m2",
+    "ministral",
+    "seed_oss",
+)
+_LATENT = ("minicpm3", "deepseek_v3", "deepseek_v2", "kimi_k2", "glm4_moe_lite", "youtu")
 
 
 def options(draw: random.Random, family: str) -> Options:
@@ -143,6 +214,8 @@ def options(draw: random.Random, family: str) -> Options:
             out["num_key_value_heads"] = draw.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
     if family in _FREE_HEADS:
         out["head_dim"] = draw.choice([8, 16, 20, 48])
+    if family == "helium":
+        out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT):
         out["rope_parameters"] = scaling(draw, hidden // heads)
     return out | maybe(draw, OWN.get(family, {}))

@@ -1,5 +1,6 @@
 """transformers as the oracle: a tiny checkpoint, its logits by transformers, and the same by the torch engine."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from manyhands.core import Span
 from manyhands.engine.span import Piece
@@ -15,7 +16,7 @@ from manyhands.engine.torch import TorchEnds, TorchSpan
 from manyhands.engine.torch_memory import Read, TorchCache
 from manyhands.program.families import read_program
 from manyhands.program.ops import Program
-from manyhands.testing.tiny import make_tiny
+from manyhands.testing.tiny import NAMED_ANEW, make_tiny
 
 LAYERS = 4
 CONTEXT = 512
@@ -36,8 +37,10 @@ class Pair:
         self.folder = make_tiny(family, folder, dtype="fp32", **wanted)
         self.program: Program = read_program(folder)
         self.read = reader(folder)
+        theirs, said = NAMED_ANEW.get(family), json.loads((folder / "config.json").read_text())
+        config = None if theirs is None else CONFIG_MAPPING[theirs].from_dict({**said, "model_type": theirs})
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+            folder, config=config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
         )
         self.model.eval()
         self.ends = TorchEnds(self.program, self.read)

@@ -85,7 +85,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3, yarn": ("deepseek_v3", rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.2)),
     "glm4_moe_lite, halves": (
         "glm4_moe_lite",
-        {"rope_interleave": False, "mlp_layer_types": ["sparse", "dense"] * 2, "n_shared_experts": 2},
+        {"rope_interleave": False, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "n_shared_experts": 2},
     ),
     "youtu, direct queries": ("youtu", {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
     "minicpm3, no scalings": ("minicpm3", {"scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False}),
@@ -116,6 +116,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ernie4_5, biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
     "nemotron, biases": ("nemotron", {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 1.0}),
+    "deepseek_v2, latent queries, yarn": (
+        "deepseek_v2",
+        {"q_lora_rank": 24, "routed_scaling_factor": 3.0, **rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.7)},
+    ),
+    "glm4_moe, groups": (
+        "glm4_moe",
+        {"use_qk_norm": False, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False},
+    ),
+    "dots1, no windows": ("dots1", {"sliding_window": None, "norm_topk_prob": True, "routed_scaling_factor": 2.5}),
+    "ernie4_5_moe, some layers": (
+        "ernie4_5_moe",
+        {"moe_layer_end_index": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False},
+    ),
+    "exaone4, full layers": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "hunyuan_v1_moe, lists": ("hunyuan_v1_moe", {"moe_topk": [3] * 4, **rope("default")}),
+    "ministral, some windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "starcoder2, no biases": ("starcoder2", {"use_bias": False, "sliding_window": None}),
 }
 

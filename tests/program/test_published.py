@@ -8,6 +8,7 @@ from transformers import CONFIG_MAPPING
 
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program
+from manyhands.testing.tiny import NAMED_ANEW
 from manyhands.testing.tiny import _config as make
 
 # Fields of published configs that transformers does not read, as they stand there: they say what is computed anyway.
@@ -128,6 +129,6 @@ def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str)
     del config["rope_parameters"]
     if family == "gpt_oss":
         config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
-    theirs = CONFIG_MAPPING[family](**config).rope_parameters
+    theirs = CONFIG_MAPPING[NAMED_ANEW.get(family, family)](**config).rope_parameters
     base = theirs.get("full_attention", theirs)["rope_theta"]
     assert build_program(config).ropes == build_program({**config, "rope_theta": base}).ropes

@@ -124,20 +124,24 @@ class AttentionStyle:
     head_norm: NormStyle | None = None
     norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     wide_norm: bool = False  # the norm spans all heads at once
+    norm_last: bool = False  # heads are normed behind the rotary embedding
     fused: str | None = None  # the one tensor that holds q, k and v
     interleaved: bool = False  # ... head by head (q, k, v of head 0, then of head 1)
 
 
 def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, target: str) -> Ops:
     """Queries, keys, values; norms of heads; rotary embedding; cached attention; the product behind."""
-    ops: list[Op] = [Product(source, _query_key_value(names, s, style))]
+    norms: list[Op] = []
     if style.head_norm is not None:
         for register, heads, name in zip("qk", (s.heads, s.kv_heads), style.norm_names, strict=True):
             width, groups = (heads * s.head, 1) if style.wide_norm else (s.head, heads)
-            ops.append(style.head_norm.op(names, name, width, register, register, groups))
+            norms.append(style.head_norm.op(names, name, width, register, register, groups))
+    turns: list[Op] = []
     if style.rope is not None:
-        ops.append(Rotary("q", s.heads, s.head, style.rope, pairs=style.pairs))
-        ops.append(Rotary("k", s.kv_heads, s.head, style.rope, pairs=style.pairs))
+        turns.append(Rotary("q", s.heads, s.head, style.rope, pairs=style.pairs))
+        turns.append(Rotary("k", s.kv_heads, s.head, style.rope, pairs=style.pairs))
+    ops: list[Op] = [Product(source, _query_key_value(names, s, style))]
+    ops += [*turns, *norms] if style.norm_last else [*norms, *turns]
     ops.append(
         Attention(
             query="q",

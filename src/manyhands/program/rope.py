@@ -69,8 +69,10 @@ class RopeReader:
         fraction: float = 1.0,
         original: int | None = None,
         growing: bool = False,
+        stretched: bool = False,
     ) -> None:
-        """With `growing` a family multiplies queries by 1 + beta log(1 + floor(position / original length))."""
+        """With `growing` a family multiplies queries by 1 + beta log(1 + floor(position / original length)); with `stretched`
+        a dynamic scaling may have an alpha."""
         self.fields = fields
         self.context = fields.count("max_position_embeddings", 2048)
         self._length = self.context if fields.has("max_position_embeddings") else None  # a scaling does not guess it
@@ -78,6 +80,7 @@ class RopeReader:
         self._theta = theta
         self._fraction = fraction
         self._growing = growing
+        self._stretched = stretched
         for name in ("rope_parameters", "rope_scaling"):
             if not isinstance(fields.raw(name, {}), dict):
                 raise fields.refuse(name, "an object is needed")
@@ -161,7 +164,13 @@ class RopeReader:
         return Rope(tuple(_fp32(value / factor) for value in _frequencies(base, width)))
 
     def dynamic(self, inner: Fields, base: float, width: int) -> Rope:
-        """No scaling within the trained length, to which the model is held."""
+        """No scaling within the trained length, to which the model is held; with an alpha (hunyuan) a larger base."""
+        alpha = inner.optional("alpha") if self._stretched else None
+        if alpha is not None:
+            if alpha < 1.0 or width < 4:
+                raise inner.refuse("alpha", "a number from 1 and heads of at least 4 columns are needed")
+            inner.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+            return Rope(tuple(_frequencies(base * exp(log(alpha) * (width / (width - 2))), width)))
         inner.ignore("factor")
         self.context = min(self.context, self._original(inner))
         return Rope(tuple(_frequencies(base, width)))

@@ -78,6 +78,37 @@ def _glm4_lite(hidden: int) -> Overrides:
     return {**_mla(hidden), **routing, "moe_intermediate_size": hidden // 2}
 
 
+def _kimi(hidden: int) -> Overrides:
+    return {**_deepseek(hidden), "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+
+
+def _deepseek_v2(hidden: int) -> Overrides:
+    return {**_mla(hidden), **_beside_shared(hidden), "q_lora_rank": None}
+
+
+def _beside_shared(hidden: int) -> Overrides:
+    routing = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
+    return {**routing, "moe_intermediate_size": hidden // 2}
+
+
+def _ernie_moe(hidden: int) -> Overrides:
+    return {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": hidden // 2, "moe_num_shared_experts": 1}
+
+
+def _hunyuan(hidden: int) -> Overrides:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 10.0, "factor": 1.0}
+    return {"head_dim": hidden // 2, "rope_parameters": rope, "tie_word_embeddings": True}
+
+
+def _minimax(hidden: int) -> Overrides:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return {**experts, "head_dim": hidden // 2, "rotary_dim": hidden // 4}
+
+
+def _ministral(hidden: int) -> Overrides:
+    return {"head_dim": hidden // 2, "sliding_window": WINDOW}
+
+
 def _minicpm(hidden: int) -> Overrides:
     return {**_mla(hidden), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": hidden // 2}
 
@@ -116,6 +147,8 @@ def _granite_hybrid(hidden: int) -> Overrides:
     return {**_granite(hidden), **dense, "mamba_n_heads": 4, "time_step_limit": [0.0, 1.0]}
 
 
+# Model types that transformers does not have, and those that it calls them by.
+NAMED_ANEW: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
 # family -> (model type of transformers, what its config needs at a hidden size)
 _RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "llama": ("llama", lambda hidden: {}),
@@ -138,17 +171,33 @@ _RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 FAMILIES: Final[tuple[str, ...]] = tuple(_RECIPES)
 # Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
 _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
+    "arcee": ("arcee", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
+    "deepseek_v2": ("deepseek_v2", _deepseek_v2),
+    "dots1": ("dots1", lambda hidden: {**_beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
     "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
+    "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),
+    "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
+    "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
+    "glm4_moe": ("glm4_moe", lambda hidden: {**_beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
     "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
+    "granitemoe": ("granitemoe", lambda hidden: {**_granite(hidden), "num_local_experts": 4, "num_experts_per_tok": 2}),
     "granitemoehybrid": ("granitemoehybrid", _granite_hybrid),
+    "helium": ("helium", lambda hidden: {"head_dim": hidden // 4}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", _hunyuan),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
+    "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
+    "minimax_m2": ("minimax_m2", _minimax),
+    "ministral": ("ministral", _ministral),
     "ministral3": ("ministral3", _ministral3),
     "nemotron": ("nemotron", lambda hidden: {}),
     "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
+    "olmoe": ("olmoe", lambda hidden: {"num_experts": 8, "num_experts_per_tok": 2}),
     "phi": ("phi", lambda hidden: {}),
+    "seed_oss": ("seed_oss", lambda hidden: {"head_dim": hidden // 2}),
     "smollm3": ("smollm3", lambda hidden: {}),
     "stablelm": ("stablelm", lambda hidden: {}),
     "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
@@ -186,6 +235,9 @@ def make_tiny(
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     with _without_progress_bars():
         model.save_pretrained(out, max_shard_size=max_shard_bytes or "50GB")
+    if family in NAMED_ANEW:
+        file = out / "config.json"
+        file.write_text(file.read_text().replace(f'"model_type": "{NAMED_ANEW[family]}"', f'"model_type": "{family}"'))
     _tokenizer(context).save_pretrained(out)
     return out
 

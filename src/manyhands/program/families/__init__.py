@@ -1,12 +1,13 @@
 """config.json -> Program: one recipe a family, by model_type.
 
-llama      llama, ministral3, mistral, qwen2, qwen3, phi3, smollm3, granite,
-           granitemoehybrid, ernie4_5
+llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, granite, granitemoehybrid, ernie4_5,
+           seed_oss, glm, helium, arcee, hunyuan_v1_dense
 gemma      gemma, gemma2, gemma3_text
-wrapped    olmo2, olmo3, glm4
+wrapped    olmo2, olmo3, exaone4, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
-experts    mixtral, qwen2_moe, qwen3_moe, gpt_oss
-latent     deepseek_v3, glm4_moe_lite, minicpm3, youtu
+experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
+shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
+latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 """
 
 from collections.abc import Callable, Mapping
@@ -22,32 +23,48 @@ from manyhands.program.ops import Program
 
 # model_type -> the module with the function of that name: a node loads the one that it needs.
 FAMILIES: Final[Mapping[str, str]] = {
+    "arcee": "llama",
     "cohere2": "layernorm",
+    "deepseek_v2": "latent",
     "deepseek_v3": "latent",
+    "dots1": "shared",
     "ernie4_5": "llama",
+    "ernie4_5_moe": "shared",
+    "exaone4": "wrapped",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "glm": "llama",
     "glm4": "wrapped",
+    "glm4_moe": "shared",
     "glm4_moe_lite": "latent",
     "gpt_neox": "layernorm",
     "gpt_oss": "experts",
     "granite": "llama",
+    "granitemoe": "experts",
     "granitemoehybrid": "llama",
+    "helium": "llama",
+    "hunyuan_v1_dense": "llama",
+    "hunyuan_v1_moe": "shared",
+    "kimi_k2": "latent",
     "llama": "llama",
     "minicpm3": "latent",
+    "minimax_m2": "experts",
+    "ministral": "llama",
     "ministral3": "llama",
     "mistral": "llama",
     "mixtral": "experts",
     "nemotron": "layernorm",
     "olmo2": "wrapped",
     "olmo3": "wrapped",
+    "olmoe": "experts",
     "phi": "layernorm",
     "phi3": "llama",
     "qwen2": "llama",
     "qwen2_moe": "experts",
     "qwen3": "llama",
     "qwen3_moe": "experts",
+    "seed_oss": "llama",
     "smollm3": "llama",
     "stablelm": "layernorm",
     "starcoder2": "layernorm",

@@ -1,4 +1,4 @@
-"""Recipes of families whose blocks are experts: mixtral, qwen2_moe, qwen3_moe, gpt_oss."""
+"""Recipes of families whose blocks are experts: mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss."""
 
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from manyhands.program.blocks import (
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.llama import granite_ends
 from manyhands.program.fields import Fields
 from manyhands.program.ops import EXPERT, ExpertRouting, Experts, Gating, Multiply, Part, Product, Program, Rows, Weight
 from manyhands.program.rope import RopeReader
@@ -27,7 +28,7 @@ from manyhands.program.rope import RopeReader
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 
 
-def top_k(f: Fields, experts: int, default: int) -> int:
+def top_k(f: Fields, experts: int, default: int | None) -> int:
     """How many experts a row takes."""
     return f.count("num_experts_per_tok", default, high=experts)
 
@@ -114,6 +115,84 @@ def qwen3_moe(f: Fields) -> Program:
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), body)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+
+
+def olmoe(f: Fields) -> Program:
+    """Norms over all heads of q and of k at once."""
+    s, act, bias = Sizes.read(f, kv=False, free_head=False), f.activation(), f.flag("attention_bias")
+    f.only("clip_qkv", None)
+    count, normalise = f.count("num_experts", 64, high=4096), f.flag("norm_topk_prob")
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
+    norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f)
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, wide_norm=True)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        body = (*router(n, "mlp.gate", s, route), each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, act))
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), body)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+
+
+def minimax_m2(f: Fields) -> Program:
+    """Norms as in olmoe; a part of a head turns; sigmoids choose, with a correction."""
+    s, act = Sizes.read(f, head=128), f.activation()
+    count = f.count("num_local_experts", 256, high=4096)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "sigmoid", normalise=True)
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6))
+    style = AttentionStyle(head_scale(s.head), head_norm=norm, wide_norm=True)
+    turned = f.count("rotary_dim", s.head, high=s.head) / s.head
+    rope = RopeReader(f, theta=5000000.0, fraction=f.number("partial_rotary_factor", turned))
+    _minimax_as_trained(f)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        path = "block_sparse_moe"
+        chosen = router(n, f"{path}.gate", s, route, correction=f"{path}.e_score_correction_bias")
+        experts = each_expert(n, f"{path}.experts", ("w1", "w3", "w2"), s, s.inner, count, act)
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), (*chosen, experts))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
+
+
+def _minimax_as_trained(f: Fields) -> None:
+    """Fields of the published configs that transformers does not read: each must say what it computes."""
+    if any(kind != 1 for kind in f.whole_numbers("attn_type_list")):
+        raise f.refuse("attn_type_list", "only 1 (softmax attention) is supported")
+    for name in ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"):
+        f.only(name, 1.0)
+    f.only("qk_norm_type", "per_layer")
+    f.only("scoring_func", "sigmoid")
+    f.only("shared_intermediate_size", 0)
+    f.only("use_qk_norm", True)
+    f.only("use_routing_bias", True)
+    f.ignore("mlp_intermediate_size", "mtp_transformer_layers", "num_mtp_modules", "shared_moe_mode", "use_mtp")
+
+
+def granitemoe(f: Fields) -> Program:
+    """granite's four multipliers; experts are stacked, gates above ups."""
+    s, act, bias = Sizes.read(f, kv=False), f.activation(), f.flag("attention_bias")
+    count = f.count("num_local_experts", 8, high=4096)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
+    norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
+    scale, ends = f.number("residual_multiplier", 1.0), granite_ends(f)
+    style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        both, shape = f"{n.path}block_sparse_moe.input_linear.weight", (count, 2 * s.inner, s.hidden)
+        down = f"{n.path}block_sparse_moe.output_linear.weight"
+        experts = Experts(
+            source="h",
+            routes="routes",
+            target="m",
+            experts=count,
+            gating=Gating(act),
+            gate=Weight(both, shape, Rows(0, s.inner), stacked=True),
+            up=Weight(both, shape, Rows(s.inner, s.inner), stacked=True),
+            down=Weight(down, (count, s.hidden, s.inner), stacked=True),
+        )
+        body = (*router(n, "block_sparse_moe.router.layer", s, route), experts)
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), body, scale)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)
 
 
 def gpt_oss(f: Fields) -> Program:

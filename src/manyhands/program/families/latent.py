@@ -1,4 +1,4 @@
-"""Recipes of families with latent attention: deepseek_v3, glm4_moe_lite, minicpm3, youtu."""
+"""Recipes of families with latent attention: deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu."""
 
 import math
 from dataclasses import dataclass
@@ -10,18 +10,20 @@ from manyhands.program.blocks import (
     Sizes,
     TensorNames,
     before_each,
-    each_expert,
     gated,
     head_scale,
-    router,
     sequential,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.experts import GATE_UP_DOWN
+from manyhands.program.families.experts import top_k
+from manyhands.program.families.shared import BlockDefaults, ExpertBlocks, grouped_route
 from manyhands.program.fields import Fields
 from manyhands.program.ops import ExpertRouting, LatentAttention, Product, Program, Rotary, Rows, Weight
 from manyhands.program.rope import RopeReader, yarn_scale
 
+V3 = BlockDefaults(experts=256, inner=2048, shared=1, dense=3, groups=8, best=4, top_k=8, normalise=True, scale=2.5)
+LITE = BlockDefaults(experts=64, inner=1536, shared=1, dense=1, top_k=4, normalise=True, scale=1.8)
+V2 = BlockDefaults(experts=64, inner=1407, shared=2, dense=0)
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
 
 
@@ -113,69 +115,62 @@ def latent_scale(rope: RopeReader, width: int) -> float:
 
 def deepseek_v3(f: Fields) -> Program:
     """Experts in groups, chosen with a correction; one block of shared experts; the first layers dense."""
-    s = sizes(f)
-    dense = f.count("first_k_dense_replace", 3, low=0)
-    return _with_experts(f, s, [i >= dense for i in range(s.layers)])
+    pairs, route = f.flag("rope_interleave", True), grouped_route(f, V3)
+    f.only("num_local_experts", route.experts)
+    return _deepseek(f, ExpertBlocks.read(f, route, V3), pairs=pairs)
+
+
+def kimi_k2(f: Fields) -> Program:
+    """deepseek_v3 by another name, with its defaults."""
+    return deepseek_v3(f)
 
 
 def glm4_moe_lite(f: Fields) -> Program:
-    """deepseek_v3 with defaults of its own; a list says which layers are dense (GLM-4.7-Flash)."""
-    f.assume(q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5, n_group=1, topk_group=1)
-    f.assume(n_routed_experts=64, moe_intermediate_size=1536, num_experts_per_tok=4, routed_scaling_factor=1.8)
+    """deepseek_v3 with sizes of its own; a list says which of the first layers are dense (GLM-4.7-Flash)."""
+    f.assume(q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5)
+    layers = f.count("num_hidden_layers", high=1024)
+    kinds = f.per_layer("mlp_layer_types", layers, ["dense"] + ["sparse"] * (layers - 1), ("dense", "sparse"))
+    dense = kinds.count("dense")
+    if "dense" in kinds[dense:]:
+        raise f.refuse("mlp_layer_types", "dense layers must come first")
+    f.assume(first_k_dense_replace=dense)
+    f.only("first_k_dense_replace", dense)
+    pairs, route = f.flag("rope_interleave", True), grouped_route(f, LITE)
+    f.only("num_local_experts", route.experts)
+    return _deepseek(f, ExpertBlocks.read(f, route, LITE), pairs=pairs)
+
+
+def deepseek_v2(f: Fields) -> Program:
+    """deepseek_v3 with the softmax of all experts, neither grouped nor corrected."""
+    f.only("topk_method", "greedy")
+    f.only("scoring_func", "softmax")
+    f.only("norm_topk_prob", False)
+    f.ignore("n_group", "topk_group")  # of the other method
+    count = f.count("n_routed_experts", V2.experts, high=4096)
+    route = ExpertRouting(
+        "r",
+        "routes",
+        count,
+        top_k(f, count, None),
+        "softmax",
+        normalise=False,
+        scale=f.number("routed_scaling_factor", 1.0),
+    )
+    return _deepseek(f, ExpertBlocks.read(f, route, V2), pairs=True)
+
+
+def _deepseek(f: Fields, blocks: ExpertBlocks, *, pairs: bool) -> Program:
     s = sizes(f)
-    default = ["dense", *["sparse"] * (s.layers - 1)]
-    kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
-    f.only("first_k_dense_replace", [*kinds, "sparse"].index("sparse"))  # published beside it, not read by transformers
-    return _with_experts(f, s, [kind == "sparse" for kind in kinds])
-
-
-def _with_experts(f: Fields, s: Sizes, sparse: list[bool]) -> Program:
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
-    norm, act, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.activation(), f.flag("attention_bias")
-    pairs = f.flag("rope_interleave", True)
-    count, inner = f.count("n_routed_experts", 256, high=4096), f.count("moe_intermediate_size", 2048, high=1 << 20)
-    shared, rope = f.count("n_shared_experts", 1, high=4096), RopeReader(f)
-    f.only("num_local_experts", count)
-    f.only("scoring_func", "sigmoid")
-    f.only("topk_method", "noaux_tc")
-    f.only("moe_layer_freq", 1)
-    route = _grouped_route(f, count)
+    norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), RopeReader(f)
     scale = latent_scale(rope, z.plain + z.rotary)
-
-    def block(n: TensorNames, i: int) -> Branch:
-        before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
-        if not sparse[i]:
-            return Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m", before)
-        body: Ops = (
-            *router(n, "mlp.gate", s, route, correction="mlp.gate.e_score_correction_bias"),
-            each_expert(n, "mlp.experts", GATE_UP_DOWN, s, inner, count, act),
-            *gated(n, "mlp.shared_experts", s.hidden, inner * shared, act, "h", "s"),
-        )
-        return Branch(body, "m", before, terms=("m", "s"))
 
     def layer(n: TensorNames, i: int) -> Ops:
         first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias)
-        return sequential(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), block(n, i))
+        before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
+        return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
 
     return assemble(f, s, norm, rope, [rope.plain(z.rotary)], EndsStyle(), layer)
-
-
-def _grouped_route(f: Fields, count: int) -> ExpertRouting:
-    groups = f.count("n_group", 8, high=count)
-    if count % groups or count // groups < 2:
-        raise f.refuse("n_group", f"groups of at least two of the {count} experts are needed")
-    best = f.count("topk_group", 4, high=groups)
-    return ExpertRouting(
-        source="r",
-        target="routes",
-        experts=count,
-        top_k=f.count("num_experts_per_tok", 8, high=best * (count // groups)),
-        score="sigmoid",
-        normalise=f.flag("norm_topk_prob", True),
-        scale=f.number("routed_scaling_factor", 2.5),
-        groups=groups,
-        top_groups=best,
-    )
 
 
 def youtu(f: Fields) -> Program:

@@ -1,6 +1,7 @@
 """Recipes of dense families with a norm before attention and one before a gated block: llama and its kin."""
 
 from dataclasses import replace
+from typing import Final
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -12,6 +13,7 @@ from manyhands.program.blocks import (
     before_each,
     gated,
     head_scale,
+    plain,
     sliding,
     windows,
 )
@@ -33,6 +35,15 @@ _MAMBA = (
     "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
     "mamba_proj_bias time_step_limit"
 ).split()
+# Fields of hunyuan's published configs: ids, sharing of caches (switched off), media, pooling.
+HUNYUAN_UNUSED: Final = tuple(
+    """
+    anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views cla_share_factor class_num dense_list eod_token_id
+    im_end_id im_newline_id im_start_id image_token_id mask_init_id num_media_embeds org_vocab_size pad_id pool_type
+    skip_cls_token text_end_id text_start_id video_end_id video_start_id vit_input_resolution vit_mapping_type
+    vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token vit_type vit_used_rms_norm xdrope_section
+    """.split()
+)
 
 
 def usual(
@@ -144,11 +155,12 @@ def granite(f: Fields) -> Program:
     """Four multipliers."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
     style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
-    ends, scale, bias = _granite_ends(f), f.number("residual_multiplier", 1.0), f.flag("mlp_bias")
-    return usual(f, s, RopeReader(f), [style] * s.layers, ends, bias=bias, scale=scale)
+    scale = f.number("residual_multiplier", 1.0)
+    return usual(f, s, RopeReader(f), [style] * s.layers, granite_ends(f), bias=f.flag("mlp_bias"), scale=scale)
 
 
-def _granite_ends(f: Fields) -> EndsStyle:
+def granite_ends(f: Fields) -> EndsStyle:
+    """Two of the multipliers."""
     return EndsStyle(embed_scale=f.number("embedding_multiplier", 1.0), scale=1.0 / f.number("logits_scaling", 1.0))
 
 
@@ -166,7 +178,7 @@ def granitemoehybrid(f: Fields) -> Program:
     s = replace(s, inner=f.count("shared_intermediate_size", 1024, high=1 << 20))
     scale = f.number("residual_multiplier", 1.0)
     block, fused, down = "shared_mlp", "input_linear", "output_linear"
-    styles, ends, rotary = [style] * s.layers, _granite_ends(f), RopeReader(f)
+    styles, ends, rotary = [style] * s.layers, granite_ends(f), RopeReader(f)
     return usual(f, s, rotary, styles, ends, block=block, fused=fused, down=down, scale=scale)
 
 
@@ -176,3 +188,75 @@ def ernie4_5(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias)
     rope = RopeReader(f, theta=500000.0)
     return usual(f, s, rope, [style] * s.layers, EndsStyle(tied=True), eps=1e-5, bias=bias)
+
+
+def ministral(f: Fields) -> Program:
+    """mistral with windows in some layers."""
+    s = Sizes.read(f)
+    window = f.optional_count("sliding_window", 4096)
+    default = ["full_attention" if window is None else "sliding_attention"] * s.layers
+    styles = [AttentionStyle(head_scale(s.head), window=w) for w in windows(f, s.layers, default, window)]
+    return usual(f, s, RopeReader(f), styles, EndsStyle())
+
+
+def seed_oss(f: Fields) -> Program:
+    """A switch of its own for the bias behind attention."""
+    s, bias = Sizes.read(f, head=128), f.flag("attention_bias", True)
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=f.flag("attention_out_bias"))
+    return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle(), bias=f.flag("mlp_bias"))
+
+
+def glm(f: Fields) -> Program:
+    """Pairs of the first half of a head turn; fused gate and up."""
+    s = Sizes.read(f, head=128)
+    style = AttentionStyle(head_scale(s.head), pairs=True, bias=f.flag("attention_bias", True))
+    rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
+    return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1.5625e-07, fused="gate_up_proj", partial=True)
+
+
+def helium(f: Fields) -> Program:
+    """Pairs turn."""
+    s = Sizes.read(f, head=128)
+    if s.heads * s.head != s.hidden:
+        raise f.refuse("head_dim", f"hidden_size / num_attention_heads = {s.hidden / s.heads:g} is needed")
+    style = AttentionStyle(head_scale(s.head), pairs=True, bias=f.flag("attention_bias"))
+    rope = RopeReader(f, theta=100000.0)
+    return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1e-8, bias=f.flag("mlp_bias"))
+
+
+def arcee(f: Fields) -> Program:
+    """A plain block with squared relu."""
+    s, act, bias = Sizes.read(f, kv=False), f.activation("hidden_act", "relu2"), f.flag("attention_bias")
+    norm, rope, block_bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f), f.flag("mlp_bias")
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        block = plain(n, ("mlp.up_proj", "mlp.down_proj"), s, act, "h", "m", bias=block_bias)
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+
+
+def hunyuan_v1_dense(f: Fields) -> Program:
+    """Heads are normed behind the rotary embedding."""
+    s = Sizes.read(f, kv=False)
+    style, _, rope = hunyuan_attention(f, s)
+    return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1e-5)
+
+
+def hunyuan_attention(f: Fields, s: Sizes) -> tuple[AttentionStyle, NormStyle, RopeReader]:
+    """Attention, norms and rotary fields of both families; refuses what their published configs may say otherwise."""
+    f.only("attention_head_dim", s.head)
+    f.only("norm_type", "rms")
+    f.only("position_embedding_xdrope", False)
+    f.only("use_cla", False)
+    f.only("use_qk_norm", True)
+    f.only("use_rotary_pos_emb", True)
+    f.only("add_classification_head", False)
+    f.ignore(*HUNYUAN_UNUSED)
+    norm, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
+    names = ("self_attn.query_layernorm", "self_attn.key_layernorm")
+    style = AttentionStyle(
+        head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, norm_names=names, norm_last=True
+    )
+    return style, norm, RopeReader(f, stretched=True)

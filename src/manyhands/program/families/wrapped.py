@@ -1,4 +1,4 @@
-"""Recipes of families that norm what a branch computed before it joins the residual stream: olmo2, olmo3, glm4."""
+"""Recipes of families that norm what a branch computed before it joins the residual stream: olmo2, olmo3, exaone4, glm4."""
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -41,24 +41,43 @@ def olmo3(f: Fields) -> Program:
     return _olmo(f, s, rope, ropes, [0 if window is None else 1 for window in found], found)
 
 
+def exaone4(f: Fields) -> Program:
+    """Norms of heads; where some layers have windows, the others have no positions."""
+    s, window = Sizes.read(f), f.optional_count("sliding_window", 4096)
+    if f.has("layer_types"):
+        f.ignore("sliding_window_pattern")  # "LLLG" in published configs
+    every = s.layers if window is None or f.has("layer_types") else f.count("sliding_window_pattern", 4)
+    full = range(s.layers) if window is None else range(every - 1, s.layers, every)
+    found, rope = windows(f, s.layers, sliding(s.layers, full), window), RopeReader(f)
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-5))
+    styles = [
+        AttentionStyle(head_scale(s.head), None if window and w is None else 0, window=w, head_norm=norm) for w in found
+    ]
+    return _behind(f, s, norm, rope, [rope.plain(s.head)], styles)
+
+
 def _olmo(
     f: Fields, s: Sizes, rope: RopeReader, ropes: list[Rope], tables: list[int], found: list[int | None]
 ) -> Program:
-    norm, bias, act = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias"), f.activation()
+    norm, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
+    styles = [
+        AttentionStyle(head_scale(s.head), table, bias=bias, out_bias=bias, window=w, head_norm=norm, wide_norm=True)
+        for table, w in zip(tables, found, strict=True)
+    ]
+    return _behind(f, s, norm, rope, ropes, styles)
+
+
+def _behind(
+    f: Fields, s: Sizes, norm: NormStyle, rope: RopeReader, ropes: list[Rope], styles: list[AttentionStyle]
+) -> Program:
+    """A family with norms behind attention and block, with one style of attention a layer."""
+    act = f.activation()
 
     def layer(n: TensorNames, i: int) -> Ops:
-        style = AttentionStyle(
-            head_scale(s.head), tables[i], bias=bias, out_bias=bias, window=found[i], head_norm=norm, wide_norm=True
-        )
+        first, block = attention(n, s, styles[i], "x", "a"), gated(n, "mlp", s.hidden, s.inner, act, "x", "m")
         return sequential(
-            Branch(
-                attention(n, s, style, "x", "a"), "a", after=norm.op(n, "post_attention_layernorm", s.hidden, "a", "a")
-            ),
-            Branch(
-                gated(n, "mlp", s.hidden, s.inner, act, "x", "m"),
-                "m",
-                after=norm.op(n, "post_feedforward_layernorm", s.hidden, "m", "m"),
-            ),
+            Branch(first, "a", after=norm.op(n, "post_attention_layernorm", s.hidden, "a", "a")),
+            Branch(block, "m", after=norm.op(n, "post_feedforward_layernorm", s.hidden, "m", "m")),
         )
 
     return assemble(f, s, norm, rope, ropes, EndsStyle(), layer)

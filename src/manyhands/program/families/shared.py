@@ -1,0 +1,221 @@
+"""Recipes of families with experts beside a block that every row takes: glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe."""
+
+from dataclasses import dataclass
+
+from manyhands.program.blocks import (
+    AttentionStyle,
+    Branch,
+    NormStyle,
+    Ops,
+    Sizes,
+    TensorNames,
+    attention,
+    each_expert,
+    gated,
+    head_scale,
+    router,
+    sequential,
+    windows,
+)
+from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.experts import GATE_UP_DOWN
+from manyhands.program.families.llama import hunyuan_attention
+from manyhands.program.fields import Fields
+from manyhands.program.ops import Activation, ExpertRouting, Program, Weight
+from manyhands.program.rope import RopeReader
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDefaults:
+    """What a family's config means where it is silent; None: it must be given."""
+
+    experts: int | None
+    inner: int
+    shared: int | None
+    dense: int
+    groups: int = 1
+    best: int = 1
+    top_k: int | None = None
+    normalise: bool = False
+    scale: float = 1.0
+
+
+def grouped_route(f: Fields, d: BlockDefaults) -> ExpertRouting:
+    """deepseek_v3's choice: sigmoids, groups, a correction of ranks."""
+    f.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the method here
+    f.only("topk_method", "noaux_tc")
+    count = f.count("n_routed_experts", d.experts, high=4096)
+    groups = f.count("n_group", d.groups, high=count)
+    if count % groups or count // groups < 2:
+        raise f.refuse("n_group", f"groups of at least two of the {count} experts are needed")
+    best = f.count("topk_group", d.best, high=groups)
+    return ExpertRouting(
+        source="r",
+        target="routes",
+        experts=count,
+        top_k=f.count("num_experts_per_tok", d.top_k, high=best * (count // groups)),
+        score="sigmoid",
+        normalise=f.flag("norm_topk_prob", d.normalise),
+        scale=f.number("routed_scaling_factor", d.scale),
+        groups=groups,
+        top_groups=best,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlocks:
+    """DeepSeek's blocks: experts beside shared ones, which are one block; the first `dense` layers have another alone."""
+
+    act: Activation
+    route: ExpertRouting  # sigmoids are corrected
+    inner: int  # columns of an expert
+    shared: int
+    dense: int
+
+    @classmethod
+    def read(cls, f: Fields, route: ExpertRouting, d: BlockDefaults) -> "ExpertBlocks":
+        """What is not of the choice of experts."""
+        f.only("moe_layer_freq", 1)
+        return cls(
+            act=f.activation(),
+            route=route,
+            inner=f.count("moe_intermediate_size", d.inner, high=1 << 20),
+            shared=f.count("n_shared_experts", d.shared, high=4096),
+            dense=f.count("first_k_dense_replace", d.dense, low=0),
+        )
+
+    def branch(self, n: TensorNames, s: Sizes, norm: NormStyle, i: int) -> Branch:
+        """The block of layer `i`, with the norm before it."""
+        before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
+        if i < self.dense:
+            return Branch(gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m"), "m", before)
+        correction = "mlp.gate.e_score_correction_bias" if self.route.score == "sigmoid" else None
+        body: Ops = (
+            *router(n, "mlp.gate", s, self.route, correction=correction),
+            each_expert(n, "mlp.experts", GATE_UP_DOWN, s, self.inner, self.route.experts, self.act),
+            *gated(n, "mlp.shared_experts", s.hidden, self.inner * self.shared, self.act, "h", "s"),
+        )
+        return Branch(body, "m", before, terms=("m", "s"))
+
+
+def _with_blocks(
+    f: Fields, s: Sizes, norm: NormStyle, rope: RopeReader, styles: list[AttentionStyle], d: BlockDefaults
+) -> Program:
+    """A family of ExpertBlocks, with one style of attention a layer."""
+    route = grouped_route(f, d)
+    f.only("num_local_experts", route.experts)
+    blocks = ExpertBlocks.read(f, route, d)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
+        first = Branch(attention(n, s, styles[i], "h", "a"), "a", before)
+        return sequential(first, blocks.branch(n, s, norm, i))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
+
+
+def glm4_moe(f: Fields) -> Program:
+    """Norms of heads, if switched on; the first half of a head turns."""
+    s, norm = Sizes.read(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
+    heads = norm if f.flag("use_qk_norm") else None
+    style = AttentionStyle(head_scale(s.head), bias=f.flag("attention_bias"), head_norm=heads)
+    rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
+    defaults = BlockDefaults(experts=128, inner=1408, shared=1, dense=1, top_k=8, normalise=True)
+    return _with_blocks(f, s, norm, rope, [style] * s.layers, defaults)
+
+
+def dots1(f: Fields) -> Program:
+    """Norms of heads; windows from layer max_window_layers on."""
+    s, norm, bias = Sizes.read(f), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias")
+    window, first = f.optional_count("sliding_window", 4096), f.count("max_window_layers", 62, low=0)
+    default = ["full_attention" if window is None or i < first else "sliding_attention" for i in range(s.layers)]
+    styles = [
+        AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=found)
+        for found in windows(f, s.layers, default, window)
+    ]
+    return _with_blocks(
+        f, s, norm, RopeReader(f), styles, BlockDefaults(experts=None, inner=1408, shared=None, dense=0)
+    )
+
+
+def _mixed(n: TensorNames, s: Sizes, norm: NormStyle, routed: Ops, shared: Ops) -> Branch:
+    """A block of experts, to "m", beside one that every row takes, to "s" (perhaps nothing)."""
+    before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
+    return Branch((*routed, *shared), "m", before, terms=("m", "s") if shared else ("m",))
+
+
+def ernie4_5_moe(f: Fields) -> Program:
+    """Pairs turn; experts in a run of layers, ranked by corrected softmax."""
+    s, act = Sizes.read(f), f.activation()
+    count, inner = f.count("moe_num_experts", 64, high=4096), f.count("moe_intermediate_size", 1536, high=1 << 20)
+    shared = f.count("moe_num_shared_experts", 2, low=0, high=4096)
+    step, first = f.count("moe_layer_interval", 1), f.count("moe_layer_start_index", 1, low=0)
+    last = f.count("moe_layer_end_index", -1, low=-1)
+    _ernie_as_trained(f)
+    chosen = f.count("moe_k", 6, high=count)
+    norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f, theta=500000.0)
+    style = AttentionStyle(head_scale(s.head), pairs=True)
+
+    def block(n: TensorNames, i: int) -> Branch:
+        if (i + 1) % step or not first <= i <= (s.layers if last < 0 else last):
+            return _mixed(n, s, norm, gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), ())
+        # Stored as one row.
+        correction = Weight(f"{n.path}mlp.moe_statics.e_score_correction_bias", (1, count), stacked=True)
+        route = ExpertRouting("r", "routes", count, chosen, "softmax", normalise=True, correction=correction)
+        routed = (*router(n, "mlp.gate", s, route), each_expert(n, "mlp.experts", GATE_UP_DOWN, s, inner, count, act))
+        beside = gated(n, "mlp.shared_experts", s.hidden, inner * shared, act, "h", "s") if shared else ()
+        return _mixed(n, s, norm, routed, beside)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
+        return sequential(Branch(attention(n, s, style, "h", "a"), "a", before), block(n, i))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(tied=True), layer)
+
+
+def _ernie_as_trained(f: Fields) -> None:
+    """What the published configs say besides, which must be what is computed."""
+    f.only("moe_norm_min", 1e-12)  # below it the chosen are not normalised; no softmax of a trained router gets there
+    f.only("moe_gate", "topk")
+    f.only("moe_gate_act", "softmax")
+    f.only("moe_use_aux_free", True)
+    f.only("use_rmsnorm", True)
+    f.ignore("moe_capacity")
+
+
+def hunyuan_v1_moe(f: Fields) -> Program:
+    """hunyuan_v1_dense with experts, as wide as the block beside them, in every layer."""
+    s, act = Sizes.read(f, kv=False), f.activation()
+    count, chosen = _same_in_all(f, "num_experts", s, 1), _same_in_all(f, "moe_topk", s, 1)
+    if chosen > count:
+        raise f.refuse("moe_topk", f"at most {count} experts can be taken")
+    for name, needed in (("moe_intermediate_size", s.inner), ("num_shared_expert", 1)):
+        if _same_in_all(f, name, s, needed) != needed:
+            raise f.refuse(name, f"{needed} in all layers is needed")
+    route = ExpertRouting("r", "routes", count, chosen, "softmax", normalise=True)
+    style, norm, rope = hunyuan_attention(f, s)
+    for name in ("group_limited_greedy", "n_group", "topk_group", "routed_scaling_factor", "use_mla"):
+        f.only(name, False)
+    f.only("moe_layer_num_skipped", 0)
+    f.only("norm_topk_prob", True)
+    f.only("use_mixed_mlp_moe", True)
+    f.ignore("moe_drop_tokens", "moe_random_routing_dropped_token")
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
+        experts = each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, act)
+        beside = gated(n, "mlp.shared_mlp", s.hidden, s.inner, act, "h", "s")
+        block = _mixed(n, s, norm, (*router(n, "mlp.gate.wg", s, route), experts), beside)
+        return sequential(Branch(attention(n, s, style, "h", "a"), "a", before), block)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+
+
+def _same_in_all(f: Fields, name: str, s: Sizes, default: int) -> int:
+    """A number from 1, or a list of it for each layer."""
+    value = f.raw(name, default)
+    each = value if isinstance(value, list) and len(value) >= s.layers else [value]
+    good = type(each[0]) is int and 1 <= each[0] <= 1 << 20 and all(one == each[0] for one in each)
+    if not good:
+        raise f.refuse(name, "a whole number from 1 is needed, the same in all layers")
+    return int(each[0])
