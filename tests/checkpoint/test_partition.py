@@ -108,8 +108,8 @@ def test_absent_ends_are_named() -> None:
 
 
 def test_layers_past_the_count_are_needed_by_no_node() -> None:
-    """DeepSeek-V3 stores its multi-token-prediction layer as layer 61 of 61."""
-    extra = [*NAMES, "model.layers.12.attn.weight", "mtp.fc.weight", "mtp.layers.0.w"]
+    """DeepSeek-V3 stores its multi-token-prediction layer as layer 61 of 61, GLM-4.5-Air as 46 of 46, ERNIE 4.5 by names."""
+    extra = [*NAMES, "model.layers.12.attn.weight", "mtp.fc.weight", "mtp.layers.0.w", "model.mtp_block.0.mlp.weight"]
     assert needed_tensors(extra, 12, None, True) == sorted(NAMES)
 
 
