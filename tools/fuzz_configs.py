@@ -191,7 +191,6 @@ _FREE_HEADS = (
     "glm4_moe",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
-    "minimax_m2",
     "ministral",
     "seed_oss",
 )

@@ -186,12 +186,10 @@ def _ernie_as_trained(f: Fields) -> None:
 def hunyuan_v1_moe(f: Fields) -> Program:
     """hunyuan_v1_dense with experts, as wide as the block beside them, in every layer."""
     s, act = Sizes.read(f, kv=False), f.activation()
-    count, chosen = _same_in_all(f, "num_experts", s, 1), _same_in_all(f, "moe_topk", s, 1)
-    if chosen > count:
-        raise f.refuse("moe_topk", f"at most {count} experts can be taken")
+    count = _same_in_all(f, "num_experts", s, 1, high=4096)
+    chosen = _same_in_all(f, "moe_topk", s, 1, high=count)
     for name, needed in (("moe_intermediate_size", s.inner), ("num_shared_expert", 1)):
-        if _same_in_all(f, name, s, needed) != needed:
-            raise f.refuse(name, f"{needed} in all layers is needed")
+        _same_in_all(f, name, s, needed, low=needed, high=needed)
     route = ExpertRouting("r", "routes", count, chosen, "softmax", normalise=True)
     style, norm, rope = hunyuan_attention(f, s)
     for name in ("group_limited_greedy", "n_group", "topk_group", "routed_scaling_factor", "use_mla"):
@@ -211,11 +209,10 @@ def hunyuan_v1_moe(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
-def _same_in_all(f: Fields, name: str, s: Sizes, default: int) -> int:
-    """A number from 1, or a list of it for each layer."""
+def _same_in_all(f: Fields, name: str, s: Sizes, default: int, *, low: int = 1, high: int) -> int:
+    """A whole number, or a list of it for each layer."""
     value = f.raw(name, default)
     each = value if isinstance(value, list) and len(value) >= s.layers else [value]
-    good = type(each[0]) is int and 1 <= each[0] <= 1 << 20 and all(one == each[0] for one in each)
-    if not good:
-        raise f.refuse(name, "a whole number from 1 is needed, the same in all layers")
-    return int(each[0])
+    if type(each[0]) is not int or not low <= each[0] <= high or any(one != each[0] for one in each):
+        raise f.refuse(name, f"a whole number from {low} to {high} is needed, the same in all layers")
+    return each[0]
