@@ -150,7 +150,7 @@ OWN: dict[str, Options] = {
     "seed_oss": {"attention_bias": _BOOL, "attention_out_bias": _BOOL, "mlp_bias": _BOOL},
     "exaone4": {"sliding_window": [1, 9], "sliding_window_pattern": [1, 2, 4]},
     "arcee": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
-    "ministral": {"sliding_window": [None, 1, 7]},
+    "ministral": {"sliding_window": [1, 7]},
     "helium": {"attention_bias": _BOOL, "mlp_bias": _BOOL},
     "glm": {"attention_bias": _BOOL, "partial_rotary_factor": [0.25, 1.0]},
 }

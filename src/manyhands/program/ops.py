@@ -48,7 +48,8 @@ class Weight:
 
     `shape` is the stored one: [outputs, inputs] of a matrix (`transposed`: [inputs, outputs]), [outputs] of a vector.
     Weights of experts: either EXPERT stands in the name, or the stored tensor is `stacked`, with the experts as first
-    dimension (as is a vector that is stored as one row). `rows` takes some outputs, counted in a matrix that is no longer transposed or stacked.
+    dimension (so is a vector that is stored as one row). `rows` takes some outputs, counted in a matrix that is no longer
+    transposed or stacked.
     """
 
     name: str

@@ -81,10 +81,16 @@ def llama(f: Fields) -> Program:
 
 
 def mistral(f: Fields) -> Program:
-    """A window in every layer."""
-    s = Sizes.read(f)
-    style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window", 4096))
-    return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle())
+    """A window in every layer, or in those that layer_types names."""
+    s, window = Sizes.read(f), f.optional_count("sliding_window", 4096)
+    found = windows(f, s.layers, sliding(s.layers, () if window else range(s.layers)), window)
+    styles = [AttentionStyle(head_scale(s.head), window=w) for w in found]
+    return usual(f, s, RopeReader(f), styles, EndsStyle())
+
+
+def ministral(f: Fields) -> Program:
+    """What transformers calls a mistral with layer_types."""
+    return mistral(f)
 
 
 def ministral3(f: Fields) -> Program:
@@ -188,15 +194,6 @@ def ernie4_5(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias)
     rope = RopeReader(f, theta=500000.0)
     return usual(f, s, rope, [style] * s.layers, EndsStyle(tied=True), eps=1e-5, bias=bias)
-
-
-def ministral(f: Fields) -> Program:
-    """mistral with windows in some layers."""
-    s = Sizes.read(f)
-    window = f.optional_count("sliding_window", 4096)
-    default = ["full_attention" if window is None else "sliding_attention"] * s.layers
-    styles = [AttentionStyle(head_scale(s.head), window=w) for w in windows(f, s.layers, default, window)]
-    return usual(f, s, RopeReader(f), styles, EndsStyle())
 
 
 def seed_oss(f: Fields) -> Program:
