@@ -86,7 +86,7 @@ def shape_of(integer: Integer) -> Shape:
     """Random widths, or those of attention, of latents, of a mixture of experts."""
     hidden, heads, width = integer(1, 4) * integer(1, 30), integer(1, 6), integer(1, 70)
     common: dict[int, tuple[int, ...]] = {
-        library.ADD: (5, 5, 5, 5),
+        library.ADD: (5, 5, 0, 5),
         library.NORM: (0, 5, 0, 0),
         library.MULTIPLY: (5, 6, 5, 0),
     }
@@ -141,7 +141,9 @@ def operation(integer: Integer, whole: Shape) -> Op:
         case library.ROUTE:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)
             top = max(1, w[1] // 2)
-            return kind, (r[0], r[1], w[0], top, integer(0, 1), integer(0, 1), groups, integer(1, groups)), (1.0,), ()
+            vectors = maybe(integer, w[0] + odd), maybe(integer, w[0])
+            shape = (r[0], r[1], w[0], top, integer(0, 1), integer(0, 1), groups, integer(1, groups))
+            return kind, shape, (1.0,), vectors
         case library.EXPERTS:
             inner, top = integer(1, 40), max(1, w[1] // 2)
             experts = integer(top, top + 9)

@@ -83,6 +83,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_interleave": False, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 0},
     ),
     "deepseek_v3, yarn": ("deepseek_v3", rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.2)),
+    "gemma4, dense, values of their own": (
+        "gemma4_text",
+        {
+            "enable_moe_block": False,
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "final_logit_softcapping": 5.0,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
+    "gemma4, other tables": (
+        "gemma4_text",
+        {
+            "top_k_experts": 3,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.3,
+                    "rope_theta": 5e4,
+                    "factor": 2.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
     "glm4_moe_lite, halves": (
         "glm4_moe_lite",
         {"rope_interleave": False, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "n_shared_experts": 2},

@@ -26,6 +26,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    Scale,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
@@ -222,8 +223,10 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case Multiply():
             assert widths[op.by] == 1
             widths[op.target] = widths[op.source]
+        case Scale():
+            assert op.target in widths and (op.weight is None or op.weight.shape == (1,))
         case Add():
-            assert {widths[term.source] for term in op.terms} == {program.hidden}
+            assert {widths[term.source] for term in op.terms} == {widths[op.target]}
 
 
 @pytest.mark.parametrize(

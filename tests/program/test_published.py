@@ -30,6 +30,12 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "_sliding_window_pattern": 4,
     },
     "gemma2": {"sliding_window_size": 24},  # Gemma 2 9B and 27B
+    "gemma4_text": {  # Gemma 4 26B-A4B
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 262144,
+    },
     "glm4_moe_lite": {  # GLM-4.7-Flash
         "first_k_dense_replace": 1,
         "num_nextn_predict_layers": 1,
@@ -110,6 +116,8 @@ def test_windows_of_no_length_are_none(family: str) -> None:
     ("family", "field", "value"),
     [
         ("glm4_moe_lite", "first_k_dense_replace", 2),
+        ("gemma4_text", "use_bidirectional_attention", "all"),
+        ("gemma4_text", "num_kv_shared_layers", 2),
         ("granitemoehybrid", "normalization_function", "layernorm"),
         ("cohere2", "layer_switch", 3),
         ("cohere2", "order_of_interleaved_layers", "global_attn_first"),

@@ -92,7 +92,7 @@ def test_scalings_that_switch_hold_the_model_to_the_length_before(kind: str) -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rope_type": "proportional"}, "rope_type is 'proportional', supported are default, linear"),
+        ({"rope_type": "spiral"}, "rope_type is 'spiral', supported are default, linear"),
         ({"rope_type": ["yarn"]}, "rope_type is"),
         ({"rope_type": "linear"}, "factor is None, a number from 1e-30 to 1e+15 is needed"),
         ({"rope_type": "linear", "factor": -1}, "factor is -1"),

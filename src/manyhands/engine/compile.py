@@ -43,6 +43,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    Scale,
     Weight,
 )
 from manyhands.program.tensors import wide_weights
@@ -162,7 +163,8 @@ class _Compiler:
     def begin_layer(self, layer: Layer) -> None:
         """Only the residual stream goes from a layer to the next."""
         self.bound, self._wide = {RESIDUAL: 0}, wide_weights(layer)
-        self._last = next((op for op in reversed(layer.ops) if isinstance(op, Add)), None)
+        added = (op for op in reversed(layer.ops) if isinstance(op, Add) and op.target == RESIDUAL)
+        self._last = next(added, None)
         self.layers.append(len(self.ops))
 
     def compiled(self, starts: Sequence[int]) -> Compiled:
@@ -304,8 +306,8 @@ class _Compiler:
     def _(self, op: ExpertRouting) -> None:
         source = self.source(op.source)
         shape = (op.experts, op.top_k, int(op.score == "sigmoid"), int(op.normalise), op.groups, op.top_groups)
-        correction = vector([op.correction] if op.correction else [], self._read)
-        self.emit(library.ROUTE, (source, self.target(op.target, 2 * op.top_k), *shape), (op.scale,), (correction,))
+        vectors = [vector([weight] if weight else [], self._read) for weight in (op.correction, op.factors)]
+        self.emit(library.ROUTE, (source, self.target(op.target, 2 * op.top_k), *shape), (op.scale,), vectors)
 
     @add.register
     def _(self, op: Experts) -> None:
@@ -341,9 +343,15 @@ class _Compiler:
         self.emit(library.MULTIPLY, (source, by, self.target(op.target, self.width(op.source), [by])))
 
     @add.register
+    def _(self, op: Scale) -> None:
+        number = op.scale if op.weight is None else float(as_fp32(take(op.weight, self._read))[0])
+        self.emit(library.SOFTEN, (self.source(op.target),), (number, 0.0))
+
+    @add.register
     def _(self, op: Add) -> None:
         """Rounded after the last term; with small weights or codes once a layer, at its end, where spans may be cut."""
         is_rounded = op is self._last or not (self._has_codes or self._precision in SMALL_WEIGHTS)
+        target = self.source(op.target)
         for term in op.terms:
-            ends = is_rounded and term is op.terms[-1]
-            self.emit(library.ADD, (self.source(term.source), int(ends)), (term.scale,))
+            ends = is_rounded and target == 0 and term is op.terms[-1]
+            self.emit(library.ADD, (self.source(term.source), int(ends), target), (term.scale,))

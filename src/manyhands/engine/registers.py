@@ -32,8 +32,9 @@ _PLACES: Final = {
 
 def touched(kind: int, numbers: Sequence[int]) -> Touched:
     """What an operation (native/plan.c) reads and writes."""
-    if kind == library.ADD:  # to the residual stream
-        return Touched((0, numbers[0]), 0, True)
+    if kind == library.ADD:  # to the residual stream, if no other is named
+        target = (*numbers, 0)[2]
+        return Touched((target, numbers[0]), target, True)
     reads, writes = _PLACES[kind]
     is_part = kind == library.COPY or (kind == library.PRODUCT and len(numbers) > 4)
     return Touched(tuple(numbers[place] for place in reads), numbers[writes], not is_part)

@@ -39,6 +39,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    Scale,
 )
 
 CONVERTED: Final = 1 << 24  # 64 MB in fp32
@@ -277,7 +278,11 @@ class _Layer:
             weights = logits.gather(-1, chosen).softmax(-1)
         elif op.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        self.routes[op.target] = chosen, weights * op.scale
+        weights = weights * op.scale
+        self.routes[op.target] = (
+            chosen,
+            weights if op.factors is None else weights * self.weights[op.factors, 0][chosen],
+        )
 
     @run.register
     def _(self, op: Experts) -> None:
@@ -304,12 +309,17 @@ class _Layer:
         self.registers[op.target] = self.registers[op.source] * self.registers[op.by]
 
     @run.register
+    def _(self, op: Scale) -> None:
+        by = op.scale if op.weight is None else self.weights[op.weight, 0]
+        self.registers[op.target] = self.registers[op.target] * by
+
+    @run.register
     def _(self, op: Add) -> None:
-        x = self.registers[RESIDUAL]
+        x = self.registers[op.target]
         for term in op.terms:
             value = self.registers[term.source]
             x = x + (value if term.scale == 1.0 else value * term.scale)
-        self.registers[RESIDUAL] = self.round(x)
+        self.registers[op.target] = self.round(x) if op.target == RESIDUAL else x
 
 
 def heads(rows: Tensor, parts: int) -> Tensor:

@@ -127,11 +127,15 @@ class AttentionStyle:
     norm_last: bool = False  # heads are normed behind the rotary embedding
     fused: str | None = None  # the one tensor that holds q, k and v
     interleaved: bool = False  # ... head by head (q, k, v of head 0, then of head 1)
+    value_eps: float | None = None  # values are normalised head by head, without weights
+    is_value_key: bool = False  # values are the products of keys, before norm and rotary embedding
 
 
 def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, target: str) -> Ops:
     """Queries, keys, values; norms of heads; rotary embedding; cached attention; the product behind."""
     norms: list[Op] = []
+    if style.value_eps is not None:
+        norms.append(Norm("k" if style.is_value_key else "v", "v", "rms", style.value_eps, (), groups=s.kv_heads))
     if style.head_norm is not None:
         for register, heads, name in zip("qk", (s.heads, s.kv_heads), style.norm_names, strict=True):
             width, groups = (heads * s.head, 1) if style.wide_norm else (s.head, heads)
@@ -164,6 +168,8 @@ def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, 
 
 def _query_key_value(names: TensorNames, s: Sizes, style: AttentionStyle) -> tuple[Part, ...]:
     widths = {"q": s.heads * s.head, "k": s.kv_heads * s.head, "v": s.kv_heads * s.head}
+    if style.is_value_key:
+        del widths["v"]
     if style.fused is None:
         return tuple(names.part(t, f"self_attn.{t}_proj", width, s.hidden, style.bias) for t, width in widths.items())
     total, start, out = sum(widths.values()), 0, []

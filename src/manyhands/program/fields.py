@@ -78,6 +78,10 @@ class Fields:
         """Whether the field is there and not null."""
         return name in self._values
 
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there, and null."""
+        return name in self._null
+
     def raw(self, name: str, default: Any = None) -> Any:
         """The value as it stands."""
         self._used.add(name)

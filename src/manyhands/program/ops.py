@@ -11,7 +11,7 @@ even; with fp32 storage a rounding does nothing) at these and no others:
   2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`: rounded once,
      where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
-  4. the residual stream: the result of `Embed` and of every `Add`.
+  4. the residual stream: the result of `Embed` and of every `Add` to it.
 Products sum in fp32 and are not rounded; logits are fp32.
 
 Numbers (epsilons, scales, caps, limits) are rounded to fp32 before use; only Rope.factor is used in double.
@@ -238,8 +238,9 @@ class ExpertRouting:
     score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
     lower number first). With groups: experts lie in `groups` equal runs, a run's rank is the sum of its two highest
     (score + correction), only the `top_groups` best runs stay. A chosen expert's weight is its s (without correction),
-    divided by (the sum of the chosen s, + 1e-20 for sigmoid) if `normalise`, times `scale`. A normalised softmax is the
-    softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen. The pairs are in order of rank.
+    divided by (the sum of the chosen s, + 1e-20 for sigmoid) if `normalise`, times `scale`, times the expert's number in
+    `factors`. A normalised softmax is the softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen.
+    The pairs are in order of rank.
     """
 
     source: str
@@ -252,6 +253,7 @@ class ExpertRouting:
     correction: Weight | None = None
     groups: int = 1
     top_groups: int = 1
+    factors: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,15 @@ class Multiply:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """target = target * scale, one rounding to fp32. With `weight`, a vector of one number, by that number."""
+
+    target: str
+    scale: float = 1.0
+    weight: Weight | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
     """source * scale (no multiplication if it is 1), one rounding to fp32."""
 
@@ -293,12 +304,14 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """x = round(((x + term 0) + term 1) ...): the residual stream takes what a branch computed."""
+    """x = round(((x + term 0) + term 1) ...): the residual stream takes what a branch computed. Any
+    other `target` is not rounded."""
 
     terms: tuple[Term, ...]
+    target: str = RESIDUAL
 
 
-Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | ExpertRouting | Experts | Multiply | Add
+Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | ExpertRouting | Experts | Multiply | Scale | Add
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class RopeReader:
         base = inner.number("rope_theta", theta)
         if base <= 1.0:
             raise inner.refuse("rope_theta", "a number above 1 is needed")
+        if kind == "proportional":
+            return self._proportional(inner, base, width)
         fraction = inner.number("partial_rotary_factor", self._fraction) if partial else 1.0
         if not partial:
             inner.only("partial_rotary_factor", 1.0)
@@ -134,7 +136,7 @@ class RopeReader:
             )
         read = _KINDS.get(kind) if isinstance(kind, str) else None
         if read is None:
-            raise inner.refuse("rope_type", f"supported are {', '.join(_KINDS)}")
+            raise inner.refuse("rope_type", f"supported are {', '.join(_KINDS)}, proportional")
         rope: Rope = read(self, inner, base, turned)
         if self._growing:
             inner.ignore("max_position_embeddings")
@@ -156,6 +158,19 @@ class RopeReader:
         """No scaling. (Fields of scalings may stay behind in a config; they are not read then.)"""
         inner.ignore("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim")
         return Rope(tuple(_frequencies(base, width)))
+
+    @staticmethod
+    def _proportional(inner: Fields, base: float, width: int) -> Rope:
+        """Of a whole head, a part of which turns: its pairs are those of the whole, the others have frequency 0."""
+        part, factor = inner.number("partial_rotary_factor", 1.0), inner.number("factor", 1.0)
+        turned = int(part * width // 2)
+        if part > 1.0 or width % 2:
+            raise inner.refuse(
+                "partial_rotary_factor", f"at most 1 of a whole number of pairs is needed ({width} columns)"
+            )
+        inner.finish()
+        found = [_fp32(value / factor) for value in _frequencies(base, width)[:turned]]
+        return Rope((*found, *(0.0,) * (width // 2 - turned)))
 
     def linear(self, inner: Fields, base: float, width: int) -> Rope:
         """Positions divided by a factor."""

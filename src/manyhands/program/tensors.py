@@ -13,6 +13,7 @@ from manyhands.program.ops import (
     Op,
     Product,
     Program,
+    Scale,
     Weight,
 )
 
@@ -34,8 +35,10 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (op.key_weight, op.value_weight)
         case Attention(sinks=Weight() as sinks):
             yield sinks
-        case ExpertRouting(correction=Weight() as correction):
-            yield correction
+        case ExpertRouting():
+            yield from (weight for weight in (op.correction, op.factors) if weight is not None)
+        case Scale(weight=Weight() as weight):
+            yield weight
         case _:
             pass
 

@@ -52,6 +52,17 @@ def _gemma(hidden: int) -> Overrides:
     return {"head_dim": hidden // 2, "query_pre_attn_scalar": hidden // 2, "sliding_window": WINDOW}
 
 
+def _gemma4(hidden: int) -> Overrides:
+    heads = {
+        "head_dim": hidden // 2,
+        "global_head_dim": hidden,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    }
+    experts = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": hidden // 2}
+    return {**heads, **experts, "hidden_size_per_layer_input": 0, "sliding_window": WINDOW}
+
+
 def _experts(hidden: int, count: int) -> Overrides:
     return {"num_experts": count, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
 
@@ -179,6 +190,7 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),
     "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
+    "gemma4_text": ("gemma4_text", _gemma4),
     "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
     "glm4_moe": ("glm4_moe", lambda hidden: {**_beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
     "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),

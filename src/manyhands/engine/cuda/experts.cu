@@ -26,7 +26,7 @@ INLINE int take_best(const float *ranks, int n, char *taken, int *best_places)
     return found;
 }
 
-/* Grid (rows), 32 threads. n: experts, top k, is_sigmoid, normalises, groups, top groups. reals: scale. tensors: correction. */
+/* Grid (rows), 32 threads. n: experts, top k, is_sigmoid, normalises, groups, top groups. reals: scale. tensors: correction, factors. */
 KERNEL(route)
 {
     await_rows();
@@ -35,7 +35,7 @@ KERNEL(route)
     __shared__ int places[64], chosen[MOST_EXPERTS];
     const int t = threadIdx.x, n = (int)a.n[0], top_k = (int)a.n[1], groups = (int)a.n[4], size = n / groups, whole = (n + SIDE - 1) / SIDE * SIDE;
     const bool is_softmax = !a.n[2];
-    const float *logits = a.x + blockIdx.x * a.x_stride, *correction = (const float *)a.tensors[0];
+    const float *logits = a.x + blockIdx.x * a.x_stride, *correction = (const float *)a.tensors[0], *factors = (const float *)a.tensors[1];
     float *pairs = a.out + blockIdx.x * a.out_stride, lane = -infinity();
     for (int e = t % SIDE; e < n && is_softmax; e += SIDE)
         lane = more(logits[e], lane);
@@ -90,8 +90,10 @@ KERNEL(route)
         pairs[2 * i] = (float)chosen[i], pairs[2 * i + 1] = weight;
     }
     float by = !a.n[3] ? 1 : is_softmax ? sum : sum + 1e-20f;
-    for (int i = 0; i < top_k; i++)
-        pairs[2 * i + 1] = pairs[2 * i + 1] / by * scale;
+    for (int i = 0; i < top_k; i++) {
+        float weight = pairs[2 * i + 1] / by * scale;
+        pairs[2 * i + 1] = factors ? weight * factors[chosen[i]] : weight;
+    }
 }
 
 /* The expert of route `pair` of all rows' (row * top k + route); -1 for none. y: routes. n: experts, top k. */

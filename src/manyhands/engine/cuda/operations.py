@@ -91,6 +91,8 @@ def _together(ops: Sequence[Held], at: int) -> int:
     addition to the residual stream and the norm of it."""
     first, count = ops[at], 1
     if first.kind == library.ADD:
+        if any(first.numbers[2:]):
+            return 1
         norm = ops[at + 1] if at + 1 < len(ops) else first
         return 2 if norm.kind == library.NORM and (norm.numbers[0], norm.numbers[2]) == (0, 1) else 1
     if first.kind not in (library.PRODUCT, library.ROTARY) or (
@@ -251,8 +253,8 @@ def _gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 
 def _add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    term, rounds = op.numbers[:2]
-    x, width = room.register(0), room.widths[0]
+    term, rounds, target = op.numbers[:3]
+    x, width = room.register(target), room.widths[target]
     yield _columns(
         "add", width, rows, args(x, room.register(term), x, n=(width, int(rounds and room.rounds)), reals=op.reals)
     )
@@ -277,7 +279,8 @@ def _copy(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     source, target, *numbers = op.numbers[:8]
-    given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=numbers, reals=op.reals)
+    vectors = op.address(0), op.address(1)
+    given = args(room.register(source), out=room.register(target), tensors=vectors, n=numbers, reals=op.reals)
     yield Launch("route", (rows, 1, 1), given, WARP)
 
 

@@ -145,7 +145,7 @@ static int check_product(Plan *plan, Op *op)
     return DONE;
 }
 
-/* source, target, experts, top k, is_sigmoid, normalises, groups, top groups; scale; correction */
+/* source, target, experts, top k, is_sigmoid, normalises, groups, top groups; scale; correction, factors */
 static int check_route(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
@@ -157,7 +157,7 @@ static int check_route(const Plan *plan, const Op *op)
         return BAD_SHAPE;
     if (plan->widths[n[0]] != n[2] || plan->widths[n[1]] != 2 * n[3])
         return BAD_SHAPE;
-    return is_vector(op->tensors[0], n[2]) ? DONE : BAD_TENSOR;
+    return is_vector(op->tensors[0], n[2]) && is_vector(op->tensors[1], n[2]) ? DONE : BAD_TENSOR;
 }
 
 /* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs; alpha, limit, offset; gates, ups, downs packed one
@@ -254,7 +254,7 @@ static int check_attention(Plan *plan, Op *op)
     return DONE;
 }
 
-/* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last; scale. multiply: source, by, target.
+/* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last, target; scale. multiply: source, by, target.
  * soften: register; scale, soft cap. */
 static int check_columns(const Plan *plan, const Op *op)
 {
@@ -263,8 +263,10 @@ static int check_columns(const Plan *plan, const Op *op)
     for (int i = 0; i < registers; i++)
         if (!has(plan, n[i]))
             return BAD_REGISTER;
+    if (op->kind == ADD && !has(plan, n[2]))
+        return BAD_REGISTER;
     int is_fit = op->kind == SOFTEN     ? 1
-                 : op->kind == ADD      ? w[n[0]] == w[0] && n[0] != 0
+                 : op->kind == ADD      ? w[n[0]] == w[n[2]] && n[0] != n[2]
                  : op->kind == MULTIPLY ? w[n[0]] == w[n[2]] && w[n[1]] == 1 && n[1] != n[2]
                                         : w[n[0]] == w[n[2]] && w[n[1]] == w[n[2]] && n[3] >= 0 && n[3] <= 6;
     return is_fit ? DONE : BAD_SHAPE;

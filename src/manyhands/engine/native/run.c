@@ -67,6 +67,13 @@ static void copy_columns(const float *from, const int32_t *columns, float *to, i
         to[i] = from[columns[i]];
 }
 
+/* pairs [top_k, 2]: each weight times the number of its expert. */
+static void scale_routes(const float *factors, float *pairs, int64_t top_k)
+{
+    for (int64_t i = 0; factors && i < top_k; i++)
+        pairs[2 * i + 1] = pairs[2 * i + 1] * factors[(int64_t)pairs[2 * i]];
+}
+
 static void do_row(const Job *job, int64_t row)
 {
     const Plan *plan = job->plan;
@@ -88,7 +95,7 @@ static void do_row(const Job *job, int64_t row)
                       (float)reals[0], (float)reals[1], (float)reals[2]);
         break;
     case ADD:
-        kernels->add(row_of(plan, 0, row), row_of(plan, n[0], row), (float)reals[0], row_of(plan, 0, row), plan->widths[0],
+        kernels->add(row_of(plan, n[2], row), row_of(plan, n[0], row), (float)reals[0], row_of(plan, n[2], row), plan->widths[n[2]],
                      n[1] && plan->rounds);
         break;
     case MULTIPLY:
@@ -97,6 +104,7 @@ static void do_row(const Job *job, int64_t row)
     case ROUTE:
         kernels->route(&(Routing){n[2], n[3], n[4], n[5], n[6], n[7], (float)reals[0]}, row_of(plan, n[0], row),
                        op->tensors[0].data, row_of(plan, n[1], row));
+        scale_routes(op->tensors[1].data, row_of(plan, n[1], row), n[3]);
         break;
     case COPY:
         for (int64_t i = 0; i < n[5]; i++)

@@ -3,6 +3,7 @@
 llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, granite, granitemoehybrid, ernie4_5,
            seed_oss, glm, helium, arcee, hunyuan_v1_dense
 gemma      gemma, gemma2, gemma3_text
+gemma4     gemma4_text
 wrapped    olmo2, olmo3, exaone4, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
@@ -34,6 +35,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "gemma4_text": "gemma4",
     "glm": "llama",
     "glm4": "wrapped",
     "glm4_moe": "shared",
