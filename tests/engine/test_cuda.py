@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.core import Span
 from manyhands.engine import golden_models, library
-from manyhands.engine.compile import Registers, compile_layers
+from manyhands.engine.compile import compile_layers
+from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda import proof, source
 from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.operations import FAST

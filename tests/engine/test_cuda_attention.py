@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from manyhands.engine import library
-from manyhands.engine.compile import Registers
+from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda.operations import FAST, QUERIES
 from manyhands.engine.cuda.plan import CudaPlan, Positions, hold
 from manyhands.engine.cuda.proof import PROVEN

@@ -26,7 +26,6 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
-    Scale,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
@@ -221,10 +220,11 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert op.routes in widths
             widths[op.target] = op.down.outputs
         case Multiply():
-            assert widths[op.by] == 1
+            if isinstance(op.by, str):
+                assert widths[op.by] == 1
+            else:
+                assert op.source == op.target and (isinstance(op.by, float) or op.by.shape == (1,))
             widths[op.target] = widths[op.source]
-        case Scale():
-            assert op.target in widths and (op.weight is None or op.weight.shape == (1,))
         case Add():
             assert {widths[term.source] for term in op.terms} == {widths[op.target]}
 

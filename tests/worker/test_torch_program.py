@@ -15,7 +15,7 @@ from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import read_header
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import UNPROVEN, Precision, Span
-from manyhands.engine import library
+from manyhands.engine import library, torch_functions
 from manyhands.engine import torch as torch_engine
 from manyhands.engine.library import FORCED
 from manyhands.engine.span import Piece
@@ -92,7 +92,7 @@ def test_scores_and_matrices_are_taken_in_parts(folder: Path, monkeypatch: pytes
         return linear(rows, weight)
 
     monkeypatch.setattr(torch_engine, "SCORES", 4 * 40 * 3)
-    monkeypatch.setattr(torch_engine, "CONVERTED", 300)
+    monkeypatch.setattr(torch_functions, "CONVERTED", 300)
     monkeypatch.setattr(functional, "linear", noted)
     assert near(Loader(folder, "bf16", CPU).cut(0, LAYERS).run(IDS, [40]), want, "bf16")
     assert max(seen) <= 300

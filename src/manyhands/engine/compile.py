@@ -1,17 +1,16 @@
 """Program -> Plan: registers by number, weights packed, one native operation after the other."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import singledispatchmethod
 
 import numpy as np
 
 from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library
-from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
+from manyhands.engine.compiled import Compiled, Emitted, Registers
+from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Make, Packer
-from manyhands.engine.registers import offsets, touched
 from manyhands.engine.weights import (
     Found,
     Read,
@@ -43,15 +42,12 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
-    Scale,
     Weight,
 )
 from manyhands.program.tensors import wide_weights
 
 ROW_TYPES: dict[Precision, str] = {"bf16": "bf16", "fp32": "f32", "w8": "bf16", "w4": "bf16"}
 MOST_REGISTERS = 64
-# A native operation: its kind, numbers, reals and tensors (native/plan.c).
-Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 
 
 def compile_layers(
@@ -61,8 +57,8 @@ def compile_layers(
     precision: Precision,
     back_end: str,
     packer: Packer = PLAIN,
-    take: "Callable[[Compiled], None] | None" = None,
-) -> "Compiled":
+    take: Callable[[Compiled], None] | None = None,
+) -> Compiled:
     """Layers from hidden states to hidden states. `take` is given each as soon as it is compiled; it alone has the weights
     then, what is returned lacks them. Raises ModelError for what the engine cannot compute."""
     compiler = _Compiler(program, read, precision, back_end, packer)
@@ -76,43 +72,6 @@ def compile_layers(
             take(compiler.compiled([first, len(compiler.ops)]))
             compiler.ops[first:] = [(*op[:3], ()) for op in compiler.ops[first:]]
     return compiler.compiled([*compiler.layers, len(compiler.ops)])
-
-
-@dataclass(frozen=True, slots=True)
-class Registers:
-    """What plans of one program have in common: the type of rows, the registers' widths, the positions there are."""
-
-    row_type: str
-    widths: Sequence[int]
-    context: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """Layers, or the head, with their weights packed, of which any stretch becomes a plan; plans share the weights."""
-
-    registers: Registers
-    ops: "Sequence[Emitted]"
-    starts: Sequence[int]  # the first operation of each layer, and the end of all
-    out: int  # the register whose rows leave
-    out_type: str
-
-    def stretch(self, first: int = 0, end: int | None = None) -> tuple[slice, list[int]]:
-        """Which operations layers [first, end) are, counted from 0 (default: all), and the columns at which registers begin."""
-        starts = self.starts[first : len(self.starts) if end is None else end + 1]
-        some = slice(starts[0], starts[-1])
-        layers = [start - starts[0] for start in starts[:-1]]
-        reach = [touched(kind, numbers) for kind, numbers, _, _ in self.ops[some]]
-        return some, offsets(self.registers.widths, reach, self.out, layers)
-
-    def plan(self, back_end: str, first: int = 0, end: int | None = None) -> Plan:
-        """Layers [first, end) of these for a back end of the CPU."""
-        some, places = self.stretch(first, end)
-        r = self.registers
-        plan = Plan(back_end, r.row_type, r.widths, self.out, self.out_type, r.context, places)
-        for op in self.ops[some]:
-            plan.add(*op)
-        return plan
 
 
 def compile_head(
@@ -339,13 +298,13 @@ class _Compiler:
 
     @add.register
     def _(self, op: Multiply) -> None:
-        source, by = self.source(op.source), self.source(op.by)
+        source = self.source(op.source)
+        if not isinstance(op.by, str):
+            number = float(as_fp32(take(op.by, self._read))[0]) if isinstance(op.by, Weight) else op.by
+            self.emit(library.SOFTEN, (source,), (number, 0.0))
+            return
+        by = self.source(op.by)
         self.emit(library.MULTIPLY, (source, by, self.target(op.target, self.width(op.source), [by])))
-
-    @add.register
-    def _(self, op: Scale) -> None:
-        number = op.scale if op.weight is None else float(as_fp32(take(op.weight, self._read))[0])
-        self.emit(library.SOFTEN, (self.source(op.target),), (number, 0.0))
 
     @add.register
     def _(self, op: Add) -> None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from manyhands.core import SMALL_WEIGHTS, Precision, Span, weight_precision
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
-from manyhands.engine.compile import ROW_TYPES, Compiled, compile_head, compile_layers
+from manyhands.engine.compile import ROW_TYPES, compile_head, compile_layers
+from manyhands.engine.compiled import Compiled
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory

@@ -5,21 +5,21 @@ independent of their company here (torch's kernels cut sums by size), so what th
 Never run on mps or xpu so far: `device` is passed through, and everything is tested with "cpu" (worker/torch_program.py
 serves it); on CUDA engine/cuda computes.
 
-What a step takes beside weights and caches is bounded: matrices become fp32 for a product CONVERTED numbers at a time, and
-scores of attention are computed for so many rows that they are SCORES numbers, or one row.
+What a step takes beside weights and caches is bounded: matrices become fp32 for a product some numbers at a time
+(torch_functions.CONVERTED), and scores of attention are computed for so many rows that they are SCORES numbers, or one row.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from manyhands.core import Span
 from manyhands.engine.span import Piece
+from manyhands.engine.torch_functions import ACTIVATIONS, gated, heads, product, soft_capped
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
@@ -30,7 +30,6 @@ from manyhands.program.ops import (
     ExpertRouting,
     Experts,
     Gate,
-    Gating,
     LatentAttention,
     Multiply,
     Norm,
@@ -39,10 +38,9 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
-    Scale,
+    Weight,
 )
 
-CONVERTED: Final = 1 << 24  # 64 MB in fp32
 SCORES: Final = 1 << 24
 Angles = tuple[Tensor, Tensor]  # cos and sin [N, width / 2]
 
@@ -306,12 +304,8 @@ class _Layer:
 
     @run.register
     def _(self, op: Multiply) -> None:
-        self.registers[op.target] = self.registers[op.source] * self.registers[op.by]
-
-    @run.register
-    def _(self, op: Scale) -> None:
-        by = op.scale if op.weight is None else self.weights[op.weight, 0]
-        self.registers[op.target] = self.registers[op.target] * by
+        by = self.weights[op.by, 0] if isinstance(op.by, Weight) else op.by
+        self.registers[op.target] = self.registers[op.source] * (self.registers[by] if isinstance(by, str) else by)
 
     @run.register
     def _(self, op: Add) -> None:
@@ -320,41 +314,3 @@ class _Layer:
             value = self.registers[term.source]
             x = x + (value if term.scale == 1.0 else value * term.scale)
         self.registers[op.target] = self.round(x) if op.target == RESIDUAL else x
-
-
-def heads(rows: Tensor, parts: int) -> Tensor:
-    """[..., parts * width] -> [..., parts, width]."""
-    return rows.reshape(*rows.shape[:-1], parts, -1)
-
-
-def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """rows . weight^T + bias in fp32, unrounded."""
-    step = max(1, CONVERTED // weight.shape[1])
-    found = [functional.linear(rows, weight[at : at + step].float()) for at in range(0, len(weight), step)]
-    out = found[0] if len(found) == 1 else torch.cat(found, -1)
-    return out if bias is None else out + bias
-
-
-def soft_capped(values: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(values / cap), if there is a cap."""
-    return values if cap is None else cap * torch.tanh(values / cap)
-
-
-def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
-    """ops.Gating's function of two rows."""
-    if gating.limit is not None:
-        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
-    if gating.activation == "silu":
-        return gate * torch.sigmoid(gating.alpha * gate) * (up + gating.up_offset)
-    return ACTIVATIONS[gating.activation](gate) * (up + gating.up_offset)
-
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda v: v,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-    "relu2": lambda v: functional.relu(v).square(),
-    "sigmoid": torch.sigmoid,
-}

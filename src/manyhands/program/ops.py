@@ -12,13 +12,10 @@ even; with fp32 storage a rounding does nothing) at these and no others:
      where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
   4. the residual stream: the result of `Embed` and of every `Add` to it.
-Products sum in fp32 and are not rounded; logits are fp32.
+Products sum in fp32 and are not rounded; logits are fp32. Numbers (epsilons, scales, caps, limits) are rounded to fp32
+before use; only Rope.factor is used in double. The order of every sum is stated in docs/arithmetic.md, not here.
 
-Numbers (epsilons, scales, caps, limits) are rounded to fp32 before use; only Rope.factor is used in double.
-
-**Weights.** Matrices are held in the storage dtype. Vectors (weights and biases of norms, biases of products, sinks,
-correction biases) are held as fp32, exactly as the checkpoint stores them.
-The order of every sum is stated in docs/arithmetic.md, not here.
+**Weights.** Matrices are held in the storage dtype, vectors (of norms, biases, sinks) as fp32, as the checkpoint stores them.
 """
 
 from dataclasses import dataclass
@@ -61,16 +58,17 @@ class Weight:
     @property
     def outputs(self) -> int:
         """Outputs of this weight, after `rows`."""
-        if self.rows is not None:
-            return self.rows.count * self.rows.groups
-        shape = self.shape[1:] if self.stacked else self.shape
-        return shape[1] if self.transposed else shape[0]
+        return self._whole[0] if self.rows is None else self.rows.count * self.rows.groups
 
     @property
     def inputs(self) -> int:
         """Columns that a row of a matrix has."""
+        return self._whole[1]
+
+    @property
+    def _whole(self) -> tuple[int, ...]:
         shape = self.shape[1:] if self.stacked else self.shape
-        return shape[0] if self.transposed else shape[1]
+        return shape[::-1] if self.transposed else shape
 
     def stored_name(self, expert: int) -> str:
         """The name in the checkpoint of the tensor that has `expert` (any number where experts do not enter)."""
@@ -278,20 +276,11 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """target = source * by, where `by` is one column wide (the gate of a shared expert)."""
+    """target = source * by: a register one column wide; or in place a number, stored as a vector of one or stated."""
 
     source: str
-    by: str
+    by: str | Weight | float
     target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """target = target * scale, one rounding to fp32. With `weight`, a vector of one number, by that number."""
-
-    target: str
-    scale: float = 1.0
-    weight: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,14 +293,13 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """x = round(((x + term 0) + term 1) ...): the residual stream takes what a branch computed. Any
-    other `target` is not rounded."""
+    """x = round(((x + term 0) + term 1) ...): what a branch adds to the residual stream. Another `target` is not rounded."""
 
     terms: tuple[Term, ...]
     target: str = RESIDUAL
 
 
-Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | ExpertRouting | Experts | Multiply | Scale | Add
+Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | ExpertRouting | Experts | Multiply | Add
 
 
 @dataclass(frozen=True, slots=True)

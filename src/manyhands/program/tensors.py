@@ -9,11 +9,11 @@ from manyhands.program.ops import (
     Experts,
     LatentAttention,
     Layer,
+    Multiply,
     Norm,
     Op,
     Product,
     Program,
-    Scale,
     Weight,
 )
 
@@ -37,7 +37,7 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield sinks
         case ExpertRouting():
             yield from (weight for weight in (op.correction, op.factors) if weight is not None)
-        case Scale(weight=Weight() as weight):
+        case Multiply(by=Weight() as weight):
             yield weight
         case _:
             pass

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.engine import library
-from manyhands.engine.compile import Compiled, Emitted, Registers
+from manyhands.engine.compiled import Compiled, Emitted, Registers
 from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.launch import THREADS, Launch, args
 from manyhands.engine.cuda.operations import FAST, Tiles, check, launches

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from manyhands.core import Precision, Span
 from manyhands.engine import golden, library
-from manyhands.engine.compile import Registers
+from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda.device import CudaDevice
 from manyhands.engine.cuda.launch import THREADS, Launch, Place, args
 from manyhands.engine.cuda.operations import FAST, Tiles

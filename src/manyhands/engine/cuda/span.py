@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from manyhands.core import Precision, Span
 from manyhands.engine import golden
 from manyhands.engine.cache import BlockCache
-from manyhands.engine.compile import Compiled, compile_layers
+from manyhands.engine.compile import compile_layers
+from manyhands.engine.compiled import Compiled
 from manyhands.engine.cpu import CpuEnds
 from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.plan import CudaLayers, CudaPlan, Positions

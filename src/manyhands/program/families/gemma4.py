@@ -11,11 +11,11 @@ from manyhands.program.ops import (
     ExpertRouting,
     Experts,
     Gating,
+    Multiply,
     Norm,
     Product,
     Program,
     Rows,
-    Scale,
     Term,
     Weight,
 )
@@ -67,8 +67,8 @@ def gemma4_text(f: Fields) -> Program:
             *gated(n, "mlp", s.hidden, s.inner, act, "h", "m"),
             *(experts.beside(n, s, norm) if experts else ()),
             norm.op(n, "post_feedforward_layernorm", s.hidden, "m", "m"),
-            Scale("x", weight=last),
-            Scale("m", weight=last),
+            Multiply("x", last, "x"),
+            Multiply("m", last, "m"),
             Add((Term("m"),)),
         )
 
@@ -125,7 +125,7 @@ class _Mixture:
             norm.op(n, "post_feedforward_layernorm_1", s.hidden, "m", "m"),
             Norm("x", "t", "rms", norm.eps, (n.vector("router.scale", s.hidden),)),
             Product("t", (n.part("r", "router.proj", self.count, s.hidden, False),)),
-            Scale("r", s.hidden**-0.5),
+            Multiply("r", s.hidden**-0.5, "r"),
             ExpertRouting(
                 source="r",
                 target="routes",

@@ -1,0 +1,49 @@
+"""The functions of ops.py on rows of torch: products, gates, activations, soft caps."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from manyhands.program.ops import Gating
+
+CONVERTED: Final = 1 << 24  # numbers that become fp32 at once: 64 MB
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "none": lambda v: v,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda v: functional.relu(v).square(),
+    "sigmoid": torch.sigmoid,
+}
+
+
+def heads(rows: Tensor, parts: int) -> Tensor:
+    """[..., parts * width] -> [..., parts, width]."""
+    return rows.reshape(*rows.shape[:-1], parts, -1)
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """rows . weight^T + bias in fp32, unrounded."""
+    step = max(1, CONVERTED // weight.shape[1])
+    found = [functional.linear(rows, weight[at : at + step].float()) for at in range(0, len(weight), step)]
+    out = found[0] if len(found) == 1 else torch.cat(found, -1)
+    return out if bias is None else out + bias
+
+
+def soft_capped(values: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(values / cap), if there is a cap."""
+    return values if cap is None else cap * torch.tanh(values / cap)
+
+
+def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
+    """ops.Gating's function of two rows."""
+    if gating.limit is not None:
+        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    if gating.activation == "silu":
+        return gate * torch.sigmoid(gating.alpha * gate) * (up + gating.up_offset)
+    return ACTIVATIONS[gating.activation](gate) * (up + gating.up_offset)
