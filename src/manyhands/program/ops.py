@@ -45,8 +45,7 @@ class Weight:
 
     `shape` is the stored one: [outputs, inputs] of a matrix (`transposed`: [inputs, outputs]), [outputs] of a vector.
     Weights of experts: either EXPERT stands in the name, or the stored tensor is `stacked`, with the experts as first
-    dimension (so is a vector that is stored as one row). `rows` takes some outputs, counted in a matrix that is no longer
-    transposed or stacked.
+    dimension (so is a vector stored as one row). `rows`: some outputs, of a matrix no longer transposed or stacked.
     """
 
     name: str
