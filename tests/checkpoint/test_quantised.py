@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from manyhands.checkpoint.quantised import Folded, Quantised, folded, read_quantised
+from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import ModelError
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -37,7 +38,8 @@ def test_what_is_read() -> None:
     assert read(INT4) == Quantised("compressed-tensors", 4, 128)
     assert read({"quant_method": "fp8", "weight_block_size": [128, 64]}) == Quantised("fp8", 8, tile=(128, 64))
     assert read({"quant_method": "mxfp4"}) == Quantised("mxfp4", 4, 32, symmetric=True)
-    assert read_quantised({"text_config": {"quantization_config": AWQ}}) == Quantised("awq", 4, 128)
+    config = {"model_type": "mistral3", "text_config": {"quantization_config": AWQ}}
+    assert read_quantised(text_config(config)) == Quantised("awq", 4, 128)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,6 @@ def test_eos_of_generation_config_go_before_those_of_config() -> None:
     assert eos_of(7, {"eos_token_id": 1}, {"eos_token_id": [2, 3]}) == {2, 3, 7}
     assert eos_of(7, {"eos_token_id": 1}, {"eos_token_id": None}) == {1, 7}
     assert eos_of(None, {"eos_token_id": 0}, None) == {0}
-    assert eos_of(None, {"text_config": {"eos_token_id": [4]}}, {}) == {4}
     assert eos_of(None, {}, None) == set()
 
 
@@ -117,6 +116,8 @@ def test_eos_of_a_folder(folder: Path, tokenizer: Tokenizer) -> None:
     assert load_eos_ids(folder, tokenizer) == {own}
     (folder / "config.json").write_text(json.dumps({"eos_token_id": 5}))
     assert load_eos_ids(folder, tokenizer) == {own, 5}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": {"eos_token_id": [4, 5]}}))
+    assert load_eos_ids(folder, tokenizer) == {own, 4, 5}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     assert load_eos_ids(folder, tokenizer) == {own, 8, 9}
 

@@ -17,10 +17,12 @@ from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import Silent, build_manifest
 from manyhands.checkpoint.partition import needed_tensors
+from manyhands.checkpoint.split import split_model
 from manyhands.core import Span
 from manyhands.errors import BadRequest, CutError, DiskFull, ModelError
 from manyhands.weights.fetch import resolve_model, runs
 from tests.gguf_files import tiny_gguf
+from tests.multimodal import make_multimodal
 from tests.weights.hub_server import COMMIT, REPO, FakeHub, serving
 
 StartHub = Callable[..., FakeHub]
@@ -449,3 +451,22 @@ def test_wrong_bytes_of_a_gguf_file_are_fetched_again(quantised: Path, home: Pat
 def test_names_that_are_no_gguf_file_are_refused(name: str, home: Path) -> None:
     with pytest.raises(ModelError, match="no folder or GGUF file here"):
         fetch(home, name=name)
+
+
+@pytest.mark.parametrize("with_manifest", [False, True])
+def test_of_a_multimodal_model_only_the_text_part_is_fetched(
+    start: StartHub, home: Path, tmp_path: Path, with_manifest: bool
+) -> None:
+    """Old names on the hub, those of a text model here; files for images alone are not touched."""
+    source = make_multimodal("gemma3", tmp_path / "source", tied=False, max_shard_bytes=40_000)
+    hub = start(source, with_manifest)
+    folder = fetch(home, None, with_ends=True)
+    held = {entry.name for entry in read_entries(folder)}
+    assert held == {entry.name for entry in read_entries(source)} == set(build_manifest(source).names)
+    places = json.loads((source / INDEX).read_text())["weight_map"]
+    of_text = {file for name, file in places.items() if name.startswith("language_model.")}
+    assert {name for name, _, _ in hub.ranges} == of_text < set(places.values())
+    assert "model.layers.0.mlp.up_proj.weight" in held and "lm_head.weight" in held
+    assert build_manifest(folder).id == build_manifest(source).id
+    parts = split_model(folder, [Span(0, 1), Span(1, 4)], tmp_path / "parts")
+    assert {build_manifest(part).id for part in parts} == {build_manifest(source).id}

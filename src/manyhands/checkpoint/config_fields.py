@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from manyhands.checkpoint.folder import MAX_CONFIG_BYTES, read_config
 from manyhands.checkpoint.partition import ModelFacts
+from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import ModelError
 
 MAX_DEPTH: Final = 16
@@ -56,7 +57,10 @@ _SIZES: Final = re.compile(r"(?:size|dim|rank|width)$")
 
 
 def parse_config(raw: bytes, where: str = "config.json") -> dict[str, Any]:
-    """Parsed config.json, every number within its limit. Raises ModelError naming the field, the value and the limit."""
+    """Parsed config.json, every number within its limit; a multimodal one as its text part (text_part.py).
+
+    Raises ModelError naming the field, the value and the limit.
+    """
     if len(raw) > MAX_CONFIG_BYTES:
         raise ModelError(f"{where} has {len(raw)} bytes; the limit is {MAX_CONFIG_BYTES}")
     try:
@@ -69,7 +73,7 @@ def parse_config(raw: bytes, where: str = "config.json") -> dict[str, Any]:
         problem = f"more than {MAX_ITEMS} values" if count >= MAX_ITEMS else _problem(path, value)
         if problem:
             raise ModelError(f"{where} cannot be used: {problem}")
-    return config
+    return text_config(config)
 
 
 def read_facts(folder: Path) -> ModelFacts:

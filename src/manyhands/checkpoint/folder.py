@@ -11,6 +11,7 @@ from typing import Final
 
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.checkpoint.header import TensorEntry, read_header
+from manyhands.checkpoint.text_part import text_name
 from manyhands.errors import ModelError
 
 MANIFEST: Final = "manyhands.json"
@@ -100,13 +101,13 @@ def _gguf_entries(path: Path, size: int, mtime_ns: int) -> tuple[TensorEntry, ..
 
 
 def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:
-    """Tensor name to file name. Raises ModelError if malformed, or if a file name could leave the folder."""
+    """Tensor name to file name, of the text part. Raises ModelError if malformed, or if a file name could leave the folder."""
     try:
         places = json.loads(raw)["weight_map"]
-        pairs = [(str(name), check_file_name(str(file))) for name, file in places.items()]
+        pairs = [(text_name(str(name)), check_file_name(str(file))) for name, file in places.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{where} is corrupt: {error}") from error
-    return dict(pairs)
+    return {name: file for name, file in pairs if name is not None}
 
 
 def check_file_name(name: str) -> str:

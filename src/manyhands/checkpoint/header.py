@@ -5,11 +5,13 @@ model that were split off or fetched lie in such files too: with the block types
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from manyhands.checkpoint.dtypes import is_known, stored_bytes
+from manyhands.checkpoint.text_part import text_name
 from manyhands.errors import ModelError
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
@@ -48,7 +50,10 @@ def header_length(prefix: bytes, file: str, size: int) -> int:
 
 
 def parse_header(raw: bytes, file: str, size: int) -> list[TensorEntry]:
-    """The tensors of a file of `size` bytes from the JSON `raw`, by offset. Raises ModelError naming the flaw."""
+    """The tensors of a file of `size` bytes from the JSON `raw`, by offset; of a multimodal model those of its text part.
+
+    Raises ModelError naming the flaw.
+    """
     check_values(raw, file)
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
@@ -60,7 +65,14 @@ def parse_header(raw: bytes, file: str, size: int) -> list[TensorEntry]:
     entries = [_entry(name, facts, file, base) for name, facts in header.items() if name != "__metadata__"]
     entries.sort(key=lambda entry: (entry.start, entry.end))
     _check_tiling(entries, file, base, size)
-    return entries
+    return list(_of_text(entries))
+
+
+def _of_text(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
+    for entry in entries:
+        name = text_name(entry.name)
+        if name is not None:
+            yield entry if name == entry.name else replace(entry, name=name)
 
 
 def check_values(raw: bytes, file: str) -> None:

@@ -19,11 +19,9 @@ from manyhands.errors import CutError, ModelError
 EndRole = Literal["embed", "norm", "head"]
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
-# These count layers of their own: towers for other media, encoders, multi-token prediction.
-_TOWER: Final = re.compile(r"^mtp\.|(?:^|\.)(?:vision|audio|encoder)")
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
-_UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp_")  # of layers that only guess
+_UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp_")  # multi-token prediction, which counts layers of its own
 
 _BITS: Final[Mapping[Precision, float]] = {"w8": 8.5, "w4": 4.5}  # of a matrix's number
 # Of a number of blocks at w8 and w4, where they are held as they are stored (engine/quants.py). Scales of 6 bit take 8.
@@ -55,16 +53,14 @@ class ModelFacts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read a parsed config.json; a multimodal one is read at its text part. Raises ModelError naming the key."""
-        text = config.get("text_config")
-        scope = {**config, **text} if isinstance(text, dict) else config
+        """Read a parsed config.json. Raises ModelError naming the key."""
         return cls(
-            family=str(scope.get("model_type", "unknown")),
+            family=str(config.get("model_type", "unknown")),
             architecture=str((config.get("architectures") or ["unknown"])[0]),
-            num_layers=_count(scope, "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-            hidden_size=_count(scope, "hidden_size", "n_embd", "d_model"),
-            vocab_size=_count(scope, "vocab_size"),
-            context=_count(scope, "max_position_embeddings", "n_positions", "n_ctx", default=0),
+            num_layers=_count(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+            hidden_size=_count(config, "hidden_size", "n_embd", "d_model"),
+            vocab_size=_count(config, "vocab_size"),
+            context=_count(config, "max_position_embeddings", "n_positions", "n_ctx", default=0),
         )
 
 
@@ -80,7 +76,7 @@ def _count(config: Mapping[str, Any], *keys: str, default: int | None = None) ->
 
 def layer_of(name: str) -> int | None:
     """The layer that a tensor belongs to, None for the ends."""
-    match = None if _TOWER.search(name) else _LAYER.search(name)
+    match = None if _UNUSED.search(name) else _LAYER.search(name)
     return int(match[1]) if match else None
 
 

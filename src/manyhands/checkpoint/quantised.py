@@ -95,15 +95,13 @@ def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
 
 
 def _given(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """`quantization_config` of the model or of its text part. (compressed-tensors once wrote `compression_config`.)"""
-    text = config.get("text_config")
-    for scope in (config, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
-            found = scope.get(key)
-            if isinstance(found, dict):
-                return found
-            if found is not None:
-                raise ModelError(f"config.json: {key} is {str(found)[:60]!r}; it must be an object")
+    """`quantization_config`. (compressed-tensors once wrote `compression_config`.)"""
+    for key in ("quantization_config", "compression_config"):
+        found = config.get(key)
+        if isinstance(found, dict):
+            return found
+        if found is not None:
+            raise ModelError(f"config.json: {key} is {str(found)[:60]!r}; it must be an object")
     return None
 
 

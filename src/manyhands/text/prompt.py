@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
+from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
 
@@ -146,16 +147,18 @@ def eos_ids(
     """Return every id that ends a text.
 
     The tokenizer's own, and those of generation_config.json or, where it names none, of config.json (the precedence of
-    transformers' `generate`). A multimodal config may name them under "text_config". Empty if none is named.
+    transformers' `generate`). Empty if none is named.
     """
-    stated = _read_eos(generation_config or {}) or _read_eos(config) or _read_eos(config.get("text_config") or {})
+    stated = _read_eos(generation_config or {}) or _read_eos(config)
     own = tokenizer.eos_token_id
     return stated if own is None else stated | {int(own)}
 
 
 def load_eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     """Return `eos_ids` of a checkpoint folder. Raises ModelError if one of its two config files is damaged."""
-    return eos_ids(_read_json(folder / "config.json"), _read_json(folder / "generation_config.json"), tokenizer)
+    return eos_ids(
+        text_config(_read_json(folder / "config.json")), _read_json(folder / "generation_config.json"), tokenizer
+    )
 
 
 def _read_eos(config: Mapping[str, Any]) -> frozenset[int]:

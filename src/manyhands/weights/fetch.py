@@ -221,7 +221,8 @@ class _Fetch:
         check_free(self.folder, needed)
         with disk_errors(self.folder, needed):
             name = f"reading all of {self.model.repo} once: it has no {MANIFEST}"
-            self.progress.start(name, sum(len(entry) for entry in entries))
+            left = [shard for shard in shards if shard.name not in self.store.hashes]
+            self.progress.start(name, sum(shard.size - len(shard.header) for shard in left))
             for shard in shards:
                 if shard.name not in self.store.hashes and not self._learn_shard(shard, wanted):
                     self._learn_shard(shard, wanted, is_last=True)

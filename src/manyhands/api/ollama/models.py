@@ -1,7 +1,6 @@
 """What Ollama's clients ask about models: /api/tags, /api/show, /api/ps and /api/version."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,9 @@ from manyhands.api.gateway import Gateway, OfferedModel
 from manyhands.api.http.error import OLLAMA_REFUSED, NotOffered
 from manyhands.api.http.route import caller_of
 from manyhands.api.names import LATEST
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import read_config
+from manyhands.errors import ModelError
 from manyhands.origin import Origin
 from manyhands.text.reasoning import template_of
 
@@ -131,10 +133,9 @@ def _entry(one: _Listed, started_at: float) -> Object:
 
 def _config_of(folder: Path) -> Object:
     try:
-        read = json.loads((folder / "config.json").read_text("utf8"))
-    except (OSError, ValueError):
+        return parse_config(read_config(folder))
+    except ModelError:
         return {}
-    return read if isinstance(read, dict) else {}
 
 
 def _running(entry: Object, models: Mapping[str, OfferedModel]) -> Object:

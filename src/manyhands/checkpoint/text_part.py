@@ -1,0 +1,101 @@
+"""The text part of a multimodal checkpoint: its config, and its tensors under the names that a text model has.
+
+Everything else reads configs through `text_config` (config_fields.py) and tensors through `text_name` (header.py, folder.py):
+what is for images belongs to no model here, so it is neither fetched nor hashed, planned for or loaded.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+# What transformers takes for fields that published configs leave out.
+_GEMMA3: Final = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+}
+_QWEN2: Final = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
+# For images, or of where they stand among the ids: no row of text depends on them.
+_OF_IMAGES: Final = frozenset(
+    """
+    vision_config image_token_id image_token_index video_token_id vision_token_id vision_start_token_id vision_end_token_id
+    boi_token_id boi_token_index eoi_token_id eoi_token_index mm_tokens_per_image projector_hidden_act
+    multimodal_projector_bias spatial_merge_size vision_feature_layer
+    """.split()
+)
+_ROTARY: Final = ("rope_scaling", "rope_parameters")
+# How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
+_SECTIONS: Final = ("mrope_section", "mrope_interleaved")
+_TENSOR_OF_IMAGES: Final = re.compile(r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|multi_modal_projector)\.")
+_TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """`families`: the recipe for what text_config calls itself; itself if it is not there. `unread`: by transformers, of
+    text_config."""
+
+    families: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+
+
+_PARTS: Final[Mapping[str, _Part]] = {
+    "gemma3": _Part(defaults=_GEMMA3),
+    "mistral3": _Part(),
+    "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
+    "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
+    "qwen3_vl": _Part(
+        {"qwen3_vl_text": "qwen3"},
+        {"rope_theta": 5e5},
+        frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}),
+    ),
+}
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the text part, as a text model has it; `config` itself if it is no multimodal one.
+
+    Fields outside of text_config that are neither for images nor known to recipes stay, so that recipes refuse them; of a
+    multimodal config that is not served also model_type and text_config.
+    """
+    outer, text = config.get("model_type"), config.get("text_config")
+    text = text if isinstance(text, dict) else {}
+    part = _PARTS.get(outer) if isinstance(outer, str) else None
+    if part is None:
+        return {**text, **config}
+    text = {key: value for key, value in text.items() if key not in part.unread}
+    whole = {**part.defaults, **config, **text}
+    family = text.get("model_type", part.defaults.get("model_type", outer))
+    whole["model_type"] = part.families.get(family, family) if isinstance(family, str) else family
+    if config.get("eos_token_id") is not None:
+        whole["eos_token_id"] = config["eos_token_id"]
+    if part.families:
+        whole |= {name: _unsectioned(whole[name]) for name in _ROTARY if isinstance(whole.get(name), dict)}
+    return {key: value for key, value in whole.items() if key not in _OF_IMAGES and key != "text_config"}
+
+
+def _unsectioned(rotary: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {key: value for key, value in rotary.items() if key not in _SECTIONS}
+    return {
+        key: "default" if key in ("type", "rope_type") and value == "mrope" else value for key, value in plain.items()
+    }
+
+
+def text_name(name: str) -> str | None:
+    """What a text model calls the tensor `name`; None if it is for images or sound.
+
+    Old checkpoints have language_model.model.layers.0 and language_model.lm_head, new ones model.language_model.layers.0.
+    """
+    if _TENSOR_OF_IMAGES.match(name):
+        return None
+    match = _TENSOR_OF_TEXT.match(name)
+    rest = name[match.end() :] if match else ""
+    return name if match is None else rest if rest.startswith("lm_head.") else f"model.{rest}"

@@ -1,0 +1,190 @@
+"""Multimodal configs as they are published, and names of tensors, read as those of their text parts."""
+
+import json
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.manifest import config_digest
+from manyhands.checkpoint.partition import ModelFacts
+from manyhands.checkpoint.text_part import text_config, text_name
+from manyhands.errors import ModelError
+from manyhands.program.families import build_program
+from manyhands.program.ops import Attention, Rotary
+
+TOWER = {"hidden_size": 1152, "num_hidden_layers": 27, "model_type": "siglip_vision_model", "vision_use_head": False}
+GEMMA3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": TOWER,
+}
+MISTRAL_SMALL: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "attention_dropout": 0.0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "initializer_range": 0.02,
+        "intermediate_size": 32768,
+        "max_position_embeddings": 131072,
+        "model_type": "mistral",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000000.0,
+        "sliding_window": None,
+        "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "vision_config": {"model_type": "pixtral", "rope_theta": 10000.0},
+    "vision_feature_layer": -1,
+}
+QWEN25_VL_3B: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "vision_token_id": 151654,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 128000,
+    "max_window_layers": 70,
+    "model_type": "qwen2_5_vl",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vision_config": {"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "fullatt_block_indexes": [7, 15]},
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vocab_size": 151936,
+}
+
+
+def program(config: dict[str, Any]) -> Any:
+    return build_program(parse_config(json.dumps(config).encode()))
+
+
+def test_fields_that_gemma_leaves_out_are_those_of_transformers() -> None:
+    ours, theirs = text_config(GEMMA3_4B), CONFIG_MAPPING["gemma3"](**GEMMA3_4B).text_config
+    for name in ("vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"):
+        assert name not in GEMMA3_4B["text_config"] and ours[name] == getattr(theirs, name)
+    bare = {**GEMMA3_4B, "text_config": {}}
+    full = CONFIG_MAPPING["gemma3"](**bare).text_config
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "model_type"):
+        assert text_config(bare)[name] == getattr(full, name)
+    made = program(GEMMA3_4B)
+    assert (made.family, made.hidden, made.vocab, made.context) == ("gemma3_text", 2560, 262208, 131072)
+    assert made.head.product.parts[0].weight == made.embed.weight
+    windows = [op.window for layer in made.layers for op in layer.ops if isinstance(op, Attention)]
+    assert windows == [None if (i + 1) % 6 == 0 else 1024 for i in range(34)]
+    assert made.ropes[0].frequencies[0] == 1 / 8 and made.ropes[1].frequencies[0] == 1.0
+    assert ours["eos_token_id"] == [1, 106]
+
+
+def test_published_configs_of_mistral_and_qwen() -> None:
+    mistral, qwen = program(MISTRAL_SMALL), program(QWEN25_VL_3B)
+    assert (mistral.family, len(mistral.layers), mistral.context) == ("mistral", 40, 131072)
+    assert mistral.head.product.parts[0].weight.name == "lm_head.weight"
+    assert (qwen.family, len(qwen.layers), qwen.context) == ("qwen2", 36, 128000)
+    assert qwen.head.product.parts[0].weight == qwen.embed.weight
+    rotary = [op for op in qwen.layers[0].ops if isinstance(op, Rotary)]
+    assert len(qwen.ropes) == 1 and not any(op.pairs for op in rotary)
+    facts = ModelFacts.from_config(text_config(GEMMA3_4B))
+    assert facts == ModelFacts("gemma3_text", "Gemma3ForConditionalGeneration", 34, 2560, 262208, 131072)
+
+
+def test_fields_that_qwen_leaves_out_are_those_of_transformers() -> None:
+    for name, left_out in (("qwen2_5_vl", ("rms_norm_eps",)), ("qwen3_vl", ())):
+        outer = {"model_type": name, "text_config": {"use_sliding_window": False, "rope_scaling": None}}
+        ours, theirs = text_config(outer), CONFIG_MAPPING[name](**outer).text_config
+        assert ours["rope_theta"] == theirs.rope_parameters["rope_theta"]
+        for each in left_out:
+            assert ours[each] == getattr(theirs, each)
+
+
+@pytest.mark.parametrize("config", [GEMMA3_4B, MISTRAL_SMALL, QWEN25_VL_3B])
+def test_what_is_known_of_images_makes_no_other_model_and_what_is_unknown_is_refused(config: dict[str, Any]) -> None:
+    digest = config_digest(json.dumps(config).encode())
+    other = {**config, "vision_config": {"hidden_size": 5}, "image_token_id": 3, "spatial_merge_size": 9}
+    assert config_digest(json.dumps(other).encode()) == digest
+    for outer in ({"surprise": 2}, {"rope_scaling": {"factor": 2.0, "surprise": 2}}):
+        with pytest.raises(ModelError, match="surprise is 2"):
+            program({**config, **outer, "text_config": {**config.get("text_config", {}), **outer}})
+    with pytest.raises(ModelError, match="surprise is 2"):
+        program({**config, "surprise": 2})
+
+
+def test_windows_that_transformers_does_not_read_in_qwen3_vl_are_not_read() -> None:
+    text = {"use_sliding_window": True, "sliding_window": 9, "hidden_size": 64}
+    assert (
+        not {"use_sliding_window", "sliding_window"}
+        & text_config({"model_type": "qwen3_vl", "text_config": text}).keys()
+    )
+
+
+def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
+    config = {**MISTRAL_SMALL, "model_type": "gemma3n"}
+    with pytest.raises(ModelError, match="model_type is 'gemma3n'; there are recipes for"):
+        program(config)
+    assert ModelFacts.from_config(text_config(config)).num_layers == 40
+    with pytest.raises(ModelError, match="text_config is"):
+        program({**MISTRAL_SMALL["text_config"], "text_config": {"num_hidden_layers": 3}})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("language_model.model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("language_model.model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("model.language_model.layers.3.mlp.up_proj.qweight", "model.layers.3.mlp.up_proj.qweight"),
+        ("model.language_model.norm.weight", "model.norm.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("visual.blocks.0.attn.qkv.weight", None),
+        ("model.visual.blocks.0.attn.qkv.weight", None),
+        ("vision_tower.vision_model.encoder.layers.2.w", None),
+        ("model.vision_tower.encoder.layers.2.w", None),
+        ("vision_model.layers.2.w", None),
+        ("multi_modal_projector.mm_input_projection_weight", None),
+        ("model.multi_modal_projector.linear_1.weight", None),
+        ("model.visuals.w", "model.visuals.w"),
+    ],
+)
+def test_names_of_tensors(name: str, text: str | None) -> None:
+    assert text_name(name) == text
