@@ -33,6 +33,18 @@ def test_it_is_rendered_as_transformers_does(family: str, tools: list[Any], toke
     assert render_text(tokenizer, TALK, tools, RenderBudget(), enable_thinking=False) == wanted
 
 
+_PARTS = "{% for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize("is_text", ["m['content'] is string", "m.content is not iterable or m.content is string"])
+def test_a_template_that_also_takes_images_is_given_text(is_text: str, tokenizer: Tokenizer) -> None:
+    """As those of gemma3 and of qwen's models for images do."""
+    body = f"{{% if {is_text} %}}{{{{ m.content | trim }}}}{{% else %}}{_PARTS}{{% endif %}}"
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>" + body + "{% endfor %}"
+    wanted = "<user>What is é + 1? <b><assistant>Two.<user>And now?"
+    assert render_text(tokenizer, TALK, (), RenderBudget()) == wanted
+
+
 def test_generation_blocks_loop_controls_and_named_templates(tokenizer: Tokenizer) -> None:
     body = "{% for m in messages %}{% if loop.index0 %}{% break %}{% endif %}"
     body += "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"

@@ -59,12 +59,14 @@ _PARTS: Final[Mapping[str, _Part]] = {
     ),
 }
 
+MULTIMODAL: Final = tuple(_PARTS)  # the model_types of which the text part is served
+
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the text part, as a text model has it; `config` itself if it is no multimodal one.
 
-    Fields outside of text_config that are neither for images nor known to recipes stay, so that recipes refuse them; of a
-    multimodal config that is not served also model_type and text_config.
+    Fields outside of text_config count where it is silent; those that are neither for images nor known to recipes are refused
+    there. Of a multimodal config that is not served model_type and text_config stay.
     """
     outer, text = config.get("model_type"), config.get("text_config")
     text = text if isinstance(text, dict) else {}

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
+from manyhands.checkpoint.text_part import MULTIMODAL
 from manyhands.errors import ModelError
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
@@ -80,7 +81,8 @@ def build_program(config: Mapping[str, Any], where: str = "config.json") -> Prog
     module = FAMILIES.get(family) if isinstance(family, str) else None
     if module is None:
         shown = repr(family)[:80]
-        raise ModelError(f"{where}: model_type is {shown}; there are recipes for {', '.join(FAMILIES)}")
+        known = f"{', '.join(FAMILIES)}; and for the text part of {', '.join(MULTIMODAL)}"
+        raise ModelError(f"{where}: model_type is {shown}; there are recipes for {known}")
     recipe: Callable[[Fields], Program] = getattr(import_module(f"{__name__}.{module}"), str(family))
     return recipe(Fields(config, where))
 
