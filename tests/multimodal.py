@@ -37,9 +37,20 @@ _MROPE: Final = {"type": "mrope", "mrope_section": [2, 3, 3]}
 _INTERLEAVED: Final = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]}
 _QWEN2_TOWER: Final = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1}
 
+_GEMMA4: Final = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": WINDOW,
+    "use_bidirectional_attention": "vision",
+}
+
 # A name -> (model_type, what text_config has beside _TEXT, vision_config)
 KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2}, _TOWER),
+    "gemma4": ("gemma4", _GEMMA4, {**_TOWER, "num_key_value_heads": 2, "head_dim": 16}),
     "ministral3": (
         "mistral3",
         {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _GROWING},

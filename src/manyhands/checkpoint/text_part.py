@@ -27,13 +27,16 @@ _OF_IMAGES: Final = frozenset(
     """
     vision_config image_token_id image_token_index video_token_id vision_token_id vision_start_token_id vision_end_token_id
     boi_token_id boi_token_index eoi_token_id eoi_token_index mm_tokens_per_image projector_hidden_act
-    multimodal_projector_bias spatial_merge_size vision_feature_layer
+    multimodal_projector_bias spatial_merge_size vision_feature_layer audio_config audio_token_id boa_token_id
+    eoa_token_id eoa_token_index vision_soft_tokens_per_image
     """.split()
 )
 _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
-_TENSOR_OF_IMAGES: Final = re.compile(r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|multi_modal_projector)\.")
+_TENSOR_OF_IMAGES: Final = re.compile(
+    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector)\."
+)
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
 
 
@@ -49,6 +52,7 @@ class _Part:
 
 _PARTS: Final[Mapping[str, _Part]] = {
     "gemma3": _Part(defaults=_GEMMA3),
+    "gemma4": _Part(),
     "mistral3": _Part(),
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
