@@ -111,7 +111,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe_lite, halves": (
         "glm4_moe_lite",
-        {"rope_interleave": False, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "n_shared_experts": 2},
+        {"rope_interleave": False, "mlp_layer_types": ["sparse", "dense"] * 2, "n_shared_experts": 2},
     ),
     "youtu, direct queries": ("youtu", {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
     "minicpm3, no scalings": ("minicpm3", {"scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False}),

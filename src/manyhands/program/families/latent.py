@@ -1,4 +1,4 @@
-"""Recipes of families with latent attention: deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu."""
+"""Recipes of families with latent attention: deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, minicpm3, youtu."""
 
 import math
 from dataclasses import dataclass
@@ -16,14 +16,11 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import top_k
-from manyhands.program.families.shared import BlockDefaults, ExpertBlocks, grouped_route
+from manyhands.program.families.shared import ExpertBlocks, from_layer, grouped_route
 from manyhands.program.fields import Fields
 from manyhands.program.ops import ExpertRouting, LatentAttention, Product, Program, Rotary, Rows, Weight
 from manyhands.program.rope import RopeReader, yarn_scale
 
-V3 = BlockDefaults(experts=256, inner=2048, shared=1, dense=3, groups=8, best=4, top_k=8, normalise=True, scale=2.5)
-LITE = BlockDefaults(experts=64, inner=1536, shared=1, dense=1, top_k=4, normalise=True, scale=1.8)
-V2 = BlockDefaults(experts=64, inner=1407, shared=2, dense=0)
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
 
 
@@ -115,9 +112,11 @@ def latent_scale(rope: RopeReader, width: int) -> float:
 
 def deepseek_v3(f: Fields) -> Program:
     """Experts in groups, chosen with a correction; one block of shared experts; the first layers dense."""
-    pairs, route = f.flag("rope_interleave", True), grouped_route(f, V3)
-    f.only("num_local_experts", route.experts)
-    return _deepseek(f, ExpertBlocks.read(f, route, V3), pairs=pairs)
+    f.assume(first_k_dense_replace=3)
+    s = sizes(f)
+    return _deepseek(
+        f, s, ExpertBlocks.read(f, grouped_route(f), from_layer(f, s)), pairs=f.flag("rope_interleave", True)
+    )
 
 
 def kimi_k2(f: Fields) -> Program:
@@ -126,41 +125,30 @@ def kimi_k2(f: Fields) -> Program:
 
 
 def glm4_moe_lite(f: Fields) -> Program:
-    """deepseek_v3 with sizes of its own; a list says which of the first layers are dense (GLM-4.7-Flash)."""
-    f.assume(q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5)
-    layers = f.count("num_hidden_layers", high=1024)
-    kinds = f.per_layer("mlp_layer_types", layers, ["dense"] + ["sparse"] * (layers - 1), ("dense", "sparse"))
-    dense = kinds.count("dense")
-    if "dense" in kinds[dense:]:
-        raise f.refuse("mlp_layer_types", "dense layers must come first")
-    f.assume(first_k_dense_replace=dense)
-    f.only("first_k_dense_replace", dense)
-    pairs, route = f.flag("rope_interleave", True), grouped_route(f, LITE)
-    f.only("num_local_experts", route.experts)
-    return _deepseek(f, ExpertBlocks.read(f, route, LITE), pairs=pairs)
+    """deepseek_v3 with defaults of its own; a list says which layers are dense (GLM-4.7-Flash)."""
+    f.assume(q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5, n_group=1, topk_group=1)
+    f.assume(n_routed_experts=64, moe_intermediate_size=1536, num_experts_per_tok=4, routed_scaling_factor=1.8)
+    s = sizes(f)
+    default = ["dense", *["sparse"] * (s.layers - 1)]
+    kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
+    f.only("first_k_dense_replace", [*kinds, "sparse"].index("sparse"))  # published beside it, not read by transformers
+    blocks = ExpertBlocks.read(f, grouped_route(f), [kind == "sparse" for kind in kinds])
+    return _deepseek(f, s, blocks, pairs=f.flag("rope_interleave", True))
 
 
 def deepseek_v2(f: Fields) -> Program:
     """deepseek_v3 with the softmax of all experts, neither grouped nor corrected."""
+    f.assume(n_routed_experts=64, moe_intermediate_size=1407, n_shared_experts=2, first_k_dense_replace=0)
     f.only("topk_method", "greedy")
     f.only("scoring_func", "softmax")
     f.only("norm_topk_prob", False)
     f.ignore("n_group", "topk_group")  # of the other method
-    count = f.count("n_routed_experts", V2.experts, high=4096)
-    route = ExpertRouting(
-        "r",
-        "routes",
-        count,
-        top_k(f, count, None),
-        "softmax",
-        normalise=False,
-        scale=f.number("routed_scaling_factor", 1.0),
-    )
-    return _deepseek(f, ExpertBlocks.read(f, route, V2), pairs=True)
+    s, count, scale = sizes(f), f.count("n_routed_experts", high=4096), f.number("routed_scaling_factor", 1.0)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise=False, scale=scale)
+    return _deepseek(f, s, ExpertBlocks.read(f, route, from_layer(f, s)), pairs=True)
 
 
-def _deepseek(f: Fields, blocks: ExpertBlocks, *, pairs: bool) -> Program:
-    s = sizes(f)
+def _deepseek(f: Fields, s: Sizes, blocks: ExpertBlocks, *, pairs: bool) -> Program:
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
     norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), RopeReader(f)
     scale = latent_scale(rope, z.plain + z.rotary)

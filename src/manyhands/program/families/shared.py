@@ -1,5 +1,6 @@
 """Recipes of families with experts beside a block that every row takes: glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyhands.program.blocks import (
@@ -15,6 +16,7 @@ from manyhands.program.blocks import (
     head_scale,
     router,
     sequential,
+    sliding,
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
@@ -25,86 +27,68 @@ from manyhands.program.ops import Activation, ExpertRouting, Program, Weight
 from manyhands.program.rope import RopeReader
 
 
-@dataclass(frozen=True, slots=True)
-class BlockDefaults:
-    """What a family's config means where it is silent; None: it must be given."""
-
-    experts: int | None
-    inner: int
-    shared: int | None
-    dense: int
-    groups: int = 1
-    best: int = 1
-    top_k: int | None = None
-    normalise: bool = False
-    scale: float = 1.0
-
-
-def grouped_route(f: Fields, d: BlockDefaults) -> ExpertRouting:
+def grouped_route(f: Fields) -> ExpertRouting:
     """deepseek_v3's choice: sigmoids, groups, a correction of ranks."""
     f.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the method here
     f.only("topk_method", "noaux_tc")
-    count = f.count("n_routed_experts", d.experts, high=4096)
-    groups = f.count("n_group", d.groups, high=count)
+    count = f.count("n_routed_experts", 256, high=4096)
+    f.only("num_local_experts", count)
+    groups = f.count("n_group", 8, high=count)
     if count % groups or count // groups < 2:
         raise f.refuse("n_group", f"groups of at least two of the {count} experts are needed")
-    best = f.count("topk_group", d.best, high=groups)
+    best = f.count("topk_group", 4, high=groups)
     return ExpertRouting(
         source="r",
         target="routes",
         experts=count,
-        top_k=f.count("num_experts_per_tok", d.top_k, high=best * (count // groups)),
+        top_k=f.count("num_experts_per_tok", 8, high=best * (count // groups)),
         score="sigmoid",
-        normalise=f.flag("norm_topk_prob", d.normalise),
-        scale=f.number("routed_scaling_factor", d.scale),
+        normalise=f.flag("norm_topk_prob", True),
+        scale=f.number("routed_scaling_factor", 2.5),
         groups=groups,
         top_groups=best,
     )
 
 
+def from_layer(f: Fields, s: Sizes) -> list[bool]:
+    """Which layers have experts: all but the first ones."""
+    dense = f.count("first_k_dense_replace", low=0)
+    return [i >= dense for i in range(s.layers)]
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """DeepSeek's blocks: experts beside shared ones, which are one block; the first `dense` layers have another alone."""
+    """DeepSeek's blocks: experts beside shared ones, which are one block; layers that are not sparse have another alone."""
 
     act: Activation
     route: ExpertRouting  # sigmoids are corrected
     inner: int  # columns of an expert
     shared: int
-    dense: int
+    sparse: Sequence[bool]
 
     @classmethod
-    def read(cls, f: Fields, route: ExpertRouting, d: BlockDefaults) -> "ExpertBlocks":
+    def read(cls, f: Fields, route: ExpertRouting, sparse: Sequence[bool]) -> "ExpertBlocks":
         """What is not of the choice of experts."""
         f.only("moe_layer_freq", 1)
-        return cls(
-            act=f.activation(),
-            route=route,
-            inner=f.count("moe_intermediate_size", d.inner, high=1 << 20),
-            shared=f.count("n_shared_experts", d.shared, high=4096),
-            dense=f.count("first_k_dense_replace", d.dense, low=0),
-        )
+        inner = f.count("moe_intermediate_size", 2048, high=1 << 20)
+        return cls(f.activation(), route, inner, f.count("n_shared_experts", 1, high=4096), sparse)
 
     def branch(self, n: TensorNames, s: Sizes, norm: NormStyle, i: int) -> Branch:
         """The block of layer `i`, with the norm before it."""
-        before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
-        if i < self.dense:
-            return Branch(gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m"), "m", before)
+        if not self.sparse[i]:
+            return _mixed(n, s, norm, gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m"), ())
         correction = "mlp.gate.e_score_correction_bias" if self.route.score == "sigmoid" else None
-        body: Ops = (
+        routed: Ops = (
             *router(n, "mlp.gate", s, self.route, correction=correction),
             each_expert(n, "mlp.experts", GATE_UP_DOWN, s, self.inner, self.route.experts, self.act),
-            *gated(n, "mlp.shared_experts", s.hidden, self.inner * self.shared, self.act, "h", "s"),
         )
-        return Branch(body, "m", before, terms=("m", "s"))
+        beside = gated(n, "mlp.shared_experts", s.hidden, self.inner * self.shared, self.act, "h", "s")
+        return _mixed(n, s, norm, routed, beside)
 
 
-def _with_blocks(
-    f: Fields, s: Sizes, norm: NormStyle, rope: RopeReader, styles: list[AttentionStyle], d: BlockDefaults
-) -> Program:
+def _with_blocks(f: Fields, s: Sizes, norm: NormStyle, rope: RopeReader, styles: list[AttentionStyle]) -> Program:
     """A family of ExpertBlocks, with one style of attention a layer."""
-    route = grouped_route(f, d)
-    f.only("num_local_experts", route.experts)
-    blocks = ExpertBlocks.read(f, route, d)
+    blocks = ExpertBlocks.read(f, grouped_route(f), from_layer(f, s))
 
     def layer(n: TensorNames, i: int) -> Ops:
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
@@ -116,26 +100,30 @@ def _with_blocks(
 
 def glm4_moe(f: Fields) -> Program:
     """Norms of heads, if switched on; the first half of a head turns."""
+    f.assume(n_routed_experts=128, moe_intermediate_size=1408, first_k_dense_replace=1, n_group=1, topk_group=1)
+    f.assume(routed_scaling_factor=1.0)
     s, norm = Sizes.read(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     heads = norm if f.flag("use_qk_norm") else None
     style = AttentionStyle(head_scale(s.head), bias=f.flag("attention_bias"), head_norm=heads)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
-    defaults = BlockDefaults(experts=128, inner=1408, shared=1, dense=1, top_k=8, normalise=True)
-    return _with_blocks(f, s, norm, rope, [style] * s.layers, defaults)
+    return _with_blocks(f, s, norm, rope, [style] * s.layers)
 
 
 def dots1(f: Fields) -> Program:
     """Norms of heads; windows from layer max_window_layers on."""
+    for name in ("n_routed_experts", "n_shared_experts", "num_experts_per_tok"):
+        if not f.has(name):
+            raise f.refuse(name, "it must be given")
+    f.assume(moe_intermediate_size=1408, first_k_dense_replace=0, n_group=1, topk_group=1)
+    f.assume(norm_topk_prob=False, routed_scaling_factor=1.0)
     s, norm, bias = Sizes.read(f), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias")
     window, first = f.optional_count("sliding_window", 4096), f.count("max_window_layers", 62, low=0)
-    default = ["full_attention" if window is None or i < first else "sliding_attention" for i in range(s.layers)]
+    full = range(s.layers if window is None else min(first, s.layers))
     styles = [
         AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=found)
-        for found in windows(f, s.layers, default, window)
+        for found in windows(f, s.layers, sliding(s.layers, full), window)
     ]
-    return _with_blocks(
-        f, s, norm, RopeReader(f), styles, BlockDefaults(experts=None, inner=1408, shared=None, dense=0)
-    )
+    return _with_blocks(f, s, norm, RopeReader(f), styles)
 
 
 def _mixed(n: TensorNames, s: Sizes, norm: NormStyle, routed: Ops, shared: Ops) -> Branch:
