@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from manyhands.testing.tiny import EOS, make_tiny
 from manyhands.text.channels import ChannelReader
 from manyhands.text.channels_grammar import channels_grammar
+from manyhands.text.dialects import HARMONY, find_dialect
 from manyhands.text.grammar import Function, Grammar, Grammars
 from manyhands.text.reasoning import find_thinking
 from manyhands.text.tokenizer import load_tokenizer
-from manyhands.text.tools import HARMONY, CallArguments, CallStart, Content, Piece, ToolReader, find_dialect
+from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
 
 FUNCTIONS: dict[str, dict[str, Any]] = {"f": {"type": "object"}, "g": {}}
 NEXT = "<|end|><|start|>assistant"

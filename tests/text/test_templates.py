@@ -10,23 +10,12 @@ from typing import Any
 import pytest
 
 from manyhands.errors import BadRequest
+from manyhands.text.dialects import GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, Dialect, find_dialect
 from manyhands.text.prompt import Tokenizer, render_chat, render_text
 from manyhands.text.reasoning import find_thinking
 from manyhands.text.template import RenderBudget
 from manyhands.text.tokenizer import load_tokenizer
-from manyhands.text.tools import (
-    GLM,
-    HERMES,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL11,
-    QWEN3,
-    CallArguments,
-    CallStart,
-    Dialect,
-    ToolReader,
-    find_dialect,
-)
+from manyhands.text.tools import CallArguments, CallStart, ToolReader
 from tests.text.test_detokenize import byte_level
 
 _CHATML_TAIL = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"

@@ -10,23 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.text import tagged as tagged_calls
+from manyhands.text.dialects import GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, Dialect, find_dialect
 from manyhands.text.reasoning import Thinking, ThoughtReader
 from manyhands.text.tagged import MAX_LOOKS, kinds_of
-from manyhands.text.tools import (
-    GLM,
-    HERMES,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL11,
-    QWEN3,
-    CallArguments,
-    CallStart,
-    Content,
-    Dialect,
-    Piece,
-    ToolReader,
-    find_dialect,
-)
+from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}\\"{"}], "c": "\\u00e9 </tool_call>"}}'
 ARGUMENTS = json.loads(CALL)["arguments"]

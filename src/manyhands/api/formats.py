@@ -19,10 +19,10 @@ from manyhands.api.run import Caller
 from manyhands.errors import BadRequest, ModelNotFound
 from manyhands.origin import Origin
 from manyhands.plain import one_line
+from manyhands.text.dialects import PYTHON_TAG, find_dialect
 from manyhands.text.grammar import Grammar, Grammars, KeptGrammars
 from manyhands.text.reasoning import find_thinking, variables_of
 from manyhands.text.tokenizer_parts import check_vocabulary, is_plain
-from manyhands.text.tools import PYTHON_TAG, find_dialect
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ A reader has `name` (once it is read), `raw` (what was swallowed, should it be t
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 ARGS: Final = "[ARGS]"
-CALL_ID: Final = "[CALL_ID]"
-MAX_ID: Final = 64
 _ARGUMENTS: Final = frozenset({"arguments", "parameters"})
-_HEAD: Final = re.compile(r"([\w-]+)(?:\[CALL_ID\][^\[]{0,64})?\[ARGS\]\s*")
+_NAMES: Final = frozenset({"name", "tool_name"})
+# What may stand for a part of a form. No part is long, so no head is.
+_PARTS: Final = {"{name}": r"(?P<name>[\w-]{1,64})", "{n}": r"\d{1,9}", "{id}": r"[^\[]{0,64}"}
+_SPACE: Final = r"\s{0,8}"
 
 
 class _Call:
@@ -104,7 +106,7 @@ class JsonCall(_Call):
 
     def _end_value(self) -> None:
         value = "".join(self._part)
-        if self._key == "name" and self.name is None:
+        if self._key in _NAMES and self.name is None:
             name = _load(value)
             self.name = name if isinstance(name, str) else None
         elif self._is_arguments and value != "null":
@@ -122,11 +124,12 @@ class JsonCall(_Call):
 
 
 class NamedCall(_Call):
-    """Reads name[CALL_ID]id[ARGS]{...}: the id may be missing. The object is passed on as it comes."""
+    """Reads a head with the name and the object of the arguments, which is passed on as it comes. `forms` of heads: see
+    dialects.py; how much white space stands in them is free."""
 
-    def __init__(self, functions: Collection[str]) -> None:
+    def __init__(self, forms: Sequence[str], functions: Collection[str]) -> None:
         super().__init__()
-        self._functions = functions
+        self._forms, self._functions = forms, functions
 
     def feed(self, text: str) -> int:
         """Read on; return how many characters belong to the call."""
@@ -141,26 +144,13 @@ class NamedCall(_Call):
 
     def _read_head(self, char: str) -> None:
         """A head that cannot become one of ours is done without a name: it is text."""
-        if char == "{" and (head := _HEAD.fullmatch(self.raw)) is not None and head[1] in self._functions:
-            self.name = head[1]
+        heads = [whole.fullmatch(self.raw) for whole, _ in map(_head_of, self._forms)] if char == "{" else []
+        self.name = next((head["name"] for head in heads if head and head["name"] in self._functions), None)
+        if self.name is not None:
             self._read(char)
         else:
             self.raw += char
-            self.is_done = not self._may_be_head()
-
-    def _may_be_head(self) -> bool:
-        """Whether a head may yet come of it: a name, perhaps an id, ARGS, white space."""
-        name, bracket, rest = self.raw.partition("[")
-        if not bracket:
-            return any(known.startswith(name) for known in self._functions)
-        rest = bracket + rest
-        if rest.startswith(CALL_ID):
-            call_id, bracket, rest = rest[len(CALL_ID) :].partition("[")
-            if len(call_id) > MAX_ID:
-                return False
-            rest = bracket + rest
-        is_whole = rest.startswith(ARGS) and not rest[len(ARGS) :].strip()
-        return name in self._functions and (is_whole or any(mark.startswith(rest) for mark in (ARGS, CALL_ID)))
+            self.is_done = not any(begun.fullmatch(self.raw) for _, begun in map(_head_of, self._forms))
 
     def _read(self, char: str) -> None:
         self._fresh.append(char)
@@ -173,6 +163,17 @@ class NamedCall(_Call):
         elif char in "}]":
             self._depth -= 1
             self.is_done = self._depth == 0
+
+
+@lru_cache(maxsize=32)
+def _head_of(form: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What a head of this form looks like, whole and begun."""
+    found = re.findall(r"\{\w+\}|\s+|.", form)
+    parts = [_SPACE if part.isspace() else _PARTS.get(part) or re.escape(part) for part in found] + [_SPACE]
+    begun = ""
+    for part in reversed(parts):
+        begun = f"(?:{part}{begun})?"
+    return re.compile("".join(parts)), re.compile(begun)
 
 
 def _load(text: str) -> Any:

@@ -18,14 +18,14 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # it has no public name
 
 from manyhands.errors import BadRequest
-from manyhands.text.calls import ARGS
+from manyhands.text.dialects import Dialect
 from manyhands.text.reasoning import Thinking
-from manyhands.text.tagged_grammar import STYLE, tagged_rules
+from manyhands.text.tagged_grammar import STYLE, marked, tagged_rules
 from manyhands.text.tokenizer_parts import for_grammars
-from manyhands.text.tools import Dialect
 
 Schema = Mapping[str, Any]
 _TEXT = "TEXT: /(.|\\n)*/\n"
+_NUMBER = "/[0-9]{1,3}/"
 # A tenth of llguidance's own: 20 patterns under one allOf, 13.7 s of a core by its defaults, are refused within 10 ms; a step's
 # mask takes 4 ms at most (14,000 of fuel, 20,000 items a millisecond). Nothing is computed ahead over the whole vocabulary.
 _LIMITS = LLParserLimits(
@@ -94,15 +94,12 @@ def _calls(
 ) -> str:
     """The rule `calls` and those below it."""
     body = _body(dialect, functions, marks, forced=forced)
-    marker = marker_rule(dialect.marker, marks)
-    if dialect.name == "llama3":
+    if not dialect.marker:
         return f"calls: call\n{body}"
-    if dialect.name == "mistral":
-        several = ' (", " call)*' if parallel else ""
-        return f'calls: {marker} "[" call{several} "]"\n{body}'
+    one = f"{marker_rule(dialect.marker, marks)} {_inside(dialect, marks, parallel=parallel)}"
     separator = '"\\n" ' if dialect.close else ""
-    several = f" ({separator}one)*" if parallel else ""
-    return f"calls: one{several}\none: {marker} {_inside(dialect, marks)}\n{body}"
+    several = f" ({separator}one)*" if parallel and dialect.between is None else ""
+    return f"calls: one{several}\none: {one}\n{body}"
 
 
 def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int]) -> str:
@@ -110,23 +107,19 @@ def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mappi
     body = _body(dialect, functions, marks, forced=False)
     if dialect.name == "llama3":
         return f"start: (call | OTHER)?\nOTHER: /[^{{\\[\\s](.|\\n)*/\n{body}"
-    inside = '"[" call (", " call)* "]"' if dialect.name == "mistral" else _inside(dialect, marks)
+    inside = _inside(dialect, marks, parallel=True)
     if dialect.marker in marks:
         return f"start: tag* TEXT\ntag: TEXT {marker_rule(dialect.marker, marks)} {inside}\n{body}"
     trigger = f"trigger[lazy]: TEXT {json.dumps(dialect.marker)}\n"
     return f"start: tag* tail\ntail: TEXT\ntag: trigger {inside}\n{trigger}{body}"
 
 
-def _inside(dialect: Dialect, marks: Mapping[str, int]) -> str:
-    """What stands behind the marker of a call."""
-    match dialect.name:
-        case "hermes":
-            return f'"\\n" call "\\n" {marker_rule(dialect.close, marks)}'
-        case "qwen3":
-            return f'"\\n" call {marker_rule(dialect.close, marks)}'
-        case "glm":
-            return f"call {marker_rule(dialect.close, marks)}"
-    return "call"
+def _inside(dialect: Dialect, marks: Mapping[str, int], *, parallel: bool) -> str:
+    """What stands behind the marker of calls."""
+    between = None if dialect.between is None else marked(dialect.between, marks)
+    several = f"({between} call)*" if parallel and between is not None else ""
+    parts = (marked(dialect.lead, marks), "call", several, marked(dialect.trail + dialect.close, marks))
+    return " ".join(filter(None, parts))
 
 
 def _body(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, forced: bool) -> str:
@@ -139,11 +132,10 @@ def _call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[
     schema = function.parameters if function.is_strict or forced else {"type": "object"}
     if dialect.tags is not None:
         return tagged_rules(function.name, index, schema, dialect.tags, marks)
-    if dialect.name == "mistral11":
-        head = f"{json.dumps(function.name)} {marker_rule(ARGS, marks)}"
-        return f"call_{index}: {head} args_{index}\nargs_{index}: {json_rule(schema)}\n"
-    begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "{dialect.arguments}": ')
-    return f'call_{index}: {begin} args_{index} "}}"\nargs_{index}: {json_rule(schema)}\n'
+    form = dialect.forms[0].replace("{name}", function.name)
+    head = [_NUMBER if part == "{n}" else marked(part, marks) for part in re.split(r"(\{n\})", form)]
+    parts = filter(None, [*head, f"args_{index}", marked(dialect.tail, marks)])
+    return f"call_{index}: {' '.join(parts)}\nargs_{index}: {json_rule(schema)}\n"
 
 
 def marker_rule(text: str, marks: Mapping[str, int]) -> str:

@@ -36,8 +36,8 @@ def tagged_rules(name: str, index: int, schema: Schema, tags: Tags, marks: Mappi
     body = [writer.parameter(at, key, one, key in required) for at, (key, one) in enumerate(known.items())]
     if not known and schema.get("additionalProperties", True) is not False:
         body = [writer.anything()]
-    head = writer.mark_all(f"{tags.begin}{name}{tags.name_end.replace('<', '')}\n")
-    end = writer.mark_all(f"{tags.ends[0]}{pad}") if tags.is_padded else ""  # else it is the call's own end mark
+    head = marked(f"{tags.begin}{name}{tags.name_end.replace('<', '')}\n", marks)
+    end = marked(f"{tags.ends[0]}{pad}", marks) if tags.is_padded else ""  # else it is the call's own end mark
     return f"call_{index}: {' '.join(filter(None, [head, *body, end]))}\n" + "".join(writer.rules)
 
 
@@ -64,19 +64,10 @@ class _Rules:
         self.rules.append(f"{name}: {self._open(_KEY)} {self._until_close(name)}\n")
         return f"({name})*"
 
-    def mark_all(self, text: str) -> str:
-        """A literal in which marks are tokens if they are special."""
-        for mark, token in self._marks.items():
-            if mark in text:
-                before, _, after = text.partition(mark)
-                parts = [self.mark_all(before), f"<[{token}]>", self.mark_all(after)]
-                return " ".join(filter(None, parts))
-        return json.dumps(text) if text else ""
-
     def _open(self, key: str) -> str:
         tags = self._tags
         between = f"{tags.key_close}\n{tags.value_open}"
-        return f"{self.mark_all(tags.key_open)} {key} {self.mark_all(between)}"
+        return f"{marked(tags.key_open, self._marks)} {key} {marked(between, self._marks)}"
 
     def _value(self, name: str, key: str, schema: Any) -> str:
         kinds = kinds_of(schema, self._root)
@@ -110,4 +101,13 @@ class _Rules:
 
     def _close(self) -> str:
         pad = "\n" if self._tags.is_padded else ""
-        return self.mark_all(f"{pad}{self._tags.value_close}\n")
+        return marked(f"{pad}{self._tags.value_close}\n", self._marks)
+
+
+def marked(text: str, marks: Mapping[str, int]) -> str:
+    """A literal in which marks are tokens if they are special."""
+    for mark, token in marks.items():
+        if mark in text:
+            before, _, after = text.partition(mark)
+            return " ".join(filter(None, [marked(before, marks), f"<[{token}]>", marked(after, marks)]))
+    return json.dumps(text) if text else ""

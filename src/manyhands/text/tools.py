@@ -1,13 +1,4 @@
-"""Function calls in a model's text: which dialect its chat template teaches, and reading calls as they are written.
-
-    hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>  any number, text may precede     (qwen, hermes)
-    llama3    {"name": "f", "parameters": {...}}                        the whole message, or a list of them; perhaps after
-                                                                       <|python_tag|>
-    mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may precede
-    mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
-    qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
-    harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
-    glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
+"""Function calls in a model's text, read as they are written (dialects.py says how a model writes them).
 
 Sans-I/O. Arguments are passed on as they come, character by character, as the model wrote them; values between tags become
 JSON by the function's schema (tagged.py).
@@ -17,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from manyhands.text.calls import ARGS, CALL_ID, JsonCall, NamedCall
 from manyhands.text.detokenize import overlap
-from manyhands.text.reasoning import CHANNEL, template_of, variables_of
-from manyhands.text.tagged import GLM_TAGS, QWEN3_TAGS, TaggedCall, Tags
+from manyhands.text.dialects import PYTHON_TAG, Dialect
+
+_SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,58 +37,6 @@ class CallArguments:
 
 Piece = Content | CallStart | CallArguments
 Schema = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How calls are written. `marker` opens them ("": the message begins with one), `close` ends each ("": none)."""
-
-    name: Literal["hermes", "llama3", "mistral", "mistral11", "qwen3", "glm", "harmony"]
-    marker: str
-    close: str
-    arguments: str = ""  # the key of the arguments, where a call is an object
-    skipped: str = ""  # what may stand between and around the objects
-    begins: str = "{"  # with what a call begins behind its marker ("": with its name)
-    after: Literal["start", "gap", "text"] = "gap"  # where the reader is after a call
-    tags: Tags | None = None  # where values stand between tags
-
-    @property
-    def marks(self) -> frozenset[str]:
-        """All the markers, which a tokenizer may have as special tokens."""
-        inner = {ARGS, CALL_ID} if self.name == "mistral11" else set[str]()
-        return frozenset({self.marker, self.close, *inner, *(self.tags.all if self.tags else ())} - {""})
-
-    def new_call(self, functions: Mapping[str, Schema]) -> JsonCall | NamedCall | TaggedCall:
-        """A reader of the next call."""
-        if self.tags is not None:
-            return TaggedCall(self.tags, functions)
-        return NamedCall(functions) if self.name in ("mistral11", "harmony") else JsonCall()
-
-
-HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", "arguments")
-LLAMA3 = Dialect("llama3", "", "", "parameters", ";,]", after="start")
-MISTRAL = Dialect("mistral", "[TOOL_CALLS]", "", "arguments", "[,]")
-MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", "", begins="", after="text")
-QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", begins="<function=", tags=QWEN3_TAGS)
-GLM = Dialect("glm", "<tool_call>", "</tool_call>", begins="", after="text", tags=GLM_TAGS)
-HARMONY = Dialect("harmony", CHANNEL, "", begins="", after="text")
-PYTHON_TAG = "<|python_tag|>"
-_SPACE = " \t\r\n"
-
-
-def find_dialect(tokenizer: Any) -> Dialect | None:
-    """The dialect of a model, by its chat template; None if it takes no tools, or writes calls as we cannot read."""
-    template = template_of(tokenizer)
-    if "tools" not in variables_of(tokenizer):
-        return None
-    if CHANNEL in template and "functions." in template:
-        return HARMONY
-    if HERMES.marker in template:
-        return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
-    if MISTRAL.marker in template:
-        return MISTRAL11 if ARGS in template else MISTRAL
-    is_llama3 = "ipython" in template or PYTHON_TAG in template
-    return LLAMA3 if is_llama3 and "<function=" not in template else None  # functionary has a form of its own
 
 
 class ToolReader:
@@ -165,11 +104,13 @@ class ToolReader:
 
     def _in_gap(self) -> Iterator[Piece]:
         """Between a marker and an object, between objects, or between an object and the end marker."""
-        close, begins = self._dialect.close, self._dialect.begins
+        close, end, begins = self._dialect.close, self._dialect.end, self._dialect.begins
         rest = self._held.lstrip(_SPACE + self._dialect.skipped)
         if close and rest.startswith(close):
             self._held, self._state, self._opened = rest[len(close) :], "text", ""
-        elif rest and close.startswith(rest):
+        elif self.num_calls and end and rest.startswith(end):
+            self._held = rest[len(end) :]
+        elif rest and (close.startswith(rest) or (self.num_calls and end.startswith(rest))):
             return
         elif rest and rest.startswith(begins):
             self._opened += self._held[: len(self._held) - len(rest)]

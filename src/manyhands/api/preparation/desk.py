@@ -6,10 +6,10 @@ from typing import Any
 
 from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.core import SamplingParams
+from manyhands.text.dialects import Dialect
 from manyhands.text.prompt import Tokenizer
 from manyhands.text.reasoning import Thinking
 from manyhands.text.received import ReceivedText
-from manyhands.text.tools import Dialect
 
 Object = dict[str, Any]
 

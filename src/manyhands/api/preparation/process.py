@@ -29,11 +29,11 @@ from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.prepare import prepare
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError, ModelNotFound
+from manyhands.text.dialects import Dialect
 from manyhands.text.grammar import check_grammar
 from manyhands.text.reasoning import Thinking
 from manyhands.text.received import ReceivedText
 from manyhands.text.tokenizer import TextTokenizer
-from manyhands.text.tools import Dialect
 
 MEMORY_BYTES = 1 << 30
 # A third of the CPU time of a process that serves, where there is not enough: with 10, a tenth of it, honest requests waited

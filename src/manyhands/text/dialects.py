@@ -1,0 +1,83 @@
+"""How models write function calls: which dialect a chat template teaches.
+
+hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>  any number, text may precede     (qwen, hermes)
+llama3    {"name": "f", "parameters": {...}}                        the whole message, or a list of them; perhaps after
+                                                                   <|python_tag|>
+mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may precede
+mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
+qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
+harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
+glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from manyhands.text.calls import JsonCall, NamedCall
+from manyhands.text.reasoning import CHANNEL, template_of, variables_of
+from manyhands.text.tagged import GLM_TAGS, QWEN3_TAGS, TaggedCall, Tags
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How calls are written. `marker` opens one call or several, `close` ends them ("": none).
+
+    `forms`: what stands before the arguments, the first as the model is taught it, with {name}, {n} (a number) and {id} (up to
+    64 characters); `tail`: what stands behind them. None where values stand between `tags`.
+    """
+
+    name: str
+    marker: str  # "": the message begins with a call
+    close: str
+    forms: tuple[str, ...] = ()
+    tail: str = ""
+    lead: str = ""  # between `marker` and the first call
+    trail: str = ""  # between the last call and `close`
+    between: str | None = None  # between calls behind one `marker`; None: each has its own
+    end: str = ""  # the mark that ends one of several calls
+    skipped: str = ""  # what may stand between and around calls
+    begins: str = "{"  # with what a call begins behind its marker ("": with its name)
+    after: Literal["start", "gap", "text"] = "gap"  # where the reader is after a call
+    tags: Tags | None = None
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """All the markers, which a tokenizer may have as special tokens."""
+        inner = {mark for form in self.forms for mark in re.findall(r"<[^<>]+>|\[\w+\]", form)}
+        return frozenset({self.marker, self.close, self.end, *inner, *(self.tags.all if self.tags else ())} - {""})
+
+    def new_call(self, functions: Mapping[str, Schema]) -> JsonCall | NamedCall | TaggedCall:
+        """A reader of the next call."""
+        if self.tags is not None:
+            return TaggedCall(self.tags, functions)
+        return JsonCall() if self.begins == "{" else NamedCall(self.forms, functions)
+
+
+_OBJECT, _ID_ARGS = '{"name": "{name}", "arguments": ', "{name}[CALL_ID]{id}[ARGS]"
+HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", (_OBJECT,), "}", "\n", "\n")
+LLAMA3 = Dialect("llama3", "", "", ('{"name": "{name}", "parameters": ',), "}", skipped=";,]", after="start")
+MISTRAL = Dialect("mistral", "[TOOL_CALLS]", "", (_OBJECT,), "}", "[", "]", ", ", skipped="[,]")
+MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", "", ("{name}[ARGS]", _ID_ARGS), begins="", after="text")
+QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", lead="\n", begins="<function=", tags=QWEN3_TAGS)
+GLM = Dialect("glm", "<tool_call>", "</tool_call>", begins="", after="text", tags=GLM_TAGS)
+HARMONY = Dialect("harmony", CHANNEL, "", ("{name}[ARGS]",), begins="", after="text")
+PYTHON_TAG = "<|python_tag|>"
+
+
+def find_dialect(tokenizer: Any) -> Dialect | None:
+    """The dialect of a model, by its chat template; None if it takes no tools, or writes calls as we cannot read."""
+    template = template_of(tokenizer)
+    if "tools" not in variables_of(tokenizer):
+        return None
+    if CHANNEL in template and "functions." in template:
+        return HARMONY
+    if HERMES.marker in template:
+        return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
+    if MISTRAL.marker in template:
+        return MISTRAL11 if "[ARGS]" in template else MISTRAL
+    is_llama3 = "ipython" in template or PYTHON_TAG in template
+    return LLAMA3 if is_llama3 and "<function=" not in template else None  # functionary has a form of its own
