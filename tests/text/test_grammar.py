@@ -14,7 +14,7 @@ from manyhands.errors import BadRequest
 from manyhands.origin.sampler import Sampler
 from manyhands.origin.speculate import verify
 from manyhands.testing.tiny import EOS, make_tiny
-from manyhands.text.dialects import GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, Dialect
+from manyhands.text.dialects import DEEPSEEK, DEEPSEEK31, GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, Dialect
 from manyhands.text.grammar import (
     KEPT_S,
     MAX_KEPT,
@@ -30,6 +30,7 @@ from manyhands.text.grammar import (
     json_grammar,
     strict_grammar,
 )
+from manyhands.text.history import write_calls
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import CallArguments, CallStart, ToolReader
@@ -106,7 +107,7 @@ def test_drafts_do_not_change_what_is_drawn(grammars: Grammars) -> None:
         assert write(drafted)[: len(alone)] == alone
 
 
-ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM]
+ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM, DEEPSEEK, DEEPSEEK31]
 FUNCTIONS = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
 
 
@@ -119,12 +120,10 @@ def written(dialect: Dialect, arguments: str, *names: str) -> str:
         QWEN3: "<function={name}>\n" + qwen3 + "</function>\n",
         GLM: "{name}\n" + glm,
     }
-    one = calls.get(dialect) or dialect.forms[0].replace("{n}", "0") + arguments + dialect.tail
-    said = [one.replace("{name}", name) for name in names or ("f",)]
-    inside = said if dialect.between is None else [dialect.between.join(said)]
-    return ("\n" if dialect.close else "").join(
-        f"{dialect.marker}{dialect.lead}{each}{dialect.trail}{dialect.close}" for each in inside
-    )
+    if dialect not in calls:
+        return write_calls(dialect, [(name, arguments) for name in names or ("f",)])
+    said = [calls[dialect].replace("{name}", name) for name in names or ("f",)]
+    return "\n".join(f"{dialect.marker}{dialect.lead}{each}{dialect.close}" for each in said)
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)

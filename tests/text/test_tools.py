@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.text import tagged as tagged_calls
-from manyhands.text.dialects import GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, Dialect, find_dialect
+from manyhands.text.dialects import (
+    DEEPSEEK,
+    DEEPSEEK31,
+    GLM,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL11,
+    QWEN3,
+    Dialect,
+    find_dialect,
+)
+from manyhands.text.history import write_calls
 from manyhands.text.reasoning import Thinking, ThoughtReader
 from manyhands.text.tagged import MAX_LOOKS, kinds_of
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
@@ -27,10 +39,14 @@ WRAPPED = {
     "</function>\n</tool_call>",
     GLM: f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{A_JSON}</arg_value>\n<arg_key>c</arg_key>\n"
     f"<arg_value>{C_TEXT}</arg_value>\n</tool_call>",
+    DEEPSEEK: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    f"{json.dumps(ARGUMENTS)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    DEEPSEEK31: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    f"{json.dumps(ARGUMENTS)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
 }
 SCHEMA: dict[str, Any] = {"properties": {"a": {"type": "array"}, "c": {"type": "string"}, "n": {"type": "integer"}}}
 FUNCTIONS = {"f": SCHEMA, "g": dict[str, Any]()}
-ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM]
+ALL = list(WRAPPED)
 
 
 def read(dialect: Dialect, parts: list[str]) -> tuple[str, list[tuple[str, str]], ToolReader]:
@@ -62,6 +78,14 @@ def test_a_call_is_read_however_it_is_cut(dialect: Dialect, places: list[int]) -
     content, calls, reader = read(dialect, cut(WRAPPED[dialect], places))
     assert content == "" and reader.num_calls == 1
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", ARGUMENTS)]
+
+
+@pytest.mark.parametrize("dialect", [d for d in ALL if d.forms], ids=lambda d: d.name)
+@given(places=st.lists(st.integers(0, 10_000)))
+def test_marks_within_arguments_are_text(dialect: Dialect, places: list[int]) -> None:
+    arguments = json.dumps({"c": f"}}]\n```{''.join(sorted(dialect.marks))}", "a": [{}]}, ensure_ascii=False)
+    content, calls, _ = read(dialect, cut(write_calls(dialect, [("f", arguments)]), places))
+    assert (content, calls) == ("", [("f", arguments)])
 
 
 @pytest.mark.parametrize("dialect", [d for d in ALL if d is not LLAMA3], ids=lambda d: d.name)
@@ -129,6 +153,9 @@ def test_arguments_are_read_by_either_name(dialect: Dialect, other: str, places:
         "[TOOL_CALLS]f[ARGS] is not an object",
         "[TOOL_CALLS]f is [ARGS]{}",
         "[TOOL_CALLS]f[CALL_ID]1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>unknown\n```json\n{}\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool",
         "<tool_call>\n<function=unknown>\n</function></tool_call>",
         "<tool_call><function=f",
         "<tool_call><func",
@@ -291,6 +318,8 @@ def test_hostile_ends_of_a_tagged_call() -> None:
         ("{% if tools %}[TOOL_CALLS][{% endif %}", MISTRAL),
         ("{% if tools %}[TOOL_CALLS]name[ARGS]{% endif %}", MISTRAL11),
         ("{% if tools %}ipython{% endif %}", LLAMA3),
+        ("<｜tool▁calls▁begin｜>```json", DEEPSEEK),  # it takes none, and is told of them in the system message
+        ("<｜tool▁calls▁begin｜>", DEEPSEEK31),
         ("{% if tools %}<|python_tag|><function=name>{% endif %}", None),  # functionary: not read
         ("{% if xml_tools %}# Tools\n<tool_call>{% endif %}", None),  # smollm3: it would not be told of them
         ("{% if tools %}something else{% endif %}", None),

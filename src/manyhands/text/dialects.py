@@ -8,11 +8,13 @@ mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, 
 qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
 harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
 glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
+    deepseek  <|calls begin><|call begin>function<|sep>f ```json {...} ```<|call end><|calls end>  in a section  (v3, r1)
+    deepseek31 the same without the word function and the fence                                                  (v3.1)
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from manyhands.text.calls import JsonCall, NamedCall
@@ -65,12 +67,28 @@ MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", "", ("{name}[ARGS]", _ID_ARGS),
 QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", lead="\n", begins="<function=", tags=QWEN3_TAGS)
 GLM = Dialect("glm", "<tool_call>", "</tool_call>", begins="", after="text", tags=GLM_TAGS)
 HARMONY = Dialect("harmony", CHANNEL, "", ("{name}[ARGS]",), begins="", after="text")
+_BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCED, _PLAIN = f"{_BEGIN}function{_SEP}{{name}}\n```json\n", f"{_BEGIN}{{name}}{_SEP}"
+DEEPSEEK31 = Dialect(
+    "deepseek31",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    (_PLAIN, _FENCED),
+    _END,
+    between="",
+    end=_END,
+    skipped="`",
+    begins=_BEGIN,
+)
+DEEPSEEK = replace(DEEPSEEK31, name="deepseek", forms=(_FENCED, _PLAIN), tail=f"\n```{_END}", between="\n")
 PYTHON_TAG = "<|python_tag|>"
 
 
 def find_dialect(tokenizer: Any) -> Dialect | None:
-    """The dialect of a model, by its chat template; None if it takes no tools, or writes calls as we cannot read."""
+    """The dialect of a model, by its chat template; None if it can be told of no tools, or writes calls as we cannot read."""
     template = template_of(tokenizer)
+    if DEEPSEEK.marker in template:
+        return DEEPSEEK if "```json" in template else DEEPSEEK31
     if "tools" not in variables_of(tokenizer):
         return None
     if CHANNEL in template and "functions." in template:

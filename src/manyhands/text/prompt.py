@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 
 from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import BadRequest, ModelError
+from manyhands.text.history import as_taught
 from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
 
 # Stands behind the words that an answer goes on from: where they end cannot be told by themselves, as "<" and "end" stand in
@@ -68,7 +69,7 @@ def render_text(
         template = find_template(tokenizer, has_tools=bool(tools))
         _check_heard(template, messages, tokenizer.special_tokens_map, has_tools=bool(tools))
         known = {**tokenizer.special_tokens_map, "tools": list(tools) or None, **variables}
-        return template.render(messages, known, budget)
+        return template.render(as_taught(tokenizer, template, messages, tools), known, budget)
     except (
         TemplateError,
         TypeError,

@@ -1,0 +1,117 @@
+"""Conversations with tools as a chat template takes them, and what it leaves out of them. Pure.
+
+Templates differ in whether the arguments of a call are an object or JSON as a text; some write no calls, and some are of models
+that know tools but take none. What a template does is seen by rendering a call with it, once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from manyhands.text.dialects import HARMONY, Dialect, find_dialect
+from manyhands.text.reasoning import variables_of
+from manyhands.text.template import ChatTemplate, RenderBudget
+
+Object = dict[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+_ARGUMENTS: Final = {"qzkey": 1}
+
+
+class _Habits(NamedTuple):
+    """What a template does with calls."""
+
+    wants_text: bool  # their arguments are JSON as a text
+    writes_calls: bool
+
+
+def as_taught(tokenizer: Any, template: ChatTemplate, messages: Messages, tools: Sequence[Any]) -> Messages:
+    """The messages of a conversation with `tools`, or with calls, as the template takes them."""
+    has_calls = any(message.get("tool_calls") for message in messages)
+    dialect = find_dialect(tokenizer) if tools or has_calls else None
+    if dialect is None:
+        return messages
+    if has_calls:
+        habits = _habits(template, tuple(tokenizer.special_tokens_map.items()))
+        messages = [
+            _with_calls(message, dialect, habits) if message.get("tool_calls") else message for message in messages
+        ]
+    return messages if "tools" in variables_of(tokenizer) or not tools else _with_tools(messages, tools, dialect)
+
+
+@lru_cache(maxsize=16)
+def _habits(template: ChatTemplate, named: tuple[tuple[str, str], ...]) -> _Habits:
+    text = json.dumps(_ARGUMENTS)
+    as_object, as_text = _probe(template, named, _ARGUMENTS), _probe(template, named, text)
+    wants_text = text in (as_text or "") and (as_object is None or str(_ARGUMENTS) in as_object)
+    said = as_text if wants_text else as_object
+    return _Habits(wants_text, said is None or "qzname" in said)
+
+
+def _probe(template: ChatTemplate, named: tuple[tuple[str, str], ...], arguments: Any) -> str | None:
+    """A conversation with a call of qzname; None if the template refuses it."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "qzname", "arguments": arguments}}
+    messages = (
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "y"},
+    )
+    try:
+        return template.render(messages, {**dict(named), "tools": None}, RenderBudget(4096, 0.05, 1 << 17))
+    except Exception:  # a template raises what it likes
+        return None
+
+
+def _with_calls(message: Mapping[str, Any], dialect: Dialect, habits: _Habits) -> Mapping[str, Any]:
+    """A message of the assistant with its calls as the template takes them, or within its text where it writes none."""
+    functions = [call["function"] for call in message["tool_calls"]]
+    if not habits.writes_calls and dialect.forms and dialect is not HARMONY:
+        calls = write_calls(dialect, [(f["name"], _json(f["arguments"])) for f in functions])
+        return {
+            **{key: value for key, value in message.items() if key != "tool_calls"},
+            "content": message["content"] + calls,
+        }
+    if not habits.wants_text:
+        return message
+    told = [
+        {**call, "function": {**f, "arguments": _json(f["arguments"])}}
+        for call, f in zip(message["tool_calls"], functions, strict=True)
+    ]
+    return {**message, "tool_calls": told}
+
+
+def _json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def write_calls(dialect: Dialect, calls: Sequence[tuple[str, str]]) -> str:
+    """Calls, each a name and the JSON of its arguments, as the model is taught to write them."""
+    said = [
+        dialect.forms[0].replace("{n}", str(n)).replace("{name}", name) + arguments + dialect.tail
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    inside = said if dialect.between is None else [dialect.between.join(said)]
+    return ("\n" if dialect.close else "").join(
+        f"{dialect.marker}{dialect.lead}{each}{dialect.trail}{dialect.close}" for each in inside
+    )
+
+
+def _with_tools(messages: Messages, tools: Sequence[Any], dialect: Dialect) -> Messages:
+    """The same with the tools told in the system message, as DeepSeek's model card of V3.1 has it."""
+    functions = [tool["function"] for tool in tools]
+    told = [
+        f"### {f['name']}\nDescription: {f.get('description') or ''}\n\nParameters: {_json(f.get('parameters') or {})}\n"
+        for f in functions
+    ]
+    form = write_calls(dialect, [("tool_call_name", "tool_call_arguments")])
+    text = (
+        "## Tools\nYou have access to the following tools:\n\n"
+        + "\n".join(told)
+        + f"\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n{form}\n\nWhere:\n"
+        "- `tool_call_name` must be an exact match to one of the available tools\n"
+        "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+        "- For multiple tool calls, chain them directly, before the last mark"
+    )
+    system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+    rest = messages[1:] if messages[0]["role"] == "system" else messages
+    return [{"role": "system", "content": f"{system}\n\n{text}".lstrip()}, *rest]
