@@ -14,7 +14,21 @@ from manyhands.errors import BadRequest
 from manyhands.origin.sampler import Sampler
 from manyhands.origin.speculate import verify
 from manyhands.testing.tiny import EOS, make_tiny
-from manyhands.text.dialects import DEEPSEEK, DEEPSEEK31, GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, Dialect
+from manyhands.text.dialects import (
+    COMMAND,
+    DEEPSEEK,
+    DEEPSEEK31,
+    GLM,
+    GRANITE,
+    HERMES,
+    KIMI,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL11,
+    PHI4,
+    QWEN3,
+    Dialect,
+)
 from manyhands.text.grammar import (
     KEPT_S,
     MAX_KEPT,
@@ -107,7 +121,7 @@ def test_drafts_do_not_change_what_is_drawn(grammars: Grammars) -> None:
         assert write(drafted)[: len(alone)] == alone
 
 
-ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM, DEEPSEEK, DEEPSEEK31]
+ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM, DEEPSEEK, DEEPSEEK31, KIMI, GRANITE, PHI4, COMMAND]
 FUNCTIONS = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
 
 

@@ -11,13 +11,17 @@ import pytest
 
 from manyhands.errors import BadRequest
 from manyhands.text.dialects import (
+    COMMAND,
     DEEPSEEK,
     DEEPSEEK31,
     GLM,
+    GRANITE,
     HERMES,
+    KIMI,
     LLAMA3,
     MISTRAL,
     MISTRAL11,
+    PHI4,
     QWEN3,
     Dialect,
     find_dialect,
@@ -189,6 +193,70 @@ DEEPSEEK_V31 = _DEEPSEEK_SYSTEM + (
     "{%- endfor -%}{%- if add_generation_prompt and ns.is_first %}"
     "{{ '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}{% endif %}"
 )
+KIMI_K2 = (
+    "{%- macro calls_of(m) -%}<|tool_calls_section_begin|>{%- for c in m['tool_calls'] -%}"
+    "<|tool_call_begin|>{{ c['id'] }}<|tool_call_argument_begin|>{% if c['function']['arguments'] is string %}"
+    "{{ c['function']['arguments'] }}{% else %}{{ c['function']['arguments'] | tojson }}{% endif %}<|tool_call_end|>"
+    "{%- endfor -%}<|tool_calls_section_end|>{%- endmacro -%}"
+    "{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{%- endif -%}"
+    "{%- for m in messages -%}{%- set name = m.get('name') or m['role'] -%}"
+    "{{ '<|im_' ~ (m.role if m.role in ('user', 'assistant') else 'system') ~ '|>' ~ name ~ '<|im_middle|>' }}"
+    "{%- if m['role'] == 'assistant' -%}{{ m.content }}{%- if m.get('tool_calls') -%}{{ calls_of(m) }}{%- endif -%}"
+    "{%- elif m['role'] == 'tool' -%}## Return of {{ m.tool_call_id }}\n{{ m.content }}"
+    "{%- else -%}{{ m.content }}{%- endif -%}<|im_end|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"
+)
+GRANITE33 = (
+    "{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] %}{%- set loop_messages = messages[1:] %}"
+    "{%- else %}{%- set system = 'You are Granite.' %}{%- if tools %}"
+    "{%- set system = system + ' Where a tool is needed, write <|tool_call|> and a JSON list of tools used.' %}{%- endif %}"
+    "{%- set loop_messages = messages %}{%- endif %}"
+    "{{- '<|start_of_role|>system<|end_of_role|>' + system + '<|end_of_text|>\n' }}"
+    "{%- if tools %}{{- '<|start_of_role|>available_tools<|end_of_role|>' }}{{- tools | tojson(indent=4) }}"
+    "{{- '<|end_of_text|>\n' }}{%- endif %}"
+    "{%- for m in loop_messages %}{{- '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] }}"
+    "{{- '<|end_of_text|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}"
+)
+PHI4_MINI = (
+    "{% for m in messages %}{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}"
+    "{{ '<|' + m['role'] + '|>' + m['content'] + '<|tool|>' + m['tools'] + '<|/tool|>' + '<|end|>' }}"
+    "{% else %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+PHI4_FIXED = (  # llama.cpp's
+    "{{- '<|system|>' + (messages[0]['content'] if messages[0]['role'] == 'system' else '') }}"
+    "{%- for t in tools or [] %}{{- '<|tool|>' + (t['function'] | tojson) + '<|/tool|>' }}{%- endfor %}"
+    '{{- \'Format: <|tool_call|>{"name": "foo"}<|/tool_call|><|end|>\' }}'
+    "{%- for m in messages %}{%- if m.role == 'tool' %}{{- '<|tool_response|>' + (m.content | tojson) + '<|end|>' }}"
+    "{%- elif m.role != 'system' %}{{- '<|' + m.role + '|>' + m.content }}"
+    "{%- for c in m.tool_calls %}{{- '<|tool_call|>' + (c['function'] | tojson) + '<|/tool_call|>' }}{%- endfor %}"
+    "{{- '<|end|>' }}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+COMMAND_R7B = (
+    "{{ bos_token }}{%- macro number(messages, wanted) %}{%- set ns = namespace(value=0, seen=false) %}{%- for m in messages %}"
+    "{%- for c in m.tool_calls or [] %}{%- if c.id == wanted and not ns.seen -%}{{ ns.value }}{%- set ns.seen = true %}"
+    "{%- endif %}{%- set ns.value = ns.value + 1 %}{%- endfor %}{%- endfor %}{%- endmacro -%}"
+    "{%- set index = namespace(value=0) %}"
+    "{%- if messages[0].role == 'system' %}{%- set preamble = messages[0].content %}{%- endif %}"
+    "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|># System Preamble\n{% if tools %}"
+    "Write <|START_THINKING|>, your plan and <|END_THINKING|>; <|START_ACTION|>, a list of calls and <|END_ACTION|>.\n"
+    "[{% for t in tools %}{\"name\": \"{{ t['function']['name'] }}\", "
+    "\"parameters\": {{ t['function']['parameters'] | tojson }}}{%- if not loop.last %},{% endif %}{% endfor %}]{% endif %}"
+    "{%- if preamble %}\n# Developer Preamble\n{{ preamble }}{%- endif -%}"
+    "<|END_OF_TURN_TOKEN|>{%- for m in messages %}{%- if m.role == 'user' %}"
+    "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{{ m.content }}<|END_OF_TURN_TOKEN|>"
+    "{%- elif m.role == 'assistant' %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% if m.tool_calls %}"
+    "<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|><|START_ACTION|>[\n{% for c in m.tool_calls %}"
+    '    {"tool_call_id": "{{ index.value }}", "tool_name": "{{ c[\'function\'][\'name\'] }}", "parameters": '
+    "{{ c['function']['arguments'] | tojson }}}{% if not loop.last %},{% endif %}\n{% set index.value = index.value + 1 %}"
+    "{% endfor %}]<|END_ACTION|><|END_OF_TURN_TOKEN|>{% else %}"
+    "<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|><|END_OF_TURN_TOKEN|>{% endif %}"
+    "{%- elif m.role == 'tool' %}<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|><|START_TOOL_RESULT|>"
+    '[{"tool_call_id": "{{ number(messages, m.tool_call_id) }}", "results": {"0": {{ m.content | tojson }}}}]'
+    "<|END_TOOL_RESULT|><|END_OF_TURN_TOKEN|>{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{%- endif %}"
+)
 
 # template: (its dialect, how the assistant's turn begins)
 FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
@@ -201,6 +269,11 @@ FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
     "mistral-v13": (MISTRAL_V13, MISTRAL11, "[/INST]"),
     "deepseek-v3": (DEEPSEEK_V3, DEEPSEEK, "<｜Assistant｜>"),
     "deepseek-v3.1": (DEEPSEEK_V31, DEEPSEEK31, "<｜Assistant｜></think>"),
+    "kimi-k2": (KIMI_K2, KIMI, "<|im_assistant|>assistant<|im_middle|>"),
+    "granite-3.3": (GRANITE33, GRANITE, "<|start_of_role|>assistant<|end_of_role|>"),
+    "phi-4-mini": (PHI4_MINI, PHI4, "<|assistant|>"),
+    "phi-4-mini-fixed": (PHI4_FIXED, PHI4, "<|assistant|>"),
+    "command-r7b": (COMMAND_R7B, COMMAND, "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"),
     "gemma-2": (GEMMA2, None, "<start_of_turn>model\n"),
     "phi-3": (PHI3, None, "<|assistant|>\n"),
 }
@@ -316,6 +389,15 @@ def test_tools_are_told_where_the_template_takes_none(family: str, tokenizer: To
         said.index("Be brief.") < said.index("### tide") < said.index(json.dumps(PARAMETERS)) < said.index("How high")
     )
     assert write_calls(dialect, [("tool_call_name", "tool_call_arguments")]) in said
+
+
+def test_kimi_is_told_by_the_ids_of_calls_what_was_called(tokenizer: Tokenizer) -> None:
+    calls = [{**call()["tool_calls"][0], "id": f"call_{n}"} for n in range(3)]
+    turns = [{**call(), "tool_calls": calls[:2]}, {**call(), "tool_calls": calls[2:]}]
+    results = [{"role": "tool", "tool_call_id": f"call_{n}", "content": "high"} for n in (1, 2)]
+    said = say(tokenizer, "kimi-k2", USER, turns[0], results[0], turns[1], results[1])
+    assert [said.count(f"<|tool_call_begin|>functions.tide:{n}<") for n in range(4)] == [1, 1, 1, 0]
+    assert said.index("## Return of functions.tide:1\nhigh") < said.index("## Return of functions.tide:2\nhigh")
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from manyhands.text import tagged as tagged_calls
 from manyhands.text.dialects import (
+    COMMAND,
     DEEPSEEK,
     DEEPSEEK31,
     GLM,
+    GRANITE,
     HERMES,
+    KIMI,
     LLAMA3,
     MISTRAL,
     MISTRAL11,
+    PHI4,
     QWEN3,
     Dialect,
     find_dialect,
@@ -43,6 +47,12 @@ WRAPPED = {
     f"{json.dumps(ARGUMENTS)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     DEEPSEEK31: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
     f"{json.dumps(ARGUMENTS)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    KIMI: "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    f"{json.dumps(ARGUMENTS)}<|tool_call_end|><|tool_calls_section_end|>",
+    GRANITE: f"<|tool_call|>[{CALL}]",
+    PHI4: f"<|tool_call|>[{CALL}]<|/tool_call|>",
+    COMMAND: f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "f", '
+    f'"parameters": {json.dumps(ARGUMENTS)}}}\n]<|END_ACTION|>',
 }
 SCHEMA: dict[str, Any] = {"properties": {"a": {"type": "array"}, "c": {"type": "string"}, "n": {"type": "integer"}}}
 FUNCTIONS = {"f": SCHEMA, "g": dict[str, Any]()}
@@ -156,6 +166,10 @@ def test_arguments_are_read_by_either_name(dialect: Dialect, other: str, places:
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>unknown\n```json\n{}\n```<｜tool▁call▁end｜>",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.unknown:0<|tool_call_argument_begin|>{}",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f<|tool_call_argument_begin|>{}",
+        '<|tool_call|>[{"name": "unknown"}]',
+        "<|START_ACTION|>[\n]",
         "<tool_call>\n<function=unknown>\n</function></tool_call>",
         "<tool_call><function=f",
         "<tool_call><func",
@@ -320,6 +334,10 @@ def test_hostile_ends_of_a_tagged_call() -> None:
         ("{% if tools %}ipython{% endif %}", LLAMA3),
         ("<｜tool▁calls▁begin｜>```json", DEEPSEEK),  # it takes none, and is told of them in the system message
         ("<｜tool▁calls▁begin｜>", DEEPSEEK31),
+        ("<|tool|>{{ messages[0].tools }}<|/tool|>", PHI4),  # it takes them of the system message
+        ("{% if tools %}<|tool_calls_section_begin|>{% endif %}", KIMI),
+        ("{% if tools %}<|tool_call|>{% endif %}", GRANITE),
+        ("{% if tools %}<|START_ACTION|>{% endif %}", COMMAND),
         ("{% if tools %}<|python_tag|><function=name>{% endif %}", None),  # functionary: not read
         ("{% if xml_tools %}# Tools\n<tool_call>{% endif %}", None),  # smollm3: it would not be told of them
         ("{% if tools %}something else{% endif %}", None),

@@ -10,6 +10,10 @@ harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message o
 glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
     deepseek  <|calls begin><|call begin>function<|sep>f ```json {...} ```<|call end><|calls end>  in a section  (v3, r1)
     deepseek31 the same without the word function and the fence                                                  (v3.1)
+    kimi      <|section begin|><|call begin|>functions.f:0<|argument begin|>{...}<|call end|><|section end|>         (kimi k2)
+    granite   <|tool_call|>[{"name": "f", "arguments": {...}}, ...]     text may precede                      (granite 3)
+    phi4      <|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>                                 (phi-4-mini)
+    command   <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]<|END_ACTION|>  (command r7b, a)
 """
 
 import re
@@ -81,6 +85,29 @@ DEEPSEEK31 = Dialect(
     begins=_BEGIN,
 )
 DEEPSEEK = replace(DEEPSEEK31, name="deepseek", forms=(_FENCED, _PLAIN), tail=f"\n```{_END}", between="\n")
+KIMI = Dialect(
+    "kimi",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    tuple(f"<|tool_call_begin|>{name}:{{n}}<|tool_call_argument_begin|>" for name in ("functions.{name}", "{name}")),
+    "<|tool_call_end|>",
+    between="",
+    end="<|tool_call_end|>",
+    begins="<|tool_call_begin|>",
+)
+GRANITE = replace(MISTRAL, name="granite", marker="<|tool_call|>")
+PHI4 = replace(GRANITE, name="phi4", close="<|/tool_call|>")
+COMMAND = Dialect(
+    "command",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    ('{"tool_call_id": "{n}", "tool_name": "{name}", "parameters": ',),
+    "}",
+    "[\n    ",
+    "\n]",
+    ",\n    ",
+    skipped="[,]",
+)
 PYTHON_TAG = "<|python_tag|>"
 
 
@@ -89,12 +116,17 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
     template = template_of(tokenizer)
     if DEEPSEEK.marker in template:
         return DEEPSEEK if "```json" in template else DEEPSEEK31
+    if "<|/tool|>" in template:  # the published one takes them of the system message
+        return PHI4
     if "tools" not in variables_of(tokenizer):
         return None
     if CHANNEL in template and "functions." in template:
         return HARMONY
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
+    for dialect in (KIMI, GRANITE, COMMAND):
+        if dialect.marker in template:
+            return dialect
     if MISTRAL.marker in template:
         return MISTRAL11 if "[ARGS]" in template else MISTRAL
     is_llama3 = "ipython" in template or PYTHON_TAG in template

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from manyhands.text.dialects import HARMONY, Dialect, find_dialect
+from manyhands.text.dialects import HARMONY, KIMI, PHI4, Dialect, find_dialect
 from manyhands.text.reasoning import variables_of
 from manyhands.text.template import ChatTemplate, RenderBudget
 
@@ -36,6 +36,8 @@ def as_taught(tokenizer: Any, template: ChatTemplate, messages: Messages, tools:
         messages = [
             _with_calls(message, dialect, habits) if message.get("tool_calls") else message for message in messages
         ]
+    if has_calls and dialect is KIMI:
+        messages = _with_named_ids(messages)
     return messages if "tools" in variables_of(tokenizer) or not tools else _with_tools(messages, tools, dialect)
 
 
@@ -49,15 +51,15 @@ def _habits(template: ChatTemplate, named: tuple[tuple[str, str], ...]) -> _Habi
 
 
 def _probe(template: ChatTemplate, named: tuple[tuple[str, str], ...], arguments: Any) -> str | None:
-    """A conversation with a call of qzname; None if the template refuses it."""
-    call = {"id": "call00000", "type": "function", "function": {"name": "qzname", "arguments": arguments}}
-    messages = (
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "y"},
-    )
+    """A conversation with a call of qzname (which some say by its id); None if the template refuses it."""
+    call = {"id": "qzname000", "type": "function", "function": {"name": "qzname", "arguments": arguments}}
+    asked, called = {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
+    }
     try:
-        return template.render(messages, {**dict(named), "tools": None}, RenderBudget(4096, 0.05, 1 << 17))
+        return template.render([asked, called], {**dict(named), "tools": [tool]}, RenderBudget(4096, 0.05, 1 << 17))
     except Exception:  # a template raises what it likes
         return None
 
@@ -80,6 +82,24 @@ def _with_calls(message: Mapping[str, Any], dialect: Dialect, habits: _Habits) -
     return {**message, "tool_calls": told}
 
 
+def _with_named_ids(messages: Messages) -> Messages:
+    """The same with ids of calls as Kimi's models make and read them: all that is said of which function was called."""
+    ids: dict[str, str] = {}
+    out: list[Mapping[str, Any]] = []
+    num_calls = 0
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            ids[call["id"]] = f"functions.{call['function']['name']}:{num_calls}"
+            calls.append({**call, "id": ids[call["id"]]})
+            num_calls += 1
+        told = {"tool_calls": calls} if calls else {}
+        if (asked := message.get("tool_call_id")) in ids:
+            told["tool_call_id"] = ids[asked]
+        out.append({**message, **told})
+    return out
+
+
 def _json(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
@@ -97,8 +117,12 @@ def write_calls(dialect: Dialect, calls: Sequence[tuple[str, str]]) -> str:
 
 
 def _with_tools(messages: Messages, tools: Sequence[Any], dialect: Dialect) -> Messages:
-    """The same with the tools told in the system message, as DeepSeek's model card of V3.1 has it."""
+    """The same with the tools told in the system message: by Phi's template, else as DeepSeek's model card of V3.1 has it."""
     functions = [tool["function"] for tool in tools]
+    system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+    rest = messages[1:] if messages[0]["role"] == "system" else messages
+    if dialect is PHI4:
+        return [{"role": "system", "content": system, "tools": _json(functions)}, *rest]
     told = [
         f"### {f['name']}\nDescription: {f.get('description') or ''}\n\nParameters: {_json(f.get('parameters') or {})}\n"
         for f in functions
@@ -112,6 +136,4 @@ def _with_tools(messages: Messages, tools: Sequence[Any], dialect: Dialect) -> M
         "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
         "- For multiple tool calls, chain them directly, before the last mark"
     )
-    system = messages[0]["content"] if messages[0]["role"] == "system" else ""
-    rest = messages[1:] if messages[0]["role"] == "system" else messages
     return [{"role": "system", "content": f"{system}\n\n{text}".lstrip()}, *rest]
