@@ -13,10 +13,11 @@ epoch     version of a session's route. step: run layers on new positions. windo
 
 import hashlib
 import itertools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NewType
+from typing import Any, Final, Literal, NewType
 
 from manyhands.errors import BadRequest, CutError
 
@@ -225,6 +226,10 @@ class SamplingParams:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+            object.__setattr__(self, name, _whole(getattr(self, name)))
+        object.__setattr__(self, "logit_bias", tuple([(_whole(token), bias) for token, bias in self.logit_bias]))
+        object.__setattr__(self, "stop_ids", tuple(map(_whole, self.stop_ids)))
         _within("max_tokens", self.max_tokens, 1, 1 << 20)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 1e-9, 1.0)
@@ -248,9 +253,14 @@ class SamplingParams:
             raise BadRequest(f"stop takes at most {MAX_STOPS} strings of 1 to 256 characters each")
 
 
+def _whole(value: Any) -> Any:
+    """A whole number of another library (numpy's, say) as an int; all else as it is."""
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
+
+
 def _within(name: str, value: float, low: float, high: float) -> None:
     """Raise BadRequest unless `value` is in these limits and, where `low` is a whole number, one too: frames hold no other."""
-    if not isinstance(value, int if isinstance(low, int) else (int, float)):
+    if isinstance(value, bool) or not isinstance(value, int if isinstance(low, int) else (int, float)):
         raise BadRequest(f"{name} is {value!r:.60}; it must be a {'whole ' * isinstance(low, int)}number")
     if not low <= value <= high:  # also refuses NaN
         raise BadRequest(f"{name} is {value!r:.60}; it must be between {low} and {high}")

@@ -427,3 +427,20 @@ def test_a_masked_token_is_never_drawn(
     bare = replace(params, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, ignore_eos=False)
     token = draw(bare, row(*logits), position).token
     assert sorted(range(10), key=lambda v: (-logits[v], v)).index(token) < (bare.top_k or 10)
+
+
+def test_whole_numbers_of_numpy_are_taken() -> None:
+    params = SamplingParams(
+        max_tokens=np.int64(3),
+        top_k=np.int32(2),
+        seed=np.uint64(7),
+        stop_ids=(np.int8(5),),
+        logit_bias=((np.int64(4), 1.0),),
+    )
+    assert params == SamplingParams(max_tokens=3, top_k=2, seed=7, stop_ids=(5,), logit_bias=((4, 1.0),))
+    numbers = (params.max_tokens, params.top_k, params.seed, *params.stop_ids, params.logit_bias[0][0])
+    assert {type(number) for number in numbers} == {int}
+    wrong: tuple[Any, ...] = (np.float64(3.0), 3.0, True, np.bool_(True), "3")
+    for value in wrong:
+        with pytest.raises(BadRequest, match="whole number"):
+            SamplingParams(max_tokens=value)
