@@ -32,6 +32,7 @@ BODIES: dict[str, Any] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},
     "/v1/chat/completions": {"messages": HI, "max_tokens": 2},
     "/v1/responses": {"input": "hi", "max_output_tokens": 16},
+    "/v1/responses/input_tokens": {"input": "hi"},
     "/v1/messages": {"messages": HI, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": HI},
     "/api/chat": {"messages": HI, "stream": False, "options": {"num_predict": 2}},

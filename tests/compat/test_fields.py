@@ -62,4 +62,4 @@ def test_the_tables_are_current() -> None:
     docs = Path(__file__).parents[2] / "docs"
     for path, page in PAGES.items():
         assert table(path) in (docs / page).read_text("utf8"), f"docs/{page}: put in table({path!r}) of api/fields.py"
-    assert set(FIELDS) == {*ENDPOINTS, *BASES, "/api/infer", "/bus/v1/call"} and MODEL
+    assert set(FIELDS) == {*ENDPOINTS, *BASES, "/api/infer", "/bus/v1/call", "/v1/responses/input_tokens"} and MODEL

@@ -19,6 +19,8 @@ def test_there_and_back(stage: Stage) -> None:
         _, talk = await sent(it, "/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
         _, counted = await sent(it, "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]})
         assert talk["count"] == counted["input_tokens"] == 5
+        _, counted = await sent(it, "/v1/responses/input_tokens", {"input": "hi", "max_output_tokens": 5000})
+        assert counted == {"object": "response.input_tokens", "input_tokens": 5}
 
     stage.play(scene)
 

@@ -24,6 +24,7 @@ MODELS: Mapping[str, Any] = {
     "/v1/chat/completions": Chat,
     "/v1/completions": Completions,
     "/v1/responses": Responses,
+    "/v1/responses/input_tokens": Responses,
     "/api/infer": Infer,
     "/bus/v1/call": BusCall,
     "/v1/messages": Messages,

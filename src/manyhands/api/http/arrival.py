@@ -14,7 +14,16 @@ from starlette.types import Message, Scope, Send
 
 # Programs that are given a base URL without /v1 ask for these.
 UNVERSIONED = frozenset(
-    {"/chat/completions", "/completions", "/embeddings", "/messages", "/messages/count_tokens", "/models", "/responses"}
+    {
+        "/chat/completions",
+        "/completions",
+        "/embeddings",
+        "/messages",
+        "/messages/count_tokens",
+        "/models",
+        "/responses",
+        "/responses/input_tokens",
+    }
 )
 ANTHROPIC = "/v1/messages"  # its clients read the id from request-id
 

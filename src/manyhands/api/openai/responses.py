@@ -28,10 +28,11 @@ from manyhands.api.run import Ask, Caller
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece
 
 Object = dict[str, Any]
+COUNT_PATH = "/v1/responses/input_tokens"
 
 
 def responses_router(gateway: Gateway, formats: ModelFormats | None = None) -> APIRouter:
-    """/v1/responses."""
+    """/v1/responses and /v1/responses/input_tokens."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
     formats = formats or ModelFormats(gateway)
 
@@ -40,8 +41,23 @@ def responses_router(gateway: Gateway, formats: ModelFormats | None = None) -> A
         work = _answer(gateway, formats, body, caller_of(request), client_of(request))
         return Watched(work, request.state.release_body)
 
+    async def count(request: Request) -> Response:
+        body = await body_of(request)
+
+        async def work() -> Single:
+            gateway.enter(caller_of(request), "tokens")
+            _, made = await formats.prepare(COUNT_PATH, body, caller_of(request), client_of(request))
+            return Single(lambda: _counted(made))
+
+        return Watched(work(), request.state.release_body)
+
     describe(router, "/responses", responses, "Answer an input; nothing is kept.")
+    describe(router, "/responses/input_tokens", count, "Count the tokens of an input.")
     return router
+
+
+async def _counted(made: Prepared) -> Object:
+    return {"object": "response.input_tokens", "input_tokens": made.num_tokens}
 
 
 async def _answer(

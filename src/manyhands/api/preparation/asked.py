@@ -27,7 +27,7 @@ from manyhands.text.received import ReceivedText
 
 MAX_CHOICES: Final = 128  # of all prompts together
 # What counts tokens and generates none: the context need not hold them.
-COUNTING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+COUNTING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 # Tokens whose texts are found one by one on the event loop: a millisecond. More are the work of a process.
 INLINE_PIECES: Final = 256
 # Text of ids that may be made and encoded there, by the length of the longest token: under a millisecond.
@@ -152,9 +152,7 @@ def _messages(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepare
 
 
 def _count_tokens(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
-    said = messages_conversation(given, speaker)
-    check_tools(said, speaker)
-    return Prepared(speaker.name, given, [], SamplingParams(), num_tokens=len(render(said, speaker, desk)))
+    return _counted(messages_conversation(given, speaker), given, speaker, desk)
 
 
 # -- Ollama's ---------------------------------------------------------------------------------------------------------
@@ -185,6 +183,16 @@ def _ollama_generate(given: Object, speaker: Speaker, desk: PreparationDesk) -> 
 
 
 # -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def _input_tokens(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    return _counted(input_conversation(given), given, speaker, desk)
+
+
+def _counted(said: Conversation, given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    """How many tokens a conversation has."""
+    check_tools(said, speaker)
+    return Prepared(speaker.name, given, [], SamplingParams(), num_tokens=len(render(said, speaker, desk)))
 
 
 def _tokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
@@ -234,6 +242,7 @@ PATHS: Mapping[str, Callable[[Object, Speaker, PreparationDesk], Prepared]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completions,
     "/v1/responses": _responses,
+    "/v1/responses/input_tokens": _input_tokens,
     "/api/infer": _infer,
     "/bus/v1/call": _bus,
     "/v1/messages": _messages,
