@@ -1,6 +1,7 @@
 """A hop that says it gets on and gives nothing: it is replaced where another can take its place, and the text is the same."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,13 +14,14 @@ from manyhands.core import ORIGIN_HOP, SamplingParams
 from manyhands.net.transport import Link, try_send
 from manyhands.origin import Answer
 from manyhands.origin.node import FullNode
+from manyhands.origin.pace import MAX_WAIT_S
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Credit, Progress, Step
 from manyhands.worker.execute import Device
 from manyhands.worker.session import HopSession
-from tests.origin.scenes import expected, play, swarm_of
+from tests.origin.scenes import Oracle, expected, play, swarm_of
 from tests.worker.pipeline import random_ids
 
 PROMPT = tuple(random_ids(200, seed=7))
@@ -244,5 +246,50 @@ def test_a_hop_that_tells_in_decode_of_a_prompt_long_past_buys_nothing(folder: P
                 async for _ in town.origin.stream(answer, draft="off"):
                     pass
             assert answer.token_ids == expected(folder, PROMPT, PARAMS) and answer.repairs
+
+    play(main)
+
+
+@pytest.mark.parametrize("ahead", [0, 31])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_guesses_that_a_hop_says_it_has_computed_buy_no_time(folder: Path, index: int, ahead: int) -> None:
+    """Of what is long computed, and of the drafts on their way, it tells of one more at each probe; the due row does not come."""
+    params = SamplingParams(max_tokens=80, ignore_eos=True)
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5", spares=["0-5"]) as town:
+            for node in town.hops:
+                engine = node.hosts[0].engine
+                engine.device = cast(Device, SlowDevice(engine.device, 0.2))
+            answer = town.origin.answer(town.origin.request_ids(PROMPT, params))
+            drafter = Oracle((*PROMPT, *expected(folder, PROMPT, params)), 15, ahead=True)
+            clock = asyncio.get_running_loop().time
+            async with contextlib.aclosing(town.origin.stream(answer, drafter=drafter)) as tokens:
+                async for _ in tokens:
+                    if len(answer.token_ids) == 5:
+                        FalseHop(town.hops[index], answer=rising(len(PROMPT) + ahead))
+                    if answer.repairs:
+                        break
+                    began = clock()
+            assert [repair.lost for repair in answer.repairs] == [(f"n{index}",)]
+            assert clock() - began < MAX_WAIT_S
+
+    play(main)
+
+
+def test_a_node_that_is_back_in_its_place_keeps_no_other_from_being_replaced(folder: Path) -> None:
+    """A link flapped: the only holder of its layers was lost and is back. The last hop then computes nothing more."""
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5", spares=["4-5"], request=REQUEST) as town:
+            answer = town.origin.answer(town.origin.request_ids(PROMPT, PARAMS))
+            async for _ in town.origin.stream(answer, draft="off"):
+                if len(answer.token_ids) == 1:
+                    (session,) = town.origin.node.sessions.values()
+                    session.lose(1, "a link flapped")
+                if len(answer.token_ids) == 2:
+                    FalseHop(town.hops[2])
+            assert tuple(answer.token_ids) == tuple(expected(folder, PROMPT, PARAMS))
+            assert [name for repair in answer.repairs for name in repair.lost] == ["n1", "n2"]
 
     play(main)

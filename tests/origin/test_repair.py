@@ -479,10 +479,10 @@ def test_a_suspect_is_replaced_only_if_others_can_take_over() -> None:
     async def main() -> None:
         patient = Patient(offer("s", 0, 4))
         patient.session.culprit = 2
-        await patient.healer.suspect(1.5, 5, 0.01)
+        await patient.healer.suspect(1.5, 5, 6, 0.01)
         assert not patient.session.losses
         patient.world.offers_now.append(offer("t", 8, 12))
-        await patient.healer.suspect(1.5, 5, 0.01)
+        await patient.healer.suspect(1.5, 5, 6, 0.01)
         assert list(patient.session.losses) == [2] and "1.5 s" in patient.session.losses[2]
 
     play(main)
@@ -514,7 +514,7 @@ def test_no_hop_is_suspected_once_its_result_has_come(while_asking: str, count: 
             setattr(patient.session, "probe", probe_late)  # noqa: B010
         else:
             setattr(patient.world, "offers", offers_late)  # noqa: B010
-        await patient.healer.suspect(1.5, 5, 0.01)
+        await patient.healer.suspect(1.5, 5, 6, 0.01)
         assert bool(patient.session.losses) == (end == 5)
 
     play(main)
@@ -534,9 +534,9 @@ def test_no_hop_is_silent_by_a_probe_in_which_this_process_stood_still() -> None
             return await probe(limit_s)
 
         setattr(patient.session, "probe", stand_still)  # noqa: B010
-        await patient.healer.suspect(1.5, 5, 0.01)
+        await patient.healer.suspect(1.5, 5, 6, 0.01)
         assert not patient.session.losses
-        await patient.healer.suspect(10.0, 5, 0.01)
+        await patient.healer.suspect(10.0, 5, 6, 0.01)
         assert list(patient.session.losses) == [2]
 
     play(main)

@@ -41,9 +41,9 @@ class Suspect(Protocol):
     def returned(self) -> None:
         """Positions have come back that had not."""
 
-    async def suspect(self, waited_s: float, committed: int, usual_s: float) -> int:
+    async def suspect(self, waited_s: float, committed: int, known: int, usual_s: float) -> int:
         """Look for the hop that holds the route up, which counts as lost if it can be replaced. Returns how many more positions
-        a hop says it has computed."""
+        a hop says it has computed of the `known` ones, which are no guesses."""
 
 
 class Intake:
@@ -139,7 +139,9 @@ class Intake:
 
     async def _suspect(self, now: float) -> None:
         session, limit_s = self._session, self._config.stall_timeout_s
-        if gained := await self._healer.suspect(now - self._due_from, self.committed, self._pace.usual_s):
+        if gained := await self._healer.suspect(
+            now - self._due_from, self.committed, len(self._ledger), self._pace.usual_s
+        ):
             self._moved_at = now  # of a replay nothing comes back
             self._due_from = min(now, self._due_from + gained * self._pace.row_s)
         if now - self._moved_at > limit_s and not session.losses and not session.returns.results:

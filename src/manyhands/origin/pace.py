@@ -9,7 +9,7 @@ each replacement that won nothing.
 import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from manyhands.config import RequestConfig
 from manyhands.net.liveness import STRETCH, patience_s
@@ -72,6 +72,12 @@ class HeldStep:
     computed: Mapping[int, int] = field(default_factory=dict)
     is_done: bool = False
     is_idle: bool = False
+
+    def with_news(self, committed: int, known: int, rebuilding: Collection[int]) -> "HeldStep":
+        """The same, without what brings no row that is due: the first `committed` positions, but of hops that compute them again,
+        and guesses, which are beyond the `known` positions."""
+        least = {hop: 0 if hop in rebuilding else committed for hop in self.computed}
+        return replace(self, computed={hop: max(least[hop], min(n, known)) for hop, n in self.computed.items()})
 
     def has_got_on(self, since: "HeldStep") -> bool:
         """Whether any hop has computed more than at the probe `since`."""

@@ -215,10 +215,10 @@ class RepairExecutor:
         best = await self._around.connect(index, hop.offer, len(self._session.route.hops), self._session.route.lease)
         return replace(hop, control=best.control, data=best.data, outbox=deque())  # what waits may have to stay
 
-    async def suspect(self, waited_s: float, committed: int, usual_s: float) -> int:
+    async def suspect(self, waited_s: float, committed: int, known: int, usual_s: float) -> int:
         """A step is overdue. The hop that holds it up counts as lost if another node can take its place and, unless it is
         silent, if that is worth a replay (pace.py): the session's next wait raises HopLost. `usual_s` is the usual step.
-        Returns how many more positions a hop says it has computed.
+        Returns how many more of the first `known` positions, beyond which are guesses, a hop says it has computed.
         """
         session, now = self._session, asyncio.get_running_loop().time
         began = now()
@@ -226,13 +226,15 @@ class RepairExecutor:
         late_s = self._route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
         if session.losses or session.returns.has_news(committed):
             return 0
-        gained = self._thrift.gained(holdup, session.route.epoch, committed, session.route.rebuilding)
+        rebuilding = session.route.rebuilding
+        told = holdup.with_news(committed, known, rebuilding)
+        gained = self._thrift.gained(told, session.route.epoch, committed, rebuilding)
         waits = session.returns.more_follows and holdup.computed.get(0) == session.returns.sent_until
         if waits and not holdup.is_silent:
             return gained  # hop 0 waits for this origin, and those behind it for hop 0
         waited_s += now() - began
         cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
-        if self._thrift.is_worth(holdup, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
+        if self._thrift.is_worth(told, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
             hop, starts = holdup.hop, [hop.offer.info.span.start for hop in session.route.hops]
             is_starved = holdup.is_idle and not holdup.is_done and self._starved == (committed, starts[hop])
             if hop and is_starved and await self._is_covered(hop - 1, committed):
@@ -252,8 +254,11 @@ class RepairExecutor:
     async def _is_covered(self, index: int, committed: int) -> bool:
         """Whether other nodes can take the place of a hop."""
         session = self._session
-        excluded = self.excluded | {session.route.hops[index].offer.node}
-        lost = {i for i, hop in enumerate(session.route.hops) if hop.offer.node in excluded}
+        node = session.route.hops[index].offer.node  # another one that was lost may be back in its place: it stays
+        excluded, lost = (
+            self.excluded | {node},
+            {i for i, hop in enumerate(session.route.hops) if hop.offer.node == node},
+        )
         with contextlib.suppress(ShardUnavailable):
             offers = await self._around.offers(excluded)
             route, terms = [hop.offer for hop in session.route.hops], self._around.terms()
