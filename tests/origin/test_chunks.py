@@ -72,7 +72,7 @@ def test_chunks_of_a_prompt_are_computed_on_all_hops_at_once(
 ) -> None:
     """k chunks over n hops take (n + k - 1) / (n * k) of the time of one chunk that passes from hop to hop."""
     monkeypatch.setattr("manyhands.origin.route.chunk_rows", lambda num_rows, stages, window, most: most)
-    monkeypatch.setattr("manyhands.worker.batch.LEAST_ROWS", 320)  # else one chunk goes in several device steps
+    monkeypatch.setattr("manyhands.worker.batch.FEWEST_ROWS", 320)  # else one chunk goes in several device steps
     num_hops, num_rows, chunk = cut.count(",") + 1, 320, 32
     one, at_once = prefill(folder, cut, num_rows, num_rows)
     assert one == pytest.approx(num_hops * num_rows * ROW_S, rel=0.01) and at_once == 1

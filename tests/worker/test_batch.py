@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.worker.batch import (
+    FEWEST_ROWS,
     HELD_S,
     LEAST_ROWS,
     SHORT_S,
@@ -177,16 +178,27 @@ def test_standbys_compute_when_no_session_waits() -> None:
 
 def test_a_step_of_prompts_lasts_no_longer_than_it_may() -> None:
     rows = PromptRows()
-    assert rows.limit == LEAST_ROWS
+    assert rows.limit == FEWEST_ROWS
     rows.learn(64, 0.32)  # 5 ms a row
     assert rows.limit == 800
-    rows.learn(256, 128.0)  # 0.5 s a row, at once
+    rows.learn(256, 51.2)  # 0.2 s a row, at once
     assert rows.limit == LEAST_ROWS
+    rows.learn(64, 19.2)  # 0.3 s a row: origins would see nothing for more than 15 s
+    assert rows.limit == 50
+    rows.learn(50, 50.0)
+    assert rows.limit == FEWEST_ROWS
     seen = []
-    for _ in range(40):
+    for _ in range(50):
         rows.learn(LEAST_ROWS, LEAST_ROWS * 0.02)
         seen.append(rows.limit)
     assert seen == sorted(seen) and 195 <= seen[-1] <= 200
+
+
+def test_no_part_of_a_prompt_counts_as_decoding() -> None:
+    for limit in range(FEWEST_ROWS, 80):
+        for left in range(WINDOW_ROWS + 1, 400):
+            (pick,) = choose([Waiting(0, 1, left)], 256, 32, limit)
+            assert WINDOW_ROWS < pick.num_rows <= limit and left - pick.num_rows not in range(1, WINDOW_ROWS + 1)
 
 
 def test_a_slow_machine_computes_a_prompt_in_even_parts_and_decodes_as_ever() -> None:

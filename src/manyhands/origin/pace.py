@@ -74,8 +74,8 @@ class HeldStep:
     is_idle: bool = False
 
     def with_news(self, committed: int, known: int, rebuilding: Collection[int]) -> "HeldStep":
-        """The same, without what brings no row that is due: the first `committed` positions, but of hops that compute them again,
-        and guesses, which are beyond the `known` positions."""
+        """The same, without what brings no row that is due: the first `committed` positions, but of hops that compute them
+        again, and guesses, which are beyond the `known` positions."""
         least = {hop: 0 if hop in rebuilding else committed for hop in self.computed}
         return replace(self, computed={hop: max(least[hop], min(n, known)) for hop, n in self.computed.items()})
 

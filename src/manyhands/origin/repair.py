@@ -240,7 +240,8 @@ class RepairExecutor:
             if hop and is_starved and await self._is_covered(hop - 1, committed):
                 hop -= 1  # says that it has sent on what neither of two received
             is_covered = await self._is_covered(hop, committed)
-            if is_covered and not session.losses and not session.returns.has_news(committed):
+            may = is_covered and not self._is_last(committed)
+            if may and not session.losses and not session.returns.has_news(committed):
                 self._starved = committed, starts[hop]
                 session.lose(hop, f"holds a step up: none for {waited_s:.1f} s")
                 if not holdup.is_silent:
@@ -270,11 +271,17 @@ class RepairExecutor:
         """Raise PipelineAborted if too many repairs have brought no new position; a last resort gets as many of its own."""
         self._fruitless = 0 if committed > self._committed else self._fruitless + 1
         self._committed = max(committed, self._committed)
-        limit = self._config.max_repairs
-        if self._last_resort is not None:
-            limit += 1 + limit
-        if self._fruitless > limit:
+        if self._fruitless > (limit := self._most_fruitless):
             raise PipelineAborted(f"given up after {limit} repairs without progress: {reason}")
+
+    @property
+    def _most_fruitless(self) -> int:
+        limit = self._config.max_repairs
+        return limit if self._last_resort is None else 2 * limit + 1
+
+    def _is_last(self, committed: int) -> bool:
+        """Whether a further repair at this position would give the session up: what is only slow may still bring it on."""
+        return committed <= self._committed and self._fruitless >= self._most_fruitless
 
     async def _find_plan(self, committed: int, began: float) -> RepairPlan:
         session = self._session

@@ -65,9 +65,10 @@ class Shortness:
 
 
 # A device step of prompts alone lasts so long (seconds), or has so few rows: origins see that a slow machine gets on, which
-# they give 30 s (origin/pace.py). Fewer rows would read the weights again for little.
-PROMPT_S = 4.0
-LEAST_ROWS = 64
+# they give 30 s (origin/pace.py). Fewer rows would read the weights again for little; where so many take longer than SLOW_S
+# there are fewer all the same, and before anything is known, but FEWEST_ROWS: halves of one more still count as a prompt.
+PROMPT_S, SLOW_S = 4.0, 15.0
+LEAST_ROWS, FEWEST_ROWS = 64, 2 * WINDOW_ROWS + 1
 
 
 class PromptRows:
@@ -78,8 +79,11 @@ class PromptRows:
 
     @property
     def limit(self) -> int:
-        """LEAST_ROWS or more; LEAST_ROWS while nothing is known."""
-        return LEAST_ROWS if self._row_s is None else max(LEAST_ROWS, int(PROMPT_S / max(self._row_s, 1e-6)))
+        """FEWEST_ROWS or more."""
+        if self._row_s is None:
+            return FEWEST_ROWS
+        row_s = max(self._row_s, 1e-6)
+        return max(int(PROMPT_S / row_s), min(LEAST_ROWS, max(FEWEST_ROWS, int(SLOW_S / row_s))))
 
     def learn(self, num_rows: int, took_s: float) -> None:
         """A step took so long. The estimate rises at once and falls slowly."""
