@@ -12,9 +12,10 @@ from manyhands.config import RequestConfig
 from manyhands.core import NodeId, SessionId, Span
 from manyhands.errors import PipelineAborted, ShardUnavailable
 from manyhands.net.transport import Link
+from manyhands.origin.alone import ASK_AGAIN_S
 from manyhands.origin.fault import Told
 from manyhands.origin.pace import HeldStep
-from manyhands.origin.repair import ASK_AGAIN_S, RepairExecutor
+from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Route

@@ -11,6 +11,7 @@ sampler.py  a token from a row of logits                   ends_batch.py  embedd
 draft.py, depth.py, speculate.py  guessed tokens: made, how many, verified
 route_costs.py, step_costs.py  what rounds and steps of a route take, beside others too
 fault.py, pace.py   which hop to replace, and when         repair_plan.py, repair.py  the new route: decided, carried out
+alone.py    what a repair spends on the local fallback
 standby.py, standby_search.py  hops kept warm beside others
 lossy.py, loss_guard.py  rows sent with loss: which, and whether what it does is too much
 """

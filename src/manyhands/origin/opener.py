@@ -9,10 +9,10 @@ from typing import Final
 
 from manyhands.core import NodeId
 from manyhands.errors import Apart, Busy, ManyhandsError, ShardUnavailable
+from manyhands.origin.alone import ASK_AGAIN_S
 from manyhands.origin.attempts import Attempts
 from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
-from manyhands.origin.repair import ASK_AGAIN_S
 from manyhands.origin.repair_plan import Event
 from manyhands.origin.request_routes import RequestRoutes
 from manyhands.origin.route import Lease

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Literal
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
 from manyhands.errors import ManyhandsError, PipelineAborted, ShardUnavailable
+from manyhands.origin.alone import ASK_AGAIN_S, Alone
 from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
@@ -22,42 +23,8 @@ from manyhands.route.permit import with_ends_at_edges
 
 logger = logging.getLogger(__name__)
 
-# How often a repair that finds no node asks again.
-ASK_AGAIN_S = 0.25
 # Between two changes of a session's links: a hop that calls for them without need costs no more than a round trip a second.
 REWIRE_PAUSE_S = 1.0
-
-
-class Alone:
-    """Bounds what one repair spends on the last resort: `limit_s` from the first attempt on, with growing pauses between
-    them (each may read a whole model). Until the first `take_turn` it bounds nothing."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._until: float | None = None
-        self._pause_s = ASK_AGAIN_S
-
-    async def take_turn(self, reason: str) -> None:
-        """Wait until the next attempt may begin. Raises ShardUnavailable if it would begin after the deadline."""
-        now = asyncio.get_running_loop().time()
-        if self._until is None:
-            self._until = now + self._limit_s
-        elif now + self._pause_s >= self._until:
-            raise self._failure(reason)
-        else:
-            await asyncio.sleep(self._pause_s)
-            self._pause_s *= 2
-
-    async def bound(self, attempt: Awaitable[str], reason: str) -> str:
-        """The result of `attempt`. Raises ShardUnavailable at the deadline, and then it is cancelled."""
-        try:
-            async with asyncio.timeout_at(self._until):
-                return await attempt
-        except TimeoutError:
-            raise self._failure(reason) from None
-
-    def _failure(self, reason: str) -> ShardUnavailable:
-        return ShardUnavailable(f"the local fallback did not open within {self._limit_s:g} s: {reason}")
 
 
 class RepairExecutor:
