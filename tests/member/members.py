@@ -79,11 +79,11 @@ class Town:
         """A member that has met the others and serves what it chose."""
         return await self.hosting(await self.open(index, **changes))
 
-    async def hosting(self, member: Member) -> Hosting:
+    async def hosting(self, member: Member, *, with_ends: bool = False) -> Hosting:
         device = Device.start(1)
         self.stack.callback(device.close)
         weights = await weights_of(str(self.folder), self.precision, member.records(), self.home, Silent())
-        hosting = Hosting(member, weights, device, self.home, Silent(), self.said.append, with_ends=False)
+        hosting = Hosting(member, weights, device, self.home, Silent(), self.said.append, with_ends=with_ends)
         await hosting.start()
         member.start_until_leaving(hosting.balancer.keep())
         return hosting

@@ -1,6 +1,7 @@
 """--memory bounds weights, ends and what sessions may lease on all spans of a member, also while spans and ends come."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,55 @@ def test_a_private_span_keeps_its_room_beside_what_others_lease(play: Play) -> N
         assert own.info.free_tokens == free > 0
 
     play(scene)
+
+
+def test_own_layers_count(play: Play) -> None:
+    """A member that serves layers 0-1 keeps 2-3 for its own requests: caches have what those leave."""
+
+    async def scene(place: Town) -> None:
+        shape = look_up(str(place.folder), "bf16", place.home).shape
+        memory = shape.process_bytes + shape.ends_bytes + shape.span_bytes(Span(0, 4), TOKENS)
+        member = await place.open(0, span=FIRST, memory_bytes=memory, tokens=TOKENS)
+        member.node.request = replace(member.node.request, own_first=1, own_last=2)
+        hosting = await place.hosting(member, with_ends=True)
+        origin = place.origin(member)
+        assert origin.own_spans == [Span(0, 1), MORE] and hosting.folder is not None
+        lease_all(hosting)
+        for span in origin.own_spans:
+            await origin.host_own(hosting.folder, span, hosting._device)
+        private = [host.info.span for host in member.node.hosts if host.is_private]
+        assert private == [MORE], "layer 0 is served anyway"
+        assert used_bytes(hosting) + shape.span_bytes(MORE, 0) <= memory
+        assert not hosting._has_room(Span(2, 3)), "what is kept for others is not there for it"
+
+    play(scene)
+
+
+def test_own_layers_of_another_model_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    folders = [make_tiny("llama", tmp_path / "one", layers=4, seed=3), make_tiny("qwen3", tmp_path / "two", layers=4)]
+
+    async def scene() -> None:
+        async with town(folders[0], tmp_path) as place:
+            await place.host(0)
+            place.folder = folders[1]
+            await place.host(1)
+            hosting, device = await joined(place, 2, "one", tmp_path / "joined", span=FIRST)
+            node, budget = hosting.member.node, hosting.budget
+            other = look_up(str(folders[1]), "bf16", tmp_path).shape
+            left = budget.left_bytes(hosting.in_memory) - other.ends_bytes - other.span_bytes(Span(0, 1), 0)
+            object.__setattr__(
+                hosting.member.config, "memory_bytes", budget.memory_bytes - left
+            )  # for ends and one layer
+            gateway = Gateway({}, others=models_of(hosting, device, tmp_path / "joined"))
+            node.request = replace(node.request, own_first=2)
+            await gateway.bring("two")
+            assert "its embedding and head and own layers take" in gateway.refused["two"]
+            gateway, node.request = Gateway({}, others=gateway.others), replace(node.request, own_first=1)
+            await gateway.bring("two")
+            assert "two" in gateway.origins and hosting.budget.left_bytes(hosting.in_memory) == 0
+
+    run_virtual(scene())
 
 
 def test_layers_that_are_to_be_loaded_again_keep_their_room(play: Play) -> None:

@@ -57,7 +57,7 @@ def _choose(hosting: "Hosting", seniors: Collection[NodeId], layer_s: float) -> 
     choice = choose_span(
         hosting.weights.shape,
         others,
-        config.memory_bytes - budget.kept_bytes,
+        config.memory_bytes - budget.kept_bytes - budget.own_bytes(()),
         tokens=budget.tokens,
         max_pipes=config.max_pipes,
         with_ends=hosting.with_ends,

@@ -22,7 +22,7 @@ from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
-from manyhands.member.room import beginning_of, bound_for, budget_of, has_room, rebound
+from manyhands.member.room import beginning_of, bound_for, budget_of, has_room, own_spans, rebound
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import SwarmSnapshot, holdings_of, view_of
 from manyhands.member.weights import ServedModel, Weights
@@ -65,7 +65,7 @@ class Hosting:
         # Longer than what another one with room needs to see the gap without this node's claim.
         self.backoff = Backoff(max(RETRY_S, member.config.gap_s + 2.0))
         self.balancer = Balancer(self)
-        self.other_ends: dict[str, int] = {}  # bytes of other models' ends that are held here, by name
+        self.other_ends: dict[str, int] = {}  # bytes of other models' ends, and own layers, that are held here, by name
         self.dropped: list[Span] = []  # for a move that failed, and not loaded again yet
         self.coming: Span | None = None  # is being loaded: caches leave room for it
         self.is_lost = False  # the device computes no more
@@ -178,7 +178,8 @@ class Hosting:
     def budget(self) -> MemoryBudget:
         """Raises BadRequest if the model has fewer layers than --can-load says."""
         shape, others = self.weights.shape, sum(self.other_ends.values())
-        return budget_of(self.member.config, shape, with_ends=self.with_ends, other_ends=others)
+        own = own_spans(self)
+        return budget_of(self.member.config, shape, with_ends=self.with_ends, others=others, own=own)
 
     def _has_room(self, span: Span) -> bool:
         """For `span` beside what is in memory."""

@@ -18,7 +18,7 @@ from manyhands.core import Span
 from manyhands.errors import BadRequest, ExperimentalDisabled, ShardUnavailable
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import providers_of
-from manyhands.member.room import has_room_for_ends, hold_ends, kept
+from manyhands.member.room import has_room_for_ends, hold_ends, kept, own_bytes
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import ServedModel, Weights, known_kinds, weights_in
 from manyhands.origin import Origin, OriginModel
@@ -97,13 +97,14 @@ class SwarmModels:
         if kind == self._hosting.weights.kind:
             return await self.load_hosted()
         weights = await weights_in(kind, self._providers(kind), self._home, self._progress())
-        self._check(weights.shape.ends_bytes, name)
+        needed = weights.shape.ends_bytes + own_bytes(self._member.node.request, weights.shape)
+        self._check(needed, name)
 
         async def fetch(span: Span) -> Path:
             folder, _ = await weights.fetch(span, self._home, self._providers(kind), self._progress(), with_ends=True)
             return folder
 
-        hold_ends(self._hosting, name, weights.shape.ends_bytes)  # others may be loaded meanwhile
+        hold_ends(self._hosting, name, needed)  # others may be loaded meanwhile
         try:
             # Layer 0 comes along: a folder without any layer is no checkpoint.
             return await self._origin(weights, Span(0, 1), fetch)
@@ -139,9 +140,11 @@ class SwarmModels:
         more = ends_bytes - hosting.other_ends.get(name, 0)  # it may be loaded again
         if not has_room_for_ends(self._member.node.worker, hosting.budget, more, kept(hosting)):
             budget = hosting.budget
+            request = self._member.node.request
+            layers = " and own layers" if request.own_first or request.own_last else ""
             left = max(0, budget.left_bytes(kept(hosting)) + ends_bytes - more)
             raise BadRequest(
-                f"to answer for {name}, its embedding and head take {size_of(ends_bytes)} here, and --memory "
+                f"to answer for {name}, its embedding and head{layers} take {size_of(ends_bytes)} here, and --memory "
                 f"({size_of(budget.memory_bytes)}) leaves {size_of(left)}, with {size_of(caches.leased_bytes)} of caches in "
                 "use: ask another member (--api), or give more"
             )

@@ -4,9 +4,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from manyhands.config import RequestConfig
 from manyhands.core import Span
 from manyhands.errors import BadRequest, ShardUnavailable
-from manyhands.place.budget import MemoryBudget
+from manyhands.place.budget import MemoryBudget, own_layers
 from manyhands.plain import size_of
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
 
 
-def budget_of(config: "MemberConfig", shape: "ModelShape", *, with_ends: bool, other_ends: int) -> MemoryBudget:
-    """Of a member that hosts layers of `shape` and holds `other_ends` bytes of other models' ends. Raises BadRequest if the
-    model has fewer layers than --can-load says."""
+def budget_of(
+    config: "MemberConfig", shape: "ModelShape", *, with_ends: bool, others: int, own: tuple[Span, ...]
+) -> MemoryBudget:
+    """Of a member that hosts layers of `shape`, keeps `own` ones, and holds `others` bytes of other models' ends and own
+    layers. Raises BadRequest if the model has fewer layers than --can-load says."""
     if config.can_load > shape.num_layers:
         raise BadRequest(
             f"--can-load {config.can_load}: {shape.name} has {shape.num_layers} layers, give at most those"
@@ -27,8 +30,19 @@ def budget_of(config: "MemberConfig", shape: "ModelShape", *, with_ends: bool, o
     tokens = min(config.tokens, shape.context or config.tokens)
     kept = shape.most_bytes(config.can_load, tokens)
     caches = kept - shape.most_bytes(config.can_load, 0)
-    ends = other_ends + (shape.ends_bytes if config.has_ends else 0)
-    return MemoryBudget(shape, config.memory_bytes, tokens, with_ends, kept + ends, caches)
+    ends = others + (shape.ends_bytes if config.has_ends else 0)
+    return MemoryBudget(shape, config.memory_bytes, tokens, with_ends, kept + ends, caches, own)
+
+
+def own_spans(hosting: "Hosting") -> tuple[Span, ...]:
+    """The layers of the hosted model that this node keeps for its own requests, if it is an origin of it."""
+    request, num_layers = hosting.member.node.request, hosting.weights.shape.num_layers
+    return tuple(own_layers(num_layers, request.own_first, request.own_last)) if hosting.with_ends else ()
+
+
+def own_bytes(request: RequestConfig, shape: "ModelShape") -> int:
+    """Their weights, of another model."""
+    return sum(shape.span_bytes(span, 0) for span in own_layers(shape.num_layers, request.own_first, request.own_last))
 
 
 def has_room(
@@ -82,6 +96,6 @@ def rebound(hosting: "Hosting") -> None:
 
 
 def hold_ends(hosting: "Hosting", name: str, num_bytes: int) -> None:
-    """Count the ends of another model (0: they are not held any more), which leave less for caches."""
+    """Count the ends of another model and own layers of it (0: they are not held any more), which leave less for caches."""
     hosting.other_ends[name] = num_bytes
     rebound(hosting)

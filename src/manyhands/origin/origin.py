@@ -31,6 +31,7 @@ from manyhands.origin.route_costs import CostsOfRoutes
 from manyhands.origin.routes import FALLBACK, Routes
 from manyhands.origin.sampler import Constraint, Sampler
 from manyhands.origin.session import First, Session
+from manyhands.place.budget import own_layers
 from manyhands.route.search import Offer, Rules
 from manyhands.swarm.directory import Directory
 from manyhands.text.detokenize import Detokenizer
@@ -102,12 +103,7 @@ class Origin:
     @property
     def own_spans(self) -> list[Span]:
         """The layers that are computed on this node and nowhere else ([request] own_first, own_last)."""
-        num_layers, config = self.model.num_layers, self.node.request
-        first, last = min(config.own_first, num_layers), min(config.own_last, num_layers)
-        if first + last >= num_layers and first and last:
-            return [Span(0, num_layers)]
-        ends = ((0, first), (num_layers - last, num_layers))
-        return [Span(start, end) for start, end in ends if start < end]
+        return own_layers(self.model.num_layers, self.node.request.own_first, self.node.request.own_last)
 
     async def host_own(self, folder: Path, span: Span, device: Device) -> None:
         """Serve `span` of `folder` to the requests of this node alone, unless it serves it anyway. Raises ModelError.

@@ -18,7 +18,8 @@ class MemoryBudget:
     """`memory_bytes` for the model, all told. `tokens`: positions of cache to find room for on every layer.
 
     `with_ends`: the machine is an origin too. `kept_bytes`: for layers that may be loaded later (--can-load), of them
-    `kept_cache_bytes` for their cache, and for ends that are held for other origins (--ends) or of other models.
+    `kept_cache_bytes` for their cache, and for ends that are held for other origins (--ends) or of other models. `own`: spans
+    that are kept for this node's own requests, beside what is served; one that is served whole is not loaded again.
     """
 
     shape: ModelShape
@@ -27,6 +28,7 @@ class MemoryBudget:
     with_ends: bool
     kept_bytes: int = 0
     kept_cache_bytes: int = 0
+    own: tuple[Span, ...] = ()
 
     def cache_bytes(self, held: Collection[Span], most_logs: int) -> int:
         """For the caches of `held`, and of layers loaded later, together: what their weights and log_bytes(held, most_logs)
@@ -42,7 +44,7 @@ class MemoryBudget:
 
     def fits(self, span: Span, held: Collection[Span] = ()) -> bool:
         """Whether there is room for `span` beside `held`."""
-        return self.shape.span_bytes(span, self.tokens) <= self.left_bytes(held)
+        return self.left_bytes([*held, span]) >= 0
 
     def left_bytes(self, held: Collection[Span]) -> int:
         """What `held` leave, with their cache for `tokens` positions; below zero if they do not fit."""
@@ -59,10 +61,9 @@ class MemoryBudget:
         if span.end > self.shape.num_layers:
             raise BadRequest(f"--layers {span}: {self.shape.name} has layers 0-{self.shape.num_layers - 1}")
         if not self.fits(span):
-            kept = f" ({size_of(self.kept_bytes)} of them for --can-load and --ends)" if self.kept_bytes else ""
-            needed = (
-                self.shape.process_bytes + self.ends_bytes + self.kept_bytes + self.shape.span_bytes(span, self.tokens)
-            )
+            kept_bytes = self.kept_bytes + self.own_bytes([span])
+            kept = f" ({size_of(kept_bytes)} of them for --can-load, --ends and own layers)" if kept_bytes else ""
+            needed = self.shape.process_bytes + self.ends_bytes + kept_bytes + self.shape.span_bytes(span, self.tokens)
             raise BadRequest(
                 f"layers {span} of {self.shape.name} take {size_of(needed)}{kept}, --memory is {size_of(self.memory_bytes)}: "
                 "give more, or fewer layers"
@@ -73,6 +74,11 @@ class MemoryBudget:
         """Of the ends, if this machine is an origin."""
         return self.shape.ends_bytes if self.with_ends else 0
 
+    def own_bytes(self, held: Collection[Span]) -> int:
+        """Weights of the own layers that none of `held` has."""
+        beside = (own for own in self.own if not any(span.covers(own) for span in held))
+        return sum(self.shape.span_bytes(span, 0) for span in beside)
+
     def _room(self, held: Collection[Span]) -> int:
         """Bytes that are left beside the weights of `held`."""
         return (
@@ -80,8 +86,17 @@ class MemoryBudget:
             - self.shape.process_bytes
             - self.ends_bytes
             - self.kept_bytes
+            - self.own_bytes(held)
             - sum(self.shape.span_bytes(s, 0) for s in held)
         )
+
+
+def own_layers(num_layers: int, first: int, last: int) -> list[Span]:
+    """The `first` and the `last` layers of a model, which an origin keeps for its own requests: one span if they meet."""
+    first, last = min(first, num_layers), min(last, num_layers)
+    if first + last >= num_layers and first and last:
+        return [Span(0, num_layers)]
+    return [Span(start, end) for start, end in ((0, first), (num_layers - last, num_layers)) if start < end]
 
 
 def layers_in_reserve(available: int, shape: ModelShape, spans: Sequence[Span], tokens: int) -> int:
