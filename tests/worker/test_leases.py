@@ -137,6 +137,33 @@ def test_sessions_on_two_spans_hold_no_more_than_one_bound(folder: Path) -> None
     run_virtual(main())
 
 
+def test_layers_that_would_be_loaded_are_offered_with_what_caches_have_free(folder: Path) -> None:
+    """As many positions as a session on all that may still be loaded gets, and not one block more."""
+
+    async def main() -> None:
+        async with crowd(folder, FIT * lease_bytes(folder)) as here:
+
+            def offered() -> int:
+                (info,) = [info for info in here.worker.spans if not info.is_loaded]
+                return info.free_tokens
+
+            assert offered() == FIT * LEASE // 2, "six layers"
+            for number in range(1, FIT):
+                assert await here.ask(number, FIRST) is None
+            assert offered() == LEASE // 2
+            refused = await here.ask(11, Span(0, 6), LEASE // 2 + BLOCK)
+            assert refused is not None and refused.code == "busy"
+            assert await here.ask(FIT, MORE) is None
+            assert offered() == 0, "nothing is left"
+            for number in range(1, FIT - 1):
+                await here.close(number)
+            assert offered() == (FIT - 2) * LEASE, "three layers are loaded, three may be"
+            assert await here.ask(21, Span(1, 4)) is None
+            assert offered() == 0, "no layer more is loaded"
+
+    run_virtual(main())
+
+
 def test_sessions_that_wait_for_a_load_count(folder: Path) -> None:
     """All of them come while the layers are loaded for the first: of so many as fit none is refused, and no more are taken."""
 

@@ -27,6 +27,11 @@ class CacheBudget:
     def leased_bytes(self) -> int:
         return sum(span.leased_bytes for span in self._spans)
 
+    def free(self, bytes_per_token: int) -> int:
+        """Positions that a new lease may have on a span, loaded or not, whose caches take so much for one."""
+        block_bytes = max(1, BLOCK * bytes_per_token)
+        return max(0, self.limit_bytes - self.leased_bytes) // block_bytes * BLOCK
+
     def limit(self, limit_bytes: int) -> None:
         """From now on so much."""
         self.limit_bytes = limit_bytes
@@ -66,7 +71,8 @@ class SpanLeases:
 
     def __init__(self, budget: CacheBudget, parking: Parking, bytes_per_token: int) -> None:
         self.parking = parking
-        self._budget, self._block_bytes = budget, max(1, BLOCK * bytes_per_token)
+        self._budget, self._bytes_per_token = budget, bytes_per_token
+        self._block_bytes = max(1, BLOCK * bytes_per_token)
         self._leased: dict[tuple[SessionId, Span], int] = {}  # positions of each place
         self._num_positions = self.leased_bytes = 0  # of them all
 
@@ -83,12 +89,11 @@ class SpanLeases:
 
     def most(self, tokens: int) -> int:
         """Positions that a lease may have on an idle node."""
-        return min(tokens, self._positions(self._budget.limit_bytes))
+        return min(tokens, self._budget.limit_bytes // self._block_bytes * BLOCK)
 
     def free(self, tokens: int) -> int:
         """Positions that a new lease may have. Parked sessions may have their caches there."""
-        left = self._positions(self._budget.limit_bytes - self._budget.leased_bytes)
-        return max(0, min(tokens - self._num_positions, left))
+        return max(0, min(tokens - self._num_positions, self._budget.free(self._bytes_per_token)))
 
     def take(self, place: tuple[SessionId, Span], positions: int, tokens: int, last: SessionId | None) -> None:
         """Lease `positions`, which are free, to `place`; parked sessions give up what that needs, `last` in the end."""
@@ -111,7 +116,3 @@ class SpanLeases:
         self.parking.park(name, parked, self.free(tokens), self.most(tokens), now)
         self._budget.shrink_owner(parked.owner)
         self._budget.shrink()
-
-    def _positions(self, num_bytes: int) -> int:
-        """That so many bytes hold, in whole blocks."""
-        return num_bytes // self._block_bytes * BLOCK

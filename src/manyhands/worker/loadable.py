@@ -1,13 +1,14 @@
 """Layers that a node would load on demand (--can-load), and those that it has loaded so."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from manyhands.core import SpanInfo
 from manyhands.errors import ShardUnavailable
 from manyhands.wire.message import Open
 from manyhands.worker.hosted import KnownSpan
+from manyhands.worker.leases import CacheBudget
 from manyhands.worker.serve import SpanHost
 
 # Layers that were loaded on demand leave memory again when no session has used them for so long.
@@ -26,6 +27,13 @@ class Loadable:
     @property
     def info(self) -> SpanInfo:
         return self.known.info
+
+    def announced(self, caches: CacheBudget, tokens: int) -> SpanInfo:
+        """As it is said to others: with the positions, `tokens` at most, that `caches` have free on as many layers as would
+        still be loaded, the largest; 0 if there are none."""
+        span, num_layers = self.info.span, self.max_layers - self.num_loaded
+        layers = sorted(self.known.position_bytes[span.start : span.end], reverse=True)[:num_layers]
+        return replace(self.info, free_tokens=min(tokens, caches.free(sum(layers))) if layers else 0)
 
     def is_served_by(self, infos: Sequence[SpanInfo]) -> bool:
         """Whether one of `infos`, which this node serves, is all of it: of one span of a node the directory has one record."""

@@ -82,8 +82,9 @@ class Worker:
     def spans(self) -> tuple[SpanInfo, ...]:
         """What this node hosts, and then what it would load, as it says to others."""
         shared = [host.info for host in self.hosts if not host.is_private]
-        more = [loadable.info for loadable in self._loadable if not loadable.is_served_by(shared)]
-        return () if self.is_off else (*shared, *more)
+        more = [loadable for loadable in self._loadable if not loadable.is_served_by(shared)]
+        offered = [loadable.announced(self.caches, self.config.cache_tokens) for loadable in more]
+        return () if self.is_off else (*shared, *offered)
 
     async def host(
         self,
