@@ -3,17 +3,23 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId, SamplingParams, Span
-from manyhands.errors import BadRequest, ShardUnavailable
-from manyhands.origin.layers import LayerRows, run_layers
+from manyhands.errors import BadRequest, PipelineStalled, ProtocolError, ShardUnavailable
+from manyhands.net.transport import Link
+from manyhands.origin.layers import STALL_ROWS, LayerRows, run_layers
+from manyhands.origin.session import Session
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Step
+from manyhands.worker.execute import Device
 from tests.waiting import until
 
 IDS = (65, 66, 67, 68, 69)
@@ -68,6 +74,46 @@ def test_one_span_takes_and_gives_hidden_states(folder: Path) -> None:
             await run_layers(origin, IDS, Span(0, 5), node=NodeId("00" * 32))
 
     played(folder, "0-2,3-5", scene)
+
+
+@pytest.mark.parametrize(("row_s", "rows"), [(59.0, 2), (8.0, 14), (3.0, None)])
+def test_rows_that_come_just_in_time_one_by_one_do_not_go_on_for_ever(
+    folder: Path, row_s: float, rows: int | None
+) -> None:
+    """They are given up once they have taken 60 s and 60 s more for each 16; `rows`: how many had come about then."""
+    given = tuple(range(60, 160))
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5", request=RequestConfig(prefill_chunk=1)) as swarm:
+            engine = swarm.hops[1].hosts[0].engine
+            engine.device = cast(Device, SlowDevice(engine.device, row_s))
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            if rows is None:
+                assert len((await run_layers(swarm.origin, given, Span(0, 6))).states[6]) == len(given)
+            else:
+                with pytest.raises(PipelineStalled):
+                    await run_layers(swarm.origin, given, Span(0, 6))
+                assert clock() - began < 60 * (1 + rows / STALL_ROWS)
+
+    run_virtual(main())
+
+
+def test_more_rows_than_were_sent_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        on_step = Session.on_step
+
+        def doubled(session: Session, step: Step, link: Link) -> None:
+            if step.payload is not None:
+                payload = step.payload._replace(data=bytes(step.payload.data) * 2)
+                step = step._replace(count=2 * step.count, payload=payload)
+            on_step(session, step, link)
+
+        monkeypatch.setattr(Session, "on_step", doubled)
+        with pytest.raises(ProtocolError, match="10 rows came back, 5 were sent"):
+            await run_layers(swarm.origin, IDS, Span(0, 6))
+
+    played(folder, "0-5", scene)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_opened(folder: Path) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,10 @@ from manyhands.wire.message import ITEMSIZE, DType
 from manyhands.wire.rows import Rows, read_rows, rows_payload
 from manyhands.worker.bounds import norms
 from manyhands.worker.execute import WIRE_DTYPES
+
+# What comes back may take stall_timeout_s, and as long again for each so many rows: a peer that gives one row at a time, each
+# just before it is late, would hold a stretch up for hours.
+STALL_ROWS: Final = 16
 
 
 class LayerRows(NamedTuple):
@@ -151,23 +155,27 @@ async def _through(origin: Origin, rows: Rows, route: Sequence[Offer], dtype: DT
         for start in range(0, count, most):
             part = rows[start : start + most]
             session.send(start, len(part), 0, None, rows_payload(part, dtype))
-        parts, got = list[Rows](), 0
+        parts, got, stall_s, now = list[Rows](), 0, config.stall_timeout_s, asyncio.get_running_loop().time
+        began = now()
         while got < count:
-            parts.append(await _next(session, got, dtype, rows.shape[1], config.stall_timeout_s))
-            got += len(parts[-1])
+            left_s = began + stall_s * (1 + got / STALL_ROWS) - now()
+            part = await _next(session, got, dtype, rows.shape[1], min(stall_s, max(0.0, left_s)))
+            if (got := got + len(part)) > count:
+                raise ProtocolError(f"{got} rows came back, {count} were sent")
+            parts.append(part)
         return np.concatenate(parts)
     finally:
         requests.close(session)
 
 
-async def _next(session: Session, position: int, dtype: DType, row_bytes: int, stall_s: float) -> Rows:
-    """The next rows of the last hop, which begin at `position`. Raises PipelineStalled if none come within `stall_s`."""
+async def _next(session: Session, position: int, dtype: DType, row_bytes: int, limit_s: float) -> Rows:
+    """The next rows of the last hop, which begin at `position`. Raises PipelineStalled if none come within `limit_s`."""
     try:
-        async with asyncio.timeout(stall_s):
-            while (step := await session.next_result(stall_s)) is None or not step.count:
+        async with asyncio.timeout(limit_s):
+            while (step := await session.next_result(limit_s)) is None or not step.count:
                 pass
     except TimeoutError:
-        raise PipelineStalled(f"no step came back within {stall_s:g} s") from None
+        raise PipelineStalled(f"no step came back within {limit_s:.3g} s") from None
     payload = step.payload
     if payload is None or step.position != position or payload.dtype != dtype:
         raise ProtocolError(f"what came back at position {step.position} are not the rows due at {position}")
