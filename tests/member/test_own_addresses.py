@@ -1,8 +1,10 @@
 """Members whose machine gets another address, and whose relay is away when they start. In virtual time."""
 
 import asyncio
+import socket
 from typing import Any
 
+import ifaddr
 import pytest
 
 from manyhands.core import NodeAddr
@@ -12,7 +14,7 @@ from manyhands.member.bootstrap import REDIAL_S, SETTLE_S, SUSPENDED_S
 from manyhands.member.lan_presence import RETRY_S, present_on_lan
 from manyhands.member.member import Member
 from manyhands.member.neighbours import relays_among
-from manyhands.member.own_addresses import LOOK_S, MAX_RETRY_S
+from manyhands.member.own_addresses import LOOK_S, MAX_RETRY_S, UNROUTED_LOOKS
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
 from manyhands.net.relay.tunnel import relay_of, relayed
 from manyhands.swarm.announce import Announcer
@@ -75,6 +77,36 @@ def test_a_machine_with_a_new_address_is_found_there(first: str, play: Play, mon
         await until(lambda: told(third, laptop) == {OFFICE})
         link = await third.node.reach(third.book(laptop.id)[0], laptop.id, 1.0, "data")
         assert link.hello.listen == laptop.addresses[0]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("listen", "shown"), [(ANY, "127.0.0.1"), (NodeAddr("::", 0), "2001:db8:2::5")], ids=["IPv4", "IPv6"]
+)
+def test_a_machine_without_ipv4_notices_another_network(
+    listen: NodeAddr, shown: str, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it listens to, its own calls go over IPv6. What nobody could call is not told."""
+    at: list[str | None] = ["2001:db8:1::5"]
+
+    def connect(sock: socket.socket, addr: Any) -> None:
+        if sock.family == socket.AF_INET or at[0] is None:
+            raise OSError("Network is unreachable")
+
+    async def scene(place: Town) -> None:
+        monkeypatch.setattr("socket.socket.connect", connect)
+        monkeypatch.setattr("socket.socket.getsockname", lambda sock: (at[0], 9, 0, 0))
+        monkeypatch.setattr(ifaddr, "get_adapters", lambda: [])
+        laptop = await place.open(1, listen=listen)
+        moves = list[str | None]()
+        monkeypatch.setattr(laptop.node.watch, "moved", lambda: moves.append(at[0]))
+        await asyncio.sleep(2 * NETWORK_LOOK_S)
+        for now in (None, "2001:db8:1::5", "2001:db8:2::5"):
+            at[0] = now
+            await asyncio.sleep(UNROUTED_LOOKS * NETWORK_LOOK_S + 2 * SETTLE_S)
+        assert moves == ["2001:db8:1::5", "2001:db8:2::5"]
+        assert laptop.addresses[0].host == shown
 
     play(scene)
 

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, zip_longest
+from typing import NamedTuple
 
 from manyhands.aside import aside
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.config import MemberConfig
 from manyhands.member.neighbours import relays_among
-from manyhands.net.own_address import LOOPBACK, is_wildcard, on_default_route, reachable
+from manyhands.net.own_address import LOOPBACK, LOOPBACK_6, is_wildcard, on_default_route, reachable
 from manyhands.net.relay.tunnel import relay_of, relayed
 from manyhands.node import Node
 from manyhands.swarm.record import Record
@@ -22,6 +23,22 @@ RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between two tries to be found at a relay: do
 # Looks without a default route until another address than the last counts: it may be that of a bridge (docker0).
 UNROUTED_LOOKS = 5
 LOOK_S, MAX_MISSES = 10.0, 2  # one that is away at so many looks in a row is replaced, if any relay would do
+
+
+class _Seen(NamedTuple):
+    """This machine's host, and whether that is on a default route; `other`: if not, the address on that of the other IP."""
+
+    host: str
+    is_routed: bool
+    other: str | None
+
+    def is_news(self, before: "_Seen") -> bool:
+        """Whether the machine has another network than `before`, or has one again."""
+        if self.host != before.host and self.host not in (LOOPBACK, LOOPBACK_6):
+            return True
+        if self.is_routed or before.is_routed:
+            return self.is_routed and not before.is_routed
+        return self.other is not None and self.other != before.other
 
 
 class OwnAddresses:
@@ -43,7 +60,7 @@ class OwnAddresses:
         self._iroh: list[NodeAddr] = []
         self._away: dict[str, tuple[NodeAddr, ...]] = {}  # a note, and the relays of which one is still to answer
         self.host = ""  # of this machine, as others are told
-        self._seen = "", False  # at the last look: this machine's host, and whether it is on a default route
+        self._seen = _Seen("", False, None)  # at the last look
         self._num_unrouted = 0
         # Whether this machine's address is looked up, again and again: none was given.
         self.may_change = is_wildcard(config.listen) and (config.is_visitor or config.advertise is None)
@@ -75,22 +92,24 @@ class OwnAddresses:
         """See whether this machine has another address by now, which is told unless one was given; without a network the last
         one stays. Returns whether it has, or has a network again: what could not be dialled is to be dialled at once."""
         try:
-            routed = await aside(on_default_route)
-            host = routed or (await aside(reachable, NodeAddr("0.0.0.0", 0))).host
+            is_v6 = ":" in self._bound.host
+            routed = await aside(on_default_route, is_v6=is_v6)
+            host = routed or (await aside(reachable, NodeAddr("::" if is_v6 else "0.0.0.0", 0))).host
+            other = None if routed else await aside(on_default_route, is_v6=not is_v6)
         except OSError:  # no descriptor is free
             return False
         self._num_unrouted = 0 if routed else self._num_unrouted + 1
-        if self._seen[0] and 0 < self._num_unrouted < UNROUTED_LOOKS:
-            host = self._seen[0]
-        seen, self._seen = self._seen, (host, routed is not None)
-        if host == LOOPBACK or self._seen in (seen, (seen[0], False)):
+        if self._seen.host and 0 < self._num_unrouted < UNROUTED_LOOKS:
+            host = self._seen.host
+        seen, self._seen = self._seen, _Seen(host, routed is not None, other)
+        if not self._seen.is_news(seen):
             return False
-        if seen[0]:
+        if seen.host:
             self._node.setbacks.moved()
             self._node.watch.moved()
-        if self.may_change and host != self.host:
+        if self.may_change and host not in (self.host, LOOPBACK, LOOPBACK_6):
             self._move(host)
-        return bool(seen[0])
+        return bool(seen.host)
 
     def _move(self, host: str) -> None:
         logger.info("this machine's address is %s now; it was %s", host, self.host)

@@ -6,7 +6,9 @@ import socket
 
 from manyhands.core import NodeAddr
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_6 = "127.0.0.1", "::1"
+# For documentation: to connect to one picks the interface, and sends nothing.
+_FAR, _FAR_6 = ("192.0.2.1", 9), ("2001:db8::1", 9)
 
 
 def is_wildcard(addr: NodeAddr) -> bool:
@@ -19,14 +21,21 @@ def reachable(bound: NodeAddr) -> NodeAddr:
     else) of its first interface, else loopback."""
     if not is_wildcard(bound):
         return bound
-    return NodeAddr(on_default_route() or _without_route(), bound.port, bound.node)
+    is_v6 = ":" in bound.host  # and takes no calls over IPv4
+    return NodeAddr(on_default_route(is_v6=is_v6) or _without_route(is_v6=is_v6), bound.port, bound.node)
 
 
-def on_default_route() -> str | None:
-    """This machine's address there; None if it has no such route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def on_default_route(*, is_v6: bool = False) -> str | None:
+    """This machine's address there, of IPv6 or IPv4; None if it has no such route. Raises OSError if no descriptor is free."""
+    try:
+        probe = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return None
+        raise
+    with probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
+            probe.connect(_FAR_6 if is_v6 else _FAR)
             return str(probe.getsockname()[0])
         except OSError:
             return None
@@ -42,12 +51,14 @@ def is_own(host: str) -> bool:
     return True
 
 
-def _without_route() -> str:
-    """Of an interface that is not loopback; one that has only given itself an address (169.254.0.0/16) comes last."""
+def _without_route(*, is_v6: bool) -> str:
+    """Of an interface that is not loopback; one that has only given itself an address (169.254.0.0/16) comes last. Of IPv6 each
+    interface has such a one, which says nothing without its name: it does not count."""
     import ifaddr
 
-    told = [
-        ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if isinstance(ip.ip, str)
-    ]  # tuples are IPv6
-    found = [address for address in map(ipaddress.IPv4Address, told) if not address.is_loopback]
-    return str(min(found, key=lambda address: address.is_link_local, default=LOOPBACK))
+    ips = [ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips]  # tuples are IPv6
+    told = [ip for ip in ips if isinstance(ip, str)]
+    if is_v6:
+        told = [ip[0] for ip in ips if not isinstance(ip, str) and not ipaddress.IPv6Address(ip[0]).is_link_local]
+    found = [address for address in map(ipaddress.ip_address, told) if not address.is_loopback]
+    return str(min(found, key=lambda address: address.is_link_local, default=LOOPBACK_6 if is_v6 else LOOPBACK))
