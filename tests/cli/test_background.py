@@ -1,12 +1,15 @@
 """-d: a process without a terminal, its log, and what the one that waits for it says."""
 
+import asyncio
 import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from typer.testing import CliRunner
 
 from manyhands.cli import app, log_file
 from manyhands.cli.background import Tee
-from manyhands.cli.log_file import LogFile, follow, last_lines, log_path, older
+from manyhands.cli.log_file import LateLines, LogFile, follow, last_lines, log_path, older
 from manyhands.cli.progress import Screen
 from manyhands.cli.runfile import check_not_running, run_file
 from manyhands.errors import BadRequest, NotFound
@@ -145,7 +148,7 @@ class Terminal(io.StringIO):
 
 def test_lines_go_to_both_and_progress_to_the_terminal_alone(tmp_path: Path) -> None:
     terminal, log = Terminal(), LogFile(tmp_path / "desk.log")
-    tee = Tee(terminal, log)
+    tee = Tee(terminal, log, LateLines(log.write))
     assert tee.isatty()
     screen = Screen(tee, is_shown=True)  # type: ignore[arg-type]
     screen.say("fetching tales")
@@ -160,10 +163,41 @@ def test_lines_go_to_both_and_progress_to_the_terminal_alone(tmp_path: Path) -> 
 
 def test_a_terminal_that_is_closed_meanwhile_ends_nothing(tmp_path: Path) -> None:
     terminal, log = Terminal(), LogFile(tmp_path / "desk.log")
-    tee = Tee(terminal, log)
+    tee = Tee(terminal, log, LateLines(log.write))
     terminal.close()
     print("serving", file=tee, flush=True)
     assert texts(log.path) == ["serving"]
+
+
+def test_an_event_loop_does_not_wait_for_a_disk_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said meanwhile is written later, in order, as far as MOST_WAITING goes; then how many lines are left out."""
+    log, takes = LogFile(tmp_path / "desk.log"), threading.Event()
+
+    def write(text: str) -> None:
+        assert threading.current_thread() is not threading.main_thread() and takes.wait(60)
+        log.write(text)
+
+    lines = LateLines(write)
+    tee = Tee(Terminal(), log, lines)
+    monkeypatch.setattr("manyhands.cli.log_file.MOST_WAITING", 1000)
+
+    async def main() -> None:
+        for number in range(500):
+            print(f"line {number}", file=tee, flush=True)
+
+    asyncio.run(main())
+    assert texts(log.path) == []
+    takes.set()
+    tee.flush()  # waits, where no loop runs
+    said = texts(log.path)
+    kept = [line for line in said if line.startswith("line ")]
+    left_out = re.fullmatch(r"(\d+) lines are left out: the disk was too slow for them", said[-1])
+    assert kept == [f"line {number}" for number in range(len(kept))] and 100 < len(kept) < 250
+    assert left_out is not None and len(kept) + int(left_out[1]) == 500
+    print("on it goes", file=tee, flush=True)
+    assert texts(log.path)[-1] == "on it goes"
 
 
 # -- the process ------------------------------------------------------------------------------------------------------

@@ -18,23 +18,25 @@ from typing import Final, TextIO
 
 import typer
 
-from manyhands.cli.log_file import LogFile, log_path
+from manyhands.cli.log_file import LateLines, LogFile, log_path
 from manyhands.cli.progress import ERASE
 
 START_S: Final = 600.0  # for a node to serve; a model may have to be fetched first
 END_S: Final = 10.0  # for one that is interrupted before it serves; then it is said that it is waited for
+DRAIN_S: Final = 2.0  # for the disk to take what was said
 _SERVES, _IS_SLOW = b"1", b"0"
 _ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class Tee:
-    """sys.stdout or sys.stderr of the process in the background: the terminal, until it is let go, and the log."""
+    """sys.stdout or sys.stderr of the process in the background: the terminal, until it is let go, and the log. `lines` are on
+    their way to that."""
 
     encoding, errors = "utf-8", "replace"
 
-    def __init__(self, terminal: TextIO, log: LogFile) -> None:
+    def __init__(self, terminal: TextIO, log: LogFile, lines: LateLines) -> None:
         self._terminal: TextIO | None = terminal
-        self._log = log
+        self._log, self._lines = log, lines
 
     @property
     def terminal(self) -> TextIO | None:
@@ -48,13 +50,15 @@ class Tee:
             with contextlib.suppress(OSError, ValueError):  # a terminal that was closed meanwhile
                 self._terminal.write(text)
         if not text.startswith(ERASE):  # the line of progress.py
-            self._log.write(text)
+            self._lines.write(text)
         return len(text)
 
     def flush(self) -> None:
         if self._terminal is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._terminal.flush()
+        if not _is_in_loop():
+            self._lines.drain(DRAIN_S)
 
     def isatty(self) -> bool:
         return self._terminal is not None and self._terminal.isatty()
@@ -73,7 +77,8 @@ class Background:
     def __init__(self, pipe: int, log: LogFile) -> None:
         self._pipe, self._log = pipe, log
         self._lock = threading.Lock()
-        self._tees = [Tee(sys.stdout, log), Tee(sys.stderr, log)]
+        lines = LateLines(log.write)
+        self._tees = [Tee(sys.stdout, log, lines), Tee(sys.stderr, log, lines)]
         sys.stdout, sys.stderr = self._tees
         self._deadline = threading.Timer(START_S, self._let_go, [_IS_SLOW])
         self._deadline.daemon = True
@@ -173,6 +178,12 @@ def _reap(pid: int, seconds: float, clock: Callable[[], float] = time.monotonic)
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
     return None
+
+
+def _is_in_loop() -> bool:
+    """Whether an event loop runs on this thread."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _take_descriptors(fd: int) -> None:

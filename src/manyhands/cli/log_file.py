@@ -19,6 +19,7 @@ from manyhands.plain import one_line
 
 MOST_BYTES: Final = 1 << 20
 LINE_CHARS: Final = 4000
+MOST_WAITING: Final = 1 << 20
 FOLLOW_S: Final = 0.2
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _SECRETS: Final = re.compile(SECRETS)
@@ -84,6 +85,55 @@ class LogFile:
         before, self._fd = self._fd, self._open()
         os.close(before)
         self.on_new_file(self._fd)
+
+
+class LateLines:
+    """Lines for `write`, which waits for a disk: a thread hands them on, in order, so that an event loop does not wait. Those
+    that come while MOST_WAITING characters wait are dropped, and how many is written once the disk takes some again."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._changed = threading.Condition()
+        self._rest = ""  # of a line that has not ended
+        self._texts: list[str] = []  # whole lines
+        self._num_chars = self._num_dropped = 0  # that wait; lines
+        self._thread: threading.Thread | None = None
+        self._is_writing = False
+
+    def write(self, text: str) -> None:
+        """Add the lines of `text`; one that has no end yet waits for it, up to LINE_CHARS. Waits for nothing."""
+        with self._changed:
+            head, end, self._rest = (self._rest + text).rpartition("\n")
+            if len(self._rest) > LINE_CHARS:
+                end, self._rest = f"{end}{self._rest}\n", ""
+            if not (lines := head + end):
+                return
+            if self._num_chars + len(lines) > MOST_WAITING:
+                self._num_dropped += lines.count("\n")
+                return
+            self._texts.append(lines)
+            self._num_chars += len(lines)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def drain(self, limit_s: float) -> None:
+        """Wait until all is written, for so long at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._texts or self._is_writing), limit_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._texts)
+                text, num_dropped = "".join(self._texts), self._num_dropped
+                self._texts, self._num_chars, self._num_dropped, self._is_writing = [], 0, 0, True
+            if num_dropped:
+                text += f"{num_dropped} lines are left out: the disk was too slow for them\n"
+            self._write(text)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
