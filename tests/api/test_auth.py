@@ -145,6 +145,33 @@ def test_a_slow_disk_holds_up_neither_the_loop_nor_one_look_another(
     assert len(looks) <= 2 and threading.get_ident() not in looks
 
 
+def test_clients_that_leave_while_the_disk_is_stuck_leave_one_look_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, go_on = ring(tmp_path), threading.Event()
+    keys.add("ann", 1.0)
+    real = Path.stat
+
+    def stuck(path: Path, **how: Any) -> os.stat_result:
+        if path == keys.path:
+            go_on.wait(GUARD_S)
+        return real(path, **how)
+
+    async def main() -> None:
+        before = threading.active_count()
+        for _ in range(20):
+            asked = asyncio.create_task(keys.latest())
+            await asyncio.sleep(0.01)
+            asked.cancel()
+            await asyncio.wait([asked])
+        assert threading.active_count() <= before + 1
+        go_on.set()
+        assert [key.name for key in await keys.latest()] == ["ann"]
+
+    monkeypatch.setattr(Path, "stat", stuck)
+    asyncio.run(main())
+
+
 def test_what_another_process_changes_is_seen_soon_and_what_this_one_does_at_once(tmp_path: Path) -> None:
     mine, others = ring(tmp_path), ring(tmp_path)
 

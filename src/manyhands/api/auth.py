@@ -76,8 +76,10 @@ class KeyRing:
         self._keys: tuple[ApiKey, ...] = ()
         self._by_hash: dict[str, ApiKey] = {}
         self._failure = ""  # of the last look
-        self._looking = asyncio.Lock()
-        self._reading = threading.Lock()  # a look that was given up may still run beside the next one
+        self._looking: asyncio.Task[None] | None = (
+            None  # goes on when those who wait for it have left: the disk may be stuck
+        )
+        self._reading = threading.Lock()
         self._looked_at = -math.inf  # when the last look of `latest` began, by the loop's clock
 
     @property
@@ -94,17 +96,20 @@ class KeyRing:
 
     async def latest(self) -> tuple[ApiKey, ...]:
         """As `keys`, of a look that began RECENT_S ago at most, beside the event loop: the disk may be slow."""
-        now = asyncio.get_running_loop().time
-        if (asked := now()) - self._looked_at >= RECENT_S:
-            async with self._looking:
-                if asked - self._looked_at >= RECENT_S:  # else another call has looked since
-                    began = now()
-                    with suppress(BadRequest):  # kept as _failure
-                        await aside(lambda: self.keys)
-                    self._looked_at = began
+        asked = asyncio.get_running_loop().time()
+        while asked - self._looked_at >= RECENT_S:  # a look under way may have begun too long ago
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look_aside())
+            await asyncio.shield(self._looking)
         if self._failure:
             raise BadRequest(self._failure)
         return self._keys
+
+    async def _look_aside(self) -> None:
+        began = asyncio.get_running_loop().time()
+        with suppress(BadRequest):  # kept as _failure
+            await aside(lambda: self.keys)
+        self._looked_at = began
 
     def _look(self) -> None:
         """Read the file again if it has changed. Raises BadRequest."""
