@@ -211,3 +211,18 @@ def test_timings_longer_than_the_step_was_away_are_not_taken(monkeypatch: pytest
         returns.came(step, 2)
         assert returns.timings == (timings if is_taken else before)
     assert len(returns.results) == 3, "the rows themselves count"
+
+
+def test_many_short_prompts_at_once_teach_what_a_row_takes(folder: Path) -> None:
+    """None has as many rows as tell it by itself; their steps have, and become as large as may be."""
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-5") as swarm:
+            (host,) = swarm.hops[0].hosts
+            host.engine.device = cast(Device, SlowDevice(host.engine.device, 0.01))
+            params = SamplingParams(max_tokens=1, ignore_eos=True)
+            requests = [swarm.origin.request_ids(random_ids(30, seed=number), params) for number in range(12)]
+            await asyncio.gather(*(swarm.origin.complete(request) for request in requests))
+            assert host.engine._prompts.limit > host.engine._config.prefill_rows
+
+    play(main)

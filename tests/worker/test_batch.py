@@ -194,6 +194,16 @@ def test_a_step_of_prompts_lasts_no_longer_than_it_may() -> None:
     assert seen == sorted(seen) and 195 <= seen[-1] <= 200
 
 
+def test_the_rest_of_a_prompt_makes_no_machine_slow() -> None:
+    """Weights that take 2 s are no row's."""
+    rows = PromptRows()
+    rows.learn(WINDOW_ROWS + 1, 2.1)
+    assert rows.limit == FEWEST_ROWS
+    rows.learn(200, 2.6)
+    rows.learn(FEWEST_ROWS - 1, 2.1)
+    assert rows.limit == 307
+
+
 def test_no_part_of_a_prompt_counts_as_decoding() -> None:
     for limit in range(FEWEST_ROWS, 80):
         for left in range(WINDOW_ROWS + 1, 400):

@@ -86,7 +86,9 @@ class PromptRows:
         return max(int(PROMPT_S / row_s), min(LEAST_ROWS, max(FEWEST_ROWS, int(SLOW_S / row_s))))
 
     def learn(self, num_rows: int, took_s: float) -> None:
-        """A step took so long. The estimate rises at once and falls slowly."""
+        """A step took so long. The estimate rises at once and falls slowly. Of few rows most is what the weights took."""
+        if num_rows < FEWEST_ROWS:
+            return
         row_s = took_s / num_rows
         self._row_s = row_s if self._row_s is None else max(row_s, 0.8 * self._row_s + 0.2 * row_s)
 

@@ -323,8 +323,8 @@ class Engine:
                 self._shortness.learn(kind, took_s, cpu_s)
             if longest <= WINDOW_ROWS:
                 self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
-            elif len(batch) == 1:
-                self._prompts.learn(longest, now - self._began_at)
+            else:
+                self._prompts.learn(sum(taken.work.count for taken in batch), now - self._began_at)
         if self._logs.num_bytes > self._logs.limit_bytes:
             self._logs.enforce()
         self._advance()
