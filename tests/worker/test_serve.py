@@ -150,10 +150,10 @@ def test_a_batch_and_a_cut_prefill_give_the_bits_of_one_session_alone(folder: Pa
 
     async def one_alone(one: Hop) -> None:
         await one.open(1)
-        one.step(1, 0, hidden(40))
-        one.step(1, 40, hidden(1, seed=2))
+        one.step(1, 0, hidden(30))
+        one.step(1, 30, hidden(1, seed=2))
         await computed(one, 1, 2)
-        assert [s.count for s in one.after.of(Step)] == [40, 1]
+        assert [s.count for s in one.after.of(Step)] == [30, 1]
         alone.append(one.rows(1))
 
     async def in_company(one: Hop) -> None:
@@ -161,9 +161,9 @@ def test_a_batch_and_a_cut_prefill_give_the_bits_of_one_session_alone(folder: Pa
             await one.open(number)
         one.step(2, 0, hidden(33, seed=7))
         one.step(3, 0, hidden(1, seed=8))
-        one.step(1, 0, hidden(40))
-        one.step(1, 40, hidden(1, seed=2))
-        await one.until(lambda: sum(s.count for s in one.after.of(Step)) == 33 + 1 + 41)
+        one.step(1, 0, hidden(30))
+        one.step(1, 30, hidden(1, seed=2))
+        await one.until(lambda: sum(s.count for s in one.after.of(Step)) == 33 + 1 + 31)
         assert len(one.after.of(Step, session_id(1))) > 3
         assert torch.equal(one.rows(1), alone[0])
 
