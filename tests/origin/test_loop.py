@@ -97,8 +97,11 @@ def test_other_requests_change_nothing(folder: Path) -> None:
     play(main)
 
 
-def test_right_drafts_save_steps_and_wrong_ones_cost_none(folder: Path, greedy: list[int]) -> None:
+def test_right_drafts_save_steps_and_wrong_ones_cost_none(
+    folder: Path, greedy: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An oracle of depth 4 needs a third of the windows; each window is one step a hop."""
+    monkeypatch.setattr("manyhands.worker.batch.FEWEST_ROWS", len(PROMPT))  # so is the prompt
     counts: dict[str, int] = {}
 
     async def main() -> None:
