@@ -198,6 +198,7 @@ def test_a_hop_dies_meanwhile(qwen3: Path, moment: Any, victim: int) -> None:
 def test_rows_that_cannot_be_behind_rows_that_are_taken(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are drawn from the first 32 rows of a result, the others are refused: the hop is replaced, no token is lost."""
     monkeypatch.setattr(Route, "chunk_rows", lambda *_: 128)
+    monkeypatch.setattr("manyhands.worker.batch.FEWEST_ROWS", 128)  # what is sent as one comes back as one
 
     async def main() -> None:
         async with swarm_of(qwen3, "0-1,2-3,4-5", spares=["0-5"]) as swarm:
