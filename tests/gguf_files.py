@@ -1,7 +1,8 @@
 """Tiny checkpoints as GGUF files, as llama.cpp's converter would write them; quantised by the `gguf` package."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,21 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.gguf_model import _ARCHITECTURES, _ENDS, _MIXTRAL_LLAMA, PAIRS, PLUS_ONE
+from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, ENDS, MIXTRAL_LLAMA, PAIRS, PLUS_ONE
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
 
-FAMILIES = ("llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe")
+FAMILIES = (
+    "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
+)  # fmt: skip
+# What a GGUF file cannot say otherwise.
+_FIXED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
+    "gpt_oss": {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+        "truncate": False,
+    }},
+}  # fmt: skip
 # Types that the gguf package does not write: byte of a block -> the fp16 that stands there, or the exponent of MXFP4.
 _UNWRITTEN: dict[str, dict[int, float | int]] = {
     "Q4_K": {0: 0.0005, 2: 0.003},
@@ -23,6 +34,10 @@ _UNWRITTEN: dict[str, dict[int, float | int]] = {
     "Q6_K": {208: 0.00005},
     "MXFP4": {0: 122},
 }
+_YARN = {
+    "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+}  # fmt: skip
 Choose = Callable[[str, tuple[int, ...]], str]
 
 
@@ -31,13 +46,13 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
 
     `dtype`: of matrices; vectors are F32. A callable chooses by name and shape.
     """
-    if family == "qwen3_moe":  # a GGUF file cannot say otherwise
-        sizes = {"mlp_only_layers": [], "norm_topk_prob": True, **sizes}
-    folder = make_tiny(family, path.parent / f"{path.stem}-{family}", dtype="fp32", **sizes)
+    folder = make_tiny(
+        family, path.parent / f"{path.stem}-{family}", dtype="fp32", **{**_FIXED.get(family, {}), **sizes}
+    )
     config = json.loads((folder / "config.json").read_text())
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
-    archs = {one.model_type: arch for arch, one in _ARCHITECTURES.items()}
+    archs = {one.model_type: arch for arch, one in ARCHITECTURES.items()}
     arch = archs.get(config["model_type"], "llama")
     made = [_written(name, array, pick) for name, array in _renamed(tensors, config, arch)]
     made += _frequencies(config) if family == "llama_tied" else []
@@ -67,34 +82,49 @@ def _random_blocks(dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 def _renamed(
     tensors: dict[str, NDArray[np.float32]], config: dict[str, Any], arch: str
 ) -> list[tuple[str, NDArray[np.float32]]]:
-    found = _MIXTRAL_LLAMA if config["model_type"] == "mixtral" else _ARCHITECTURES[arch]
+    found = MIXTRAL_LLAMA if config["model_type"] == "mixtral" else ARCHITECTURES[arch]
     names = {theirs: ours for ours, theirs in found.tensors.items()}
-    ends = {theirs: ours for ours, theirs in _ENDS.items()}
+    ends = {theirs: ours for ours, theirs in ENDS.items()}
     out: dict[str, NDArray[np.float32]] = {}
     stacks: dict[str, list[NDArray[np.float32]]] = {}
-    for name, array in sorted(
-        tensors.items(), key=lambda item: [int(p) if p.isdigit() else 0 for p in item[0].split(".")]
-    ):
-        if name.endswith("norm.weight") and PLUS_ONE in found.conventions:
-            array = array + np.float32(1)
-        if PAIRS in found.conventions and ("q_proj" in name or "k_proj" in name):
-            head = (
-                config["hidden_size"] // config["num_attention_heads"]
-                if not config.get("head_dim")
-                else config["head_dim"]
-            )
-            array = array.reshape(-1, 2, head // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    numbered = sorted(tensors.items(), key=lambda item: [int(p) if p.isdigit() else 0 for p in item[0].split(".")])
+    for name, array in (piece for tensor in numbered for piece in _pieces(*tensor, config, found.conventions)):
         if name in ends:
             out[ends[name]] = array
             continue
-        _, _, layer, *middle, last = name.split(".")
-        if "experts" in middle:
-            at = middle.index("experts")
-            pattern = ".".join([*middle[: at + 1], "{expert}", *middle[at + 2 :]])
+        _, _, layer, inner = name.split(".", 3)
+        stem, _, last = inner.rpartition(".")
+        pattern = re.sub(r"experts\.\d+\.", "experts.{expert}.", stem)
+        if inner in names:
+            out[f"blk.{layer}.{names[inner]}"] = array
+        elif pattern != stem:
             stacks.setdefault(f"blk.{layer}.{names[pattern]}.{last}", []).append(array)
         else:
-            out[f"blk.{layer}.{names['.'.join(middle)]}.{last}"] = array
+            out[f"blk.{layer}.{names[stem]}.{last}"] = array
     return [*out.items(), *((name, np.stack(arrays)) for name, arrays in stacks.items())]
+
+
+def _pieces(
+    name: str, array: NDArray[np.float32], config: dict[str, Any], conventions: tuple[str, ...]
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """What the converter makes of one tensor, under names of transformers."""
+    path, _, last = name.rpartition(".")
+    if name.endswith("norm.weight") and PLUS_ONE in conventions:
+        yield name, array + np.float32(1)
+    elif PAIRS in conventions and ("q_proj" in name or "k_proj" in name):
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        yield name, array.reshape(-1, 2, head // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    elif last.startswith("gate_up_proj"):  # of gpt_oss
+        for at, part in enumerate(("gate_proj", "up_proj")):
+            is_bias = last.endswith("_bias")
+            rows = array[:, at::2] if is_bias else array[:, :, at::2].swapaxes(1, 2)
+            yield f"{path}.{part}.bias" if is_bias else f"{path}.{{expert}}.{part}.weight", rows
+    elif last == "down_proj":
+        yield f"{path}.{{expert}}.down_proj.weight", array.swapaxes(1, 2)
+    elif last == "down_proj_bias":
+        yield f"{path}.down_proj.bias", array
+    else:
+        yield name, array
 
 
 def _frequencies(config: dict[str, Any]) -> list[Written]:
@@ -129,15 +159,17 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "rope.freq_base": float(theta),
         "vocab_size": config["vocab_size"],
     }
-    if arch in ("gemma2", "gemma3"):
+    if arch in ("gemma2", "gemma3", "gpt-oss"):
         keys["attention.sliding_window"] = config["sliding_window"]
     if by_type:
         keys["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
-    if config["model_type"] in ("mixtral", "qwen3_moe"):
+    if rope.get("rope_type") == "yarn":
+        keys |= {f"rope.scaling.{ours}": rope[theirs] for ours, theirs in _YARN.items() if theirs in rope}
+    if "num_experts_per_tok" in config:
         keys["expert_count"] = config.get("num_local_experts") or config["num_experts"]
         keys["expert_used_count"] = config["num_experts_per_tok"]
-    if config["model_type"] == "qwen3_moe":
-        keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if arch in ("qwen3moe", "gpt-oss"):
+        keys["expert_feed_forward_length"] = config.get("moe_intermediate_size", config["intermediate_size"])
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
 
 

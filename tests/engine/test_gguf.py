@@ -27,6 +27,7 @@ from manyhands.engine.memory import Memory
 from manyhands.engine.quants import packed_bytes
 from manyhands.engine.weights import Stored, held, kept_type, matrix
 from manyhands.program.families import read_program
+from manyhands.testing.gguf import write_gguf
 from tests.gguf_files import FAMILIES, tiny_gguf
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
@@ -83,6 +84,27 @@ def test_types_that_only_llama_cpp_writes_are_computed_exactly_too(dtype: str, t
     file, folder = tiny_gguf("qwen2", tmp_path / "tiny.gguf", dtype, layers=2, hidden=256, intermediate_size=512)
     store(folder, file)
     np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-3, rtol=2e-3)
+
+
+def test_experts_of_blocks_are_the_numbers_that_they_store(tmp_path: Path) -> None:
+    """gpt-oss as it is published: matrices of experts in MXFP4, all else in floats."""
+    file, _ = tiny_gguf(
+        "gpt_oss", tmp_path / "a.gguf", lambda name, _: "MXFP4" if name.endswith("exps.weight") else "F32"
+    )
+    found = read_gguf(file)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    numbers = [
+        (
+            t.name,
+            "F32",
+            t.shape,
+            dequantise(tensors[t.name].data, t.dtype) if t.dtype in BLOCKS else tensors[t.name].data,
+        )
+        for t in found.tensors
+    ]
+    plain = write_gguf(tmp_path / "b.gguf", found.facts, numbers)
+    ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (file, plain))
+    np.testing.assert_array_equal(ours, expected)
 
 
 @pytest.mark.parametrize("dtype", sorted(BLOCKS))

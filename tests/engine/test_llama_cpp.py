@@ -4,6 +4,7 @@ MANYHANDS_TEST_LLAMA_CPP names a folder in which `llama_cpp` lies, where it is n
 """
 
 import ctypes
+import json
 import sys
 from importlib.util import find_spec
 from os import environ
@@ -27,9 +28,9 @@ from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import KEPT
 from manyhands.engine.weights import matrix
-from manyhands.program.families import read_program
+from manyhands.program.families import build_program, read_program
 from manyhands.program.ops import Program
-from tests.gguf_files import tiny_gguf
+from tests.gguf_files import FAMILIES, tiny_gguf
 
 pytestmark = pytest.mark.nightly
 PRECISIONS: tuple[Precision, ...] = ("w4", "fp32")
@@ -80,8 +81,22 @@ def test_what_llama_cpp_writes_is_held_as_it_is_and_computed_like_it(kind: str, 
     assert ours_off < 1.1 * theirs_off < 0.01  # both round rows to 8 bit
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_fp32_are_computed_as_llama_cpp_computes_them(family: str, llama_cpp: Any, tmp_path: Path) -> None:
+    """Its gelu is the approximation by tanh, of 16 bits. It rounds the ends of yarn's ramp, also in gpt-oss."""
+    file, _ = tiny_gguf(family, tmp_path / "tiny.gguf", layers=4)
+    folder = gguf_folder(file, tmp_path)
+    config = json.loads((folder / "config.json").read_text().replace('"truncate": false', '"truncate": true'))
+    with MappedTensors(folder, ignore) as tensors:
+        ours = logits(build_program(config), tensors, "fp32", Team(2))
+    model = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, type_k=0, type_v=0)
+    model.eval(IDS)
+    theirs = np.array(model.scores[: len(IDS)], np.float32)
+    assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
+
+
 def logits(program: Program, tensors: MappedTensors, precision: Precision, team: Team) -> NDArray[np.float32]:
-    span = CpuSpan(program, Span(0, 3), tensors.read, precision, team)
+    span = CpuSpan(program, Span(0, len(program.layers)), tensors.read, precision, team)
     ends = CpuEnds(program, tensors.read, precision, team)
     rows = span.step(ends.embed(IDS), [Piece(span.new_cache(), 0, len(IDS))], 2)
     return ends.logits(rows, len(IDS), 2)

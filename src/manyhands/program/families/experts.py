@@ -204,6 +204,7 @@ def gpt_oss(f: Fields) -> Program:
     route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", normalise=True)
     f.only("experts_per_token", route.top_k)
     limit, stacked = f.number("swiglu_limit", 7.0), _blocked if f.quantised("mxfp4") else _stacked
+    stacked = _separate if f.stored("separate_gate_up") else stacked
     gating = Gating("silu", alpha=f.number("swiglu_alpha", 1.702), limit=limit, up_offset=1.0)
     found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), f.count("sliding_window", 128))
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f, theta=150000.0)
@@ -253,4 +254,19 @@ def _blocked(n: TensorNames, s: Sizes, count: int, gating: Gating) -> Experts:
         gate=Weight(both, (2 * s.inner, s.hidden), plain.gate.rows),
         up=Weight(both, (2 * s.inner, s.hidden), plain.up.rows),
         down=Weight(down, (s.hidden, s.inner)),
+    )
+
+
+def _separate(n: TensorNames, s: Sizes, count: int, gating: Gating) -> Experts:
+    """The same in GGUF files: gate and up by themselves, matrices of each expert, biases of all."""
+
+    def bias(part: str, width: int) -> Weight:
+        return Weight(f"{n.path}mlp.experts.{part}.bias", (count, width), stacked=True)
+
+    return replace(
+        each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, gating.activation),
+        gating=gating,
+        gate_bias=bias("gate_proj", s.inner),
+        up_bias=bias("up_proj", s.inner),
+        down_bias=bias("down_proj", s.hidden),
     )

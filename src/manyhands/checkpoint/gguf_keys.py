@@ -1,0 +1,63 @@
+"""The metadata of one architecture in a GGUF header. Every key is read or refused; all errors are ModelError of one line."""
+
+from typing import Any
+
+import numpy as np
+
+from manyhands.checkpoint.gguf import Gguf
+from manyhands.errors import ModelError
+
+
+class GgufKeys:
+    """Reading a key marks it as used; `finish` refuses those that nothing has read."""
+
+    def __init__(self, gguf: Gguf, arch: str) -> None:
+        self.gguf, self.arch = gguf, arch
+        self.tensors = frozenset(  # of layers, each name once, without the number of the layer
+            tensor.name.split(".", 2)[-1] for tensor in gguf.tensors if tensor.name.startswith("blk.")
+        )
+        self._used: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value as it stands."""
+        key = f"{self.arch}.{name}"
+        self._used.add(key)
+        return self.gguf.facts.get(key, default)
+
+    def one(self, name: str, default: Any = None) -> Any:
+        """A value that is no list."""
+        self.get(name)
+        return self.gguf.one(f"{self.arch}.{name}", default)
+
+    def refused(self, what: str) -> ModelError:
+        """The error for a file that cannot be served."""
+        return ModelError(f"{self.gguf.file} refused: {what}")
+
+    def only(self, name: str, allowed: Any) -> None:
+        """The key must be absent or have this value."""
+        value = self.one(name, allowed)
+        if value != allowed:
+            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; served is {allowed!r}")
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number; of a list with one value for each layer, that value if it is the same for all."""
+        value = self.get(name, default)
+        if isinstance(value, np.ndarray) and len(value) and bool((value == value[0]).all()):
+            value = value[0].item()
+        if type(value) is not int or value < least:
+            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a whole number from {least} is needed")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """As the shortest decimal that is this fp32: 1e-05, not 9.999999747378752e-06."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or abs(value) > 1e30:
+            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a number is needed")
+        return float(str(np.float32(value)))
+
+    def finish(self) -> None:
+        """Raises ModelError for the first key that nothing read and that may change the arithmetic."""
+        ours = {key for key in self.gguf.facts if key.startswith(f"{self.arch}.")}
+        harmless = {f"{self.arch}.{name}" for name in ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")}
+        for key in sorted(ours - self._used - harmless):
+            raise self.refused(f"the key {key[:80]!a} is not known here and may change the model's arithmetic")
