@@ -18,6 +18,7 @@ from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
 
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
+    "deepseek_v3", "deepseek_v3_old",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _FIXED: dict[str, dict[str, Any]] = {
@@ -25,6 +26,10 @@ _FIXED: dict[str, dict[str, Any]] = {
     "gpt_oss": {"rope_parameters": {
         "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256,
         "truncate": False,
+    }},
+    "deepseek_v3": {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+        "mscale": 0.7, "mscale_all_dim": 0.7,
     }},
 }  # fmt: skip
 # Types that the gguf package does not write: byte of a block -> the fp16 that stands there, or the exponent of MXFP4.
@@ -38,6 +43,20 @@ _YARN = {
     "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
 }  # fmt: skip
+# Keys that an architecture's files have besides the usual ones, and the fields that they stand for.
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_MORE: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("gemma2", "gemma3"), _WINDOW),
+    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
+    "gpt-oss": {**_WINDOW, "expert_feed_forward_length": "intermediate_size"},
+    "deepseek2": {
+        "attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank",
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group", "expert_shared_count": "n_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
+        "leading_dense_block_count": "first_k_dense_replace",
+    },
+}  # fmt: skip
 Choose = Callable[[str, tuple[int, ...]], str]
 
 
@@ -46,10 +65,11 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
 
     `dtype`: of matrices; vectors are F32. A callable chooses by name and shape.
     """
+    is_split, family = family == "deepseek_v3", family.removesuffix("_old")  # as newer converters write it
     folder = make_tiny(
         family, path.parent / f"{path.stem}-{family}", dtype="fp32", **{**_FIXED.get(family, {}), **sizes}
     )
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text()) | {"is_split": is_split}
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
     archs = {one.model_type: arch for arch, one in ARCHITECTURES.items()}
@@ -119,6 +139,11 @@ def _pieces(
             is_bias = last.endswith("_bias")
             rows = array[:, at::2] if is_bias else array[:, :, at::2].swapaxes(1, 2)
             yield f"{path}.{part}.bias" if is_bias else f"{path}.{{expert}}.{part}.weight", rows
+    elif name.endswith("kv_b_proj.weight") and config["is_split"]:
+        plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
+        heads = array.reshape(-1, plain + value, array.shape[1])
+        yield name.replace("kv_b", "k_b"), heads[:, :plain].swapaxes(1, 2)
+        yield name.replace("kv_b", "v_b"), heads[:, plain:]
     elif last == "down_proj":
         yield f"{path}.{{expert}}.down_proj.weight", array.swapaxes(1, 2)
     elif last == "down_proj_bias":
@@ -159,18 +184,29 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "rope.freq_base": float(theta),
         "vocab_size": config["vocab_size"],
     }
-    if arch in ("gemma2", "gemma3", "gpt-oss"):
-        keys["attention.sliding_window"] = config["sliding_window"]
+    keys |= {key: config[field] for key, field in _MORE.get(arch, {}).items() if config.get(field) is not None}
     if by_type:
         keys["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
     if rope.get("rope_type") == "yarn":
         keys |= {f"rope.scaling.{ours}": rope[theirs] for ours, theirs in _YARN.items() if theirs in rope}
     if "num_experts_per_tok" in config:
-        keys["expert_count"] = config.get("num_local_experts") or config["num_experts"]
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        keys["expert_count"] = next(config[name] for name in names if config.get(name))
         keys["expert_used_count"] = config["num_experts_per_tok"]
-    if arch in ("qwen3moe", "gpt-oss"):
-        keys["expert_feed_forward_length"] = config.get("moe_intermediate_size", config["intermediate_size"])
+    if arch == "deepseek2":
+        keys |= _latent(config, rope)
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
+
+
+def _latent(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """What the converter says of latent attention: of newer files, that it has one key head."""
+    rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    own = {"key_length": config["qk_nope_head_dim"] + rotary, "value_length": config["v_head_dim"]}
+    keys = {f"attention.{name}": size for name, size in own.items()} | {"rope.dimension_count": rotary}
+    if config["is_split"]:
+        keys |= {f"attention.{name}_mla": size for name, size in own.items()}
+        keys |= {"attention.key_length": rank + rotary, "attention.value_length": rank, "attention.head_count_kv": 1}
+    return {**keys, "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
 
 
 def _tokenizer(folder: Path) -> dict[str, Any]:

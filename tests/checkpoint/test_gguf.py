@@ -229,6 +229,42 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         config_json(found, lambda start, end: b"")
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("others")
+    names = ("gpt_oss", "deepseek_v3")
+    return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
+
+
+@pytest.mark.parametrize(
+    ("family", "facts", "message"),
+    [
+        ("gpt_oss", {"gpt-oss__attention__sliding_window_pattern": 3}, "pattern is 3; served is 2"),
+        ("gpt_oss", {"gpt-oss__rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor is 0.5; served is 1.0"),
+        ("gpt_oss", {"gpt-oss__expert_feed_forward_length": 0}, "expert_feed_forward_length is 0; a whole number"),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": 1}, "not chosen as those of DeepSeek-V3 are"),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": None}, "not chosen as those of DeepSeek-V3 are"),
+        ("deepseek_v3", {"deepseek2__rope__scaling__yarn_log_multiplier": 0.0}, "yarn without rope.scaling.yarn_log"),
+        ("deepseek_v3", {"deepseek2__attention__key_length_mla": 8}, "key_length_mla is 8; more than the 8 that turn"),
+        ("deepseek_v3", {"deepseek2__attention__kv_lora_rank": "x"}, "kv_lora_rank is 'x'"),
+        ("deepseek_v3", {"deepseek2__expert_weights_norm": 1}, "expert_weights_norm is 1; true or false is needed"),
+        ("deepseek_v3", {"deepseek2__attention__temperature_scale": 1.0}, "temperature_scale' is not known here"),
+    ],
+)
+def test_metadata_of_an_architecture_is_refused_by_name(
+    family: str, facts: dict[str, Any], message: str, others: dict[str, bytes]
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_json(change(others[family], **facts), lambda start, end: b"")
+
+
+def test_biases_that_no_recipe_adds_are_refused(others: dict[str, bytes]) -> None:
+    found = parse(others["deepseek_v3"])
+    one = header.GgufTensor("blk.0.attn_q_b.bias", "F32", (64,), 0, 256)
+    with pytest.raises(ModelError, match="biases of attn_q_b, which deepseek_v3 has not"):
+        config_json(header.Gguf(found.file, found.facts, (*found.tensors, one), 0), lambda start, end: b"")
+
+
 @pytest.mark.parametrize("facts", [{"llama__rope__scaling__type": "yarn"}, {"llama__rope__scaling__factor": 4.0}])
 def test_positions_that_are_scaled_twice_are_refused(facts: dict[str, Any], real: bytes) -> None:
     with pytest.raises(ModelError, match=r"scaled twice: by \w+ and by rope_freqs.weight"):

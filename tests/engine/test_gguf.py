@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from manyhands.checkpoint.dtypes import BLOCKS
@@ -25,7 +26,9 @@ from manyhands.engine.library import Team
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import packed_bytes
-from manyhands.engine.weights import Stored, held, kept_type, matrix
+from manyhands.engine.span import Piece as TorchPiece
+from manyhands.engine.torch import TorchEnds, TorchSpan
+from manyhands.engine.weights import Stored, as_fp32, held, kept_type, matrix
 from manyhands.program.families import read_program
 from manyhands.testing.gguf import write_gguf
 from tests.gguf_files import FAMILIES, tiny_gguf
@@ -54,6 +57,20 @@ def theirs(folder: Path) -> NDArray[np.float32]:
 def test_logits_are_those_of_transformers_on_the_same_weights(family: str, tmp_path: Path) -> None:
     file, folder = tiny_gguf(family, tmp_path / "tiny.gguf", layers=3)
     np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
+
+
+def test_the_torch_engine_reads_heads_that_are_stacked(tmp_path: Path) -> None:
+    """deepseek2 holds what makes keys of latents head by head, and transposed."""
+    folder = gguf_folder(tiny_gguf("deepseek_v3", tmp_path / "tiny.gguf", layers=3)[0], tmp_path)
+    program = read_program(folder)
+    with MappedTensors(folder, ignore) as tensors:
+
+        def read(name: str) -> Tensor:
+            return torch.from_numpy(as_fp32(tensors.read(name)).copy())
+
+        span, ends = TorchSpan(program, Span(0, 3), read), TorchEnds(program, read)
+    rows = span.step(ends.embed(torch.tensor(IDS)), [TorchPiece(span.new_cache(len(IDS)), 0, len(IDS))])
+    np.testing.assert_allclose(ends.logits(rows).numpy(), logits(folder), atol=2e-4, rtol=2e-3)
 
 
 def test_a_llama_31_file_holds_its_frequencies_as_factors(tmp_path: Path) -> None:

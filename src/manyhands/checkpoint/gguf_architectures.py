@@ -8,10 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from manyhands.checkpoint.gguf_keys import GgufKeys
 
 PAIRS: Final = "interleaved_rope"  # rotary pairs lie side by side in the heads of q and k
 PLUS_ONE: Final = "norms_plus_one"  # norms hold 1 + weight
+SPLIT: Final = (
+    "split_kv_b"  # keys and values of latent attention are tensors of their own, with heads as first dimension
+)
 SEPARATE: Final = "separate_gate_up"  # gate and up of experts are tensors of their own
 ENDS: Final = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -63,6 +68,21 @@ _GPT_OSS: Final = {
     "ffn_up_exps.bias": "mlp.experts.up_proj.bias",
     "ffn_down_exps.bias": "mlp.experts.down_proj.bias",
 }
+_DEEPSEEK2: Final = {
+    **_QWEN3_MOE,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 
 # Products that have biases together or not at all, and the field of the config that says so; None where the recipe knows.
 Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
@@ -74,7 +94,7 @@ class Architecture:
     """How one architecture of GGUF is read: its model_type and class in transformers, its tensors, what its config adds.
 
     `tensors`: of a layer; names with ".weight" or ".bias" are whole, others stand for both. In a stack "{expert}" stands for
-    the number of a matrix.
+    the number of a matrix. `latent`: attention is latent, its widths are read by `more`.
     """
 
     model_type: str
@@ -82,6 +102,7 @@ class Architecture:
     tensors: Mapping[str, str]
     more: Callable[[GgufKeys, Config], Config] = lambda keys, config: {}
     conventions: tuple[str, ...] = ()
+    latent: bool = False
     biases: Biases = (("attention_bias", _ATTENTION), ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down")))
 
     def layer_tensor(self, name: str) -> str | None:
@@ -144,6 +165,45 @@ def _gpt_oss(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def _deepseek2(keys: GgufKeys, config: Config) -> Config:
+    """Sizes of latent attention, which newer files describe as attention with one key head; the choice of experts."""
+    if keys.one("expert_gating_func") != 2 or "exp_probs_b.bias" not in keys.tensors:  # V2 has softmax, or no such key
+        raise keys.refused("its experts are not chosen as those of DeepSeek-V3 are: by sigmoid (2), with exp_probs_b")
+    is_split = "attn_k_b.weight" in keys.tensors
+    key, value = (keys.count(f"attention.{name}_length") for name in ("key", "value"))
+    if is_split:
+        key, value = (keys.count(f"attention.{name}_length_mla") for name in ("key", "value"))
+    rotary, groups = config["head_dim"], keys.count("expert_group_count", 1)
+    if key <= rotary:
+        raise keys.refused(
+            f"attention.key_length{'_mla' * is_split} is {key}; more than the {rotary} that turn is needed"
+        )
+    log, scaling = keys.number("rope.scaling.yarn_log_multiplier", 0.0), config.get("rope_scaling")
+    if scaling:
+        if scaling["rope_type"] == "yarn" and log <= 0:
+            raise keys.refused("its positions are scaled by yarn without rope.scaling.yarn_log_multiplier")
+        mscale = float(str(np.float32(10 * log)))  # the converter writes a tenth
+        scaling = scaling | ({"mscale": mscale, "mscale_all_dim": mscale} if scaling["rope_type"] == "yarn" else {})
+    return {
+        **_experts(keys, config),
+        "quantization_config": config["quantization_config"] | ({SPLIT: True} if is_split else {}),
+        "q_lora_rank": keys.count("attention.q_lora_rank", 0, least=0) or None,
+        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": key - rotary,
+        "v_head_dim": value,
+        "rope_scaling": scaling,
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": keys.count("expert_count"),
+        "n_shared_experts": keys.count("expert_shared_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "n_group": groups,
+        "topk_group": keys.count("expert_group_used_count", groups),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
 def _qwen3_moe(keys: GgufKeys, config: Config) -> Config:
     inner = keys.count("expert_feed_forward_length")
     return {**_experts(keys, config), "moe_intermediate_size": inner, "norm_topk_prob": True}
@@ -160,7 +220,20 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _GEMMA3, _gemma3, (PLUS_ONE,)),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3, _phi3),
     "gpt-oss": Architecture(
-        "gpt_oss", "GptOssForCausalLM", _GPT_OSS, _gpt_oss, (SEPARATE,), (("attention_bias", _ATTENTION), _ROUTED)
+        "gpt_oss",
+        "GptOssForCausalLM",
+        _GPT_OSS,
+        _gpt_oss,
+        (SEPARATE,),
+        biases=(("attention_bias", _ATTENTION), _ROUTED),
+    ),
+    "deepseek2": Architecture(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        _DEEPSEEK2,
+        _deepseek2,
+        latent=True,
+        biases=((None, ("exp_probs_b",)),),
     ),
 }
 MIXTRAL_LLAMA: Final = Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL, _experts, (PAIRS,))

@@ -39,6 +39,13 @@ class GgufKeys:
         if value != allowed:
             raise self.refused(f"{self.arch}.{name} is {value!r:.60}; served is {allowed!r}")
 
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; true or false is needed")
+        return value
+
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number; of a list with one value for each layer, that value if it is the same for all."""
         value = self.get(name, default)

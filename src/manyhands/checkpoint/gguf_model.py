@@ -101,16 +101,21 @@ def config_json(gguf: Gguf, read: ReadRange) -> bytes:
 
 def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor]) -> Config:
     hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
-    head = keys.count("attention.key_length", hidden // heads if heads else 0)
-    if keys.count("attention.value_length", head) != head:
-        raise keys.refused("its keys and values have heads of different widths")
+    if arch.latent:
+        head, kv_heads = keys.count("rope.dimension_count"), heads
+        keys.get("attention.head_count_kv")  # 1 in newer files
+    else:
+        head = keys.count("attention.key_length", hidden // heads if heads else 0)
+        kv_heads = keys.count("attention.head_count_kv", heads)
+        if keys.count("attention.value_length", head) != head:
+            raise keys.refused("its keys and values have heads of different widths")
     config: Config = {
         "model_type": arch.model_type,
         "architectures": [arch.name],
         "num_hidden_layers": keys.count("block_count"),
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head,
         "intermediate_size": keys.count("feed_forward_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),

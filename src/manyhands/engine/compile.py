@@ -243,11 +243,12 @@ class _Compiler:
         """A product of each head's columns with its rows of a weight, or with those rows as columns."""
 
         def make() -> Stored:
-            stored = as_numbers(take(weight, self._read))
-            each = stored.array.reshape(heads, -1, stored.array.shape[1])
+            whole = None if weight.stacked else as_numbers(take(weight, self._read))
 
             def part(head: int) -> Found:
-                return Stored(stored.type, each[head].T if turned else each[head]), None
+                stored = whole or as_numbers(take(weight, self._read, head))
+                array = stored.array.reshape(heads, -1, stored.array.shape[1])[head] if whole else stored.array
+                return Stored(stored.type, array.T if turned else array), None
 
             return matrices(heads, part, self._kept(weight), self._memory, self._back_end)
 

@@ -214,8 +214,8 @@ class _Layer:
     def _(self, op: LatentAttention) -> None:
         query = heads(self.round(self.registers[op.query]), op.heads)
         plain, rotary = query[..., : op.width], query[..., op.width :]
-        key_HWR = self.weights[op.key_weight, 0].float().view(op.heads, op.width, op.rank)
-        value_HVR = self.weights[op.value_weight, 0].float().view(op.heads, op.value_width, op.rank)
+        key_HWR = self.weights.each_head(op.key_weight, op.heads)
+        value_HVR = self.weights.each_head(op.value_weight, op.heads)
         latent = self.round(torch.einsum("nhw,hwr->nhr", plain, key_HWR))
         both, out = torch.cat([latent, rotary], -1), []
         for rows, latents_LR, keys_LW, seen_TL in self._cached(op, op.latent, op.rotary, None):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyhands.core import Span
 from manyhands.errors import ModelError
-from manyhands.program.ops import EXPERT, Experts, Layer, Op, Rope, Weight
+from manyhands.program.ops import EXPERT, Experts, LatentAttention, Layer, Op, Rope, Weight
 from manyhands.program.tensors import op_weights
 
 Read = Callable[[str], Tensor]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
@@ -27,7 +27,7 @@ class TorchWeights:
         self.dtype = dtype
         self._held: dict[Key, Tensor] = {}
         for op in ops:
-            experts = op.experts if isinstance(op, Experts) else 1
+            experts = op.experts if isinstance(op, Experts) else op.heads if isinstance(op, LatentAttention) else 1
             for weight in op_weights(op):
                 for expert in range(experts if weight.stacked or EXPERT in weight.name else 1):
                     self._held[weight, expert] = self._take(weight, expert, read).to(device)
@@ -38,6 +38,11 @@ class TorchWeights:
     def vector(self, weights: Sequence[Weight]) -> Tensor:
         """Some vectors, one behind the other."""
         return torch.cat([self._held[weight, 0] for weight in weights])
+
+    def each_head(self, weight: Weight, heads: int) -> Tensor:
+        """What a weight holds for each of `heads`, in fp32 [heads, outputs of a head, inputs]."""
+        parts = [self._held[weight, head] for head in range(heads if weight.stacked else 1)]
+        return torch.stack(parts).float().view(heads, -1, weight.inputs)
 
     def optional(self, weight: Weight | None, expert: int = 0) -> Tensor | None:
         """The weight if it is there."""

@@ -54,10 +54,11 @@ def find(weight: Weight, read: Read, expert: int = 0) -> Found:
         raise ModelError(f"the checkpoint lacks {name}") from None
     if found.shape != weight.shape:
         raise ModelError(f"{name} is stored as {list(found.shape)}, needed is {list(weight.shape)}")
-    found = as_numbers(found) if weight.transposed else found
-    array = found.array[expert] if weight.stacked else found.array
-    array = array.T if weight.transposed else array
-    return Stored(found.type, array, found.order), None if weight.rows is None else _indices(weight.rows)
+    found = Stored(found.type, found.array[expert], found.order) if weight.stacked else found
+    if weight.transposed:
+        found = as_numbers(found)
+        found = Stored(found.type, found.array.T)
+    return found, None if weight.rows is None else _indices(weight.rows)
 
 
 def take(weight: Weight, read: Read, expert: int = 0) -> Stored:

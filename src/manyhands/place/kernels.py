@@ -91,7 +91,8 @@ def _read_bytes(program: "Program", stored: Mapping[str, str], precision: Precis
                 routed = op.top_k
             weights = [part.weight for part in op.parts] if isinstance(op, Product) else []
             weights += [op.gate, op.up, op.down] * routed if isinstance(op, Experts) else []
-            weights += [op.key_weight, op.value_weight] if isinstance(op, LatentAttention) else []
+            if isinstance(op, LatentAttention):
+                weights += [op.key_weight, op.value_weight] * (op.heads if op.key_weight.stacked else 1)
             found += [_packed(weight, stored, "bf16" if weight.name in wide else precision) for weight in weights]
     head = program.head.product.parts[0].weight
     return [*found, _packed(head, stored, ends_precision(precision))]

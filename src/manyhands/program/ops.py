@@ -45,7 +45,8 @@ class Weight:
 
     `shape` is the stored one: [outputs, inputs] of a matrix (`transposed`: [inputs, outputs]), [outputs] of a vector.
     Weights of experts: either EXPERT stands in the name, or the stored tensor is `stacked`, with the experts as first
-    dimension (so is a vector stored as one row). `rows`: some outputs, of a matrix no longer transposed or stacked.
+    dimension (so are those of latent attention's heads, and a vector stored as one row). `rows`: some outputs, of a
+    matrix no longer transposed or stacked.
     """
 
     name: str
@@ -196,7 +197,8 @@ class LatentAttention:
     query [heads * (width + rotary_width)]: of each head first the part without position, then the rotary part. Head h:
     a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
     l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is ever expanded, also in prefill, so
-    that chunks do not enter the bits. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank].
+    that chunks do not enter the bits. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or of
+    each head by itself, `stacked`.
     """
 
     query: str

@@ -66,7 +66,9 @@ def sizes(f: Fields) -> Sizes:
     )
 
 
-def latent_attention(n: TensorNames, s: Sizes, z: LatentSizes, scale: float, *, pairs: bool, bias: bool) -> Ops:
+def latent_attention(
+    n: TensorNames, s: Sizes, z: LatentSizes, scale: float, *, pairs: bool, bias: bool, split: bool = False
+) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key."""
     width, down = z.plain + z.rotary, "self_attn.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
@@ -78,8 +80,7 @@ def latent_attention(n: TensorNames, s: Sizes, z: LatentSizes, scale: float, *, 
             _LATENT_NORM.op(n, "self_attn.q_a_layernorm", z.query_rank, "q", "q"),
             Product("q", (n.part("q", "self_attn.q_b_proj", s.heads * width, z.query_rank, False),)),
         )
-    stored = (s.heads * (z.plain + z.value), z.rank)
-    name, stride = f"{n.path}self_attn.kv_b_proj.weight", z.plain + z.value
+    key, value = _keys_values(n, s, z, split)
     attend = LatentAttention(
         query="q",
         latent="c",
@@ -91,8 +92,8 @@ def latent_attention(n: TensorNames, s: Sizes, z: LatentSizes, scale: float, *, 
         value_width=z.value,
         rank=z.rank,
         scale=scale,
-        key_weight=Weight(name, stored, Rows(0, z.plain, stride, s.heads)),
-        value_weight=Weight(name, stored, Rows(z.plain, z.value, stride, s.heads)),
+        key_weight=key,
+        value_weight=value,
     )
     return (
         *query,
@@ -101,6 +102,22 @@ def latent_attention(n: TensorNames, s: Sizes, z: LatentSizes, scale: float, *, 
         Rotary("r", 1, z.rotary, 0, pairs=pairs),
         attend,
         Product("a", (n.part("a", "self_attn.o_proj", s.hidden, s.heads * z.value, bias),)),
+    )
+
+
+def _keys_values(n: TensorNames, s: Sizes, z: LatentSizes, split: bool) -> tuple[Weight, Weight]:
+    """What makes keys and values of a latent: rows of one tensor, head by head; `split`: in two, those of keys transposed."""
+    if split:
+        key, value = f"{n.path}self_attn.k_b_proj.weight", f"{n.path}self_attn.v_b_proj.weight"
+        return (
+            Weight(key, (s.heads, z.rank, z.plain), transposed=True, stacked=True),
+            Weight(value, (s.heads, z.value, z.rank), stacked=True),
+        )
+    stride = z.plain + z.value
+    name, stored = f"{n.path}self_attn.kv_b_proj.weight", (s.heads * stride, z.rank)
+    return (
+        Weight(name, stored, Rows(0, z.plain, stride, s.heads)),
+        Weight(name, stored, Rows(z.plain, z.value, stride, s.heads)),
     )
 
 
@@ -151,10 +168,10 @@ def deepseek_v2(f: Fields) -> Program:
 def _deepseek(f: Fields, s: Sizes, blocks: ExpertBlocks, *, pairs: bool) -> Program:
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
     norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), RopeReader(f)
-    scale = latent_scale(rope, z.plain + z.rotary)
+    scale, split = latent_scale(rope, z.plain + z.rotary), f.stored("split_kv_b")
 
     def layer(n: TensorNames, i: int) -> Ops:
-        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias)
+        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias, split=split)
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
         return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
 
