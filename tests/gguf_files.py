@@ -12,17 +12,25 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, ENDS, MIXTRAL_LLAMA, PAIRS, PLUS_ONE
+from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, PAIRS, PLUS_ONE, VARIANTS, Architecture
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
 
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
-    "deepseek_v3", "deepseek_v3_old",
+    "deepseek_v3", "deepseek_v3_old", "qwen2_moe", "glm4", "granite", "smollm3", "olmo2", "olmo3", "cohere2", "ernie4_5",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "cohere2": {"sliding_window_pattern": 4},
+    "olmo3": {"rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+    }},
     "gpt_oss": {"rope_parameters": {
         "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256,
         "truncate": False,
@@ -46,7 +54,16 @@ _YARN = {
 # Keys that an architecture's files have besides the usual ones, and the fields that they stand for.
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _MORE: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("gemma2", "gemma3"), _WINDOW),
+    **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _WINDOW),
+    "cohere2": {**_WINDOW, "logit_scale": "logit_scale"},
+    "qwen2moe": {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    "granite": {
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    },
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "gpt-oss": {**_WINDOW, "expert_feed_forward_length": "intermediate_size"},
     "deepseek2": {
@@ -72,11 +89,16 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     config = json.loads((folder / "config.json").read_text()) | {"is_split": is_split}
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
-    archs = {one.model_type: arch for arch, one in ARCHITECTURES.items()}
-    arch = archs.get(config["model_type"], "llama")
+    arch, _ = _by_type()[config["model_type"]]
     made = [_written(name, array, pick) for name, array in _renamed(tensors, config, arch)]
     made += _frequencies(config) if family == "llama_tied" else []
     return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder)}, made), folder
+
+
+def _by_type() -> dict[str, tuple[str, Architecture]]:
+    """model_type -> the name of its architecture, and that."""
+    usual = {one.model_type: (arch, one) for arch, one in ARCHITECTURES.items()}
+    return usual | {one.model_type: (arch, one) for arch, (_, one) in VARIANTS.items()}
 
 
 def _written(name: str, array: NDArray[np.float32], pick: Choose) -> Written:
@@ -102,9 +124,9 @@ def _random_blocks(dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 def _renamed(
     tensors: dict[str, NDArray[np.float32]], config: dict[str, Any], arch: str
 ) -> list[tuple[str, NDArray[np.float32]]]:
-    found = MIXTRAL_LLAMA if config["model_type"] == "mixtral" else ARCHITECTURES[arch]
+    found = _by_type()[config["model_type"]][1]
     names = {theirs: ours for ours, theirs in found.tensors.items()}
-    ends = {theirs: ours for ours, theirs in ENDS.items()}
+    ends = {theirs: ours for ours, theirs in found.ends.items()}
     out: dict[str, NDArray[np.float32]] = {}
     stacks: dict[str, list[NDArray[np.float32]]] = {}
     numbered = sorted(tensors.items(), key=lambda item: [int(p) if p.isdigit() else 0 for p in item[0].split(".")])
@@ -144,6 +166,8 @@ def _pieces(
         heads = array.reshape(-1, plain + value, array.shape[1])
         yield name.replace("kv_b", "k_b"), heads[:, :plain].swapaxes(1, 2)
         yield name.replace("kv_b", "v_b"), heads[:, plain:]
+    elif path.endswith("shared_expert_gate"):
+        yield name, array[0]
     elif last == "down_proj":
         yield f"{path}.{{expert}}.down_proj.weight", array.swapaxes(1, 2)
     elif last == "down_proj_bias":
@@ -168,7 +192,8 @@ def _frequencies(config: dict[str, Any]) -> list[Written]:
 def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
     by_type = "full_attention" in rope
-    theta = (rope["full_attention"] if by_type else rope).get("rope_theta", 10000.0)
+    usual = rope["full_attention"] if by_type else rope
+    theta = usual.get("rope_theta", 10000.0)
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     keys: dict[str, Any] = {
         "context_length": config["max_position_embeddings"],
@@ -177,18 +202,19 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "attention.key_length": head,
         "attention.value_length": head,
-        "rope.dimension_count": head,
+        "rope.dimension_count": int(head * usual.get("partial_rotary_factor", 1.0)),
         "rope.freq_base": float(theta),
         "vocab_size": config["vocab_size"],
     }
+    eps = _by_type()[config["model_type"]][1].eps
+    keys[f"attention.layer_norm_{'rms_' * (eps == 'rms_norm_eps')}epsilon"] = float(config[eps])
     keys |= {key: config[field] for key, field in _MORE.get(arch, {}).items() if config.get(field) is not None}
-    if by_type:
+    if arch == "gemma3":
         keys["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
-    if rope.get("rope_type") == "yarn":
-        keys |= {f"rope.scaling.{ours}": rope[theirs] for ours, theirs in _YARN.items() if theirs in rope}
+    if usual.get("rope_type") == "yarn":
+        keys |= {f"rope.scaling.{ours}": usual[theirs] for ours, theirs in _YARN.items() if theirs in usual}
     if "num_experts_per_tok" in config:
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         keys["expert_count"] = next(config[name] for name in names if config.get(name))

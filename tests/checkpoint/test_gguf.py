@@ -232,7 +232,7 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("others")
-    names = ("gpt_oss", "deepseek_v3")
+    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4")
     return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
 
 
@@ -248,6 +248,16 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         ("deepseek_v3", {"deepseek2__attention__key_length_mla": 8}, "key_length_mla is 8; more than the 8 that turn"),
         ("deepseek_v3", {"deepseek2__attention__kv_lora_rank": "x"}, "kv_lora_rank is 'x'"),
         ("deepseek_v3", {"deepseek2__expert_weights_norm": 1}, "expert_weights_norm is 1; true or false is needed"),
+        ("granite", {"granite__rope__scaling__finetuned": False}, "finetuned is False; served is True"),
+        ("granite", {"granite__logit_scale": None}, "logit_scale is None; a number is needed"),
+        (
+            "olmo3",
+            {"olmo2__attention__sliding_window_pattern": TWO},
+            r"is array\(\[1, 2\].*; a switch for each of 3 layers",
+        ),
+        ("olmo3", {"olmo2__attention__sliding_window_pattern": "x"}, "pattern is 'x'; a switch for each"),
+        ("qwen2_moe", {"qwen2moe__expert_used_count": 0}, "expert_used_count is 0"),
+        ("glm4", {"glm4__nextn_predict_layers": 1}, "nextn_predict_layers' is not known here"),
         ("deepseek_v3", {"deepseek2__attention__temperature_scale": 1.0}, "temperature_scale' is not known here"),
     ],
 )

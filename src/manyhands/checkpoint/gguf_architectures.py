@@ -5,85 +5,35 @@ for it (Fields.stored).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from manyhands.checkpoint.gguf_keys import GgufKeys
+from manyhands.checkpoint.gguf_names import (
+    DEEPSEEK2,
+    ENDS,
+    GEMMA2,
+    GEMMA3,
+    GLM4,
+    GPT_OSS,
+    LLAMA,
+    MIXTRAL,
+    OLMO2,
+    PHI3,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+)
 
 PAIRS: Final = "interleaved_rope"  # rotary pairs lie side by side in the heads of q and k
 PLUS_ONE: Final = "norms_plus_one"  # norms hold 1 + weight
-SPLIT: Final = (
-    "split_kv_b"  # keys and values of latent attention are tensors of their own, with heads as first dimension
-)
+SPLIT: Final = "split_kv_b"  # keys and values of latents have tensors of their own, with heads as first dimension
 SEPARATE: Final = "separate_gate_up"  # gate and up of experts are tensors of their own
-ENDS: Final = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LLAMA: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _QKV: Final = ("attn_q", "attn_k", "attn_v")
 _ATTENTION: Final = (*_QKV, "attn_output")
-_QWEN3: Final = {**_LLAMA, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_QWEN3_MOE: Final = {
-    **_QWEN3,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{expert}.up_proj",
-    "ffn_down_exps": "mlp.experts.{expert}.down_proj",
-}
-_MIXTRAL: Final = {
-    **_LLAMA,
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
-}
-_GEMMA2: Final = {
-    **_LLAMA,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_GEMMA3: Final = {**_GEMMA2, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_PHI3: Final = {**_LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_GPT_OSS: Final = {
-    **_QWEN3_MOE,
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks.weight": "self_attn.sinks",
-    "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps.bias": "mlp.experts.gate_proj.bias",
-    "ffn_up_exps.bias": "mlp.experts.up_proj.bias",
-    "ffn_down_exps.bias": "mlp.experts.down_proj.bias",
-}
-_DEEPSEEK2: Final = {
-    **_QWEN3_MOE,
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_k_b": "self_attn.k_b_proj",
-    "attn_v_b": "self_attn.v_b_proj",
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
-
+_BLOCK: Final = ("ffn_gate", "ffn_up", "ffn_down")
 # Products that have biases together or not at all, and the field of the config that says so; None where the recipe knows.
 Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
 Config = dict[str, Any]
@@ -93,8 +43,8 @@ Config = dict[str, Any]
 class Architecture:
     """How one architecture of GGUF is read: its model_type and class in transformers, its tensors, what its config adds.
 
-    `tensors`: of a layer; names with ".weight" or ".bias" are whole, others stand for both. In a stack "{expert}" stands for
-    the number of a matrix. `latent`: attention is latent, its widths are read by `more`.
+    `tensors` (gguf_names.py): of a layer. `ends`: all others. `layers`: the path of layers. `eps`: the epsilon's field.
+    `latent`: attention is latent, its widths are read by `more`.
     """
 
     model_type: str
@@ -103,7 +53,10 @@ class Architecture:
     more: Callable[[GgufKeys, Config], Config] = lambda keys, config: {}
     conventions: tuple[str, ...] = ()
     latent: bool = False
-    biases: Biases = (("attention_bias", _ATTENTION), ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down")))
+    eps: str = "rms_norm_eps"
+    ends: Mapping[str, str] = field(default_factory=lambda: ENDS)
+    layers: str = "model.layers"
+    biases: Biases = (("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK))
 
     def layer_tensor(self, name: str) -> str | None:
         """The name in transformers of a layer's tensor, None if it has no such tensor."""
@@ -204,6 +157,58 @@ def _deepseek2(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def _qwen2_moe(keys: GgufKeys, config: Config) -> Config:
+    used, inner = keys.count("expert_used_count"), config["intermediate_size"]
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": keys.count("expert_feed_forward_length", inner // used),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length", inner),
+    }
+
+
+def _stated(*switches: str) -> Callable[[GgufKeys, Config], Config]:
+    """Fields that mean something else where they are absent: switches are off, and whole heads turn."""
+    return lambda keys, config: (
+        {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
+        | {name: config.get(name, False) for name in switches}
+    )
+
+
+def _granite(keys: GgufKeys, config: Config) -> Config:
+    keys.only("rope.scaling.finetuned", True)  # the switch of rotary embeddings
+    return {
+        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale"),
+    }
+
+
+def _olmo3(keys: GgufKeys, config: Config) -> Config:
+    """Layers with a window have positions that are not scaled."""
+    pattern, layers = keys.get("attention.sliding_window_pattern"), config["num_hidden_layers"]
+    slides = np.arange(1, layers + 1) % 4 != 0 if pattern is None else pattern
+    if not isinstance(slides, np.ndarray) or len(slides) != layers:
+        raise keys.refused(
+            f"attention.sliding_window_pattern is {pattern!r:.40}; a switch for each of {layers} layers is needed"
+        )
+    theta = {"rope_theta": config["rope_theta"]}
+    scaled = theta | config.get("rope_scaling", {"rope_type": "default"})
+    return {
+        "sliding_window": keys.count("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": scaled, "sliding_attention": {"rope_type": "default", **theta}},
+    }
+
+
+def _cohere2(keys: GgufKeys, config: Config) -> Config:
+    keys.only("attention.sliding_window_pattern", 4)
+    return {"sliding_window": keys.count("attention.sliding_window"), "logit_scale": keys.number("logit_scale")}
+
+
 def _qwen3_moe(keys: GgufKeys, config: Config) -> Config:
     inner = keys.count("expert_feed_forward_length")
     return {**_experts(keys, config), "moe_intermediate_size": inner, "norm_topk_prob": True}
@@ -211,18 +216,18 @@ def _qwen3_moe(keys: GgufKeys, config: Config) -> Config:
 
 _ROUTED: Final = (None, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "llama": Architecture("llama", "LlamaForCausalLM", _LLAMA, conventions=(PAIRS,)),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LLAMA, biases=((None, _QKV),)),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _QWEN3),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _QWEN3_MOE, _qwen3_moe),
-    "gemma": Architecture("gemma", "GemmaForCausalLM", _LLAMA, _gemma, (PLUS_ONE,)),
-    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _GEMMA2, _gemma2, (PLUS_ONE,)),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _GEMMA3, _gemma3, (PLUS_ONE,)),
-    "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3, _phi3),
+    "llama": Architecture("llama", "LlamaForCausalLM", LLAMA, conventions=(PAIRS,)),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", LLAMA, biases=((None, _QKV),)),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", QWEN3),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", QWEN3_MOE, _qwen3_moe),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", LLAMA, _gemma, (PLUS_ONE,)),
+    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", GEMMA2, _gemma2, (PLUS_ONE,)),
+    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", GEMMA3, _gemma3, (PLUS_ONE,)),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", PHI3, _phi3),
     "gpt-oss": Architecture(
         "gpt_oss",
         "GptOssForCausalLM",
-        _GPT_OSS,
+        GPT_OSS,
         _gpt_oss,
         (SEPARATE,),
         biases=(("attention_bias", _ATTENTION), _ROUTED),
@@ -230,10 +235,23 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "deepseek2": Architecture(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
-        _DEEPSEEK2,
+        DEEPSEEK2,
         _deepseek2,
         latent=True,
         biases=((None, ("exp_probs_b",)),),
     ),
+    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, _qwen2_moe, biases=((None, _QKV),)),
+    "glm4": Architecture(
+        "glm4", "Glm4ForCausalLM", GLM4, _stated("attention_bias"), biases=(("attention_bias", _QKV),)
+    ),
+    "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, _granite, (PAIRS,)),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", LLAMA, conventions=(PAIRS,)),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", OLMO2),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", LLAMA, _cohere2, eps="layer_norm_eps"),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, biases=(("use_bias", (*_ATTENTION, *_BLOCK)),)),
 }
-MIXTRAL_LLAMA: Final = Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL, _experts, (PAIRS,))
+# Others that go by the same name: by a key that only they have.
+VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
+    "llama": ("expert_count", Architecture("mixtral", "MixtralForCausalLM", MIXTRAL, _experts, (PAIRS,))),
+    "olmo2": ("attention.sliding_window", Architecture("olmo3", "Olmo3ForCausalLM", OLMO2, _olmo3)),
+}

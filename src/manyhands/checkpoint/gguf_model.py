@@ -14,7 +14,7 @@ import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
 from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor, ReadRange
-from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, ENDS, MIXTRAL_LLAMA, Architecture, Config
+from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture, Config
 from manyhands.checkpoint.gguf_keys import GgufKeys
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError
@@ -38,8 +38,8 @@ def _architecture(gguf: Gguf) -> tuple[str, Architecture]:
     if found is None or not isinstance(arch, str):
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{gguf.file} refused: its architecture is {arch!r:.60}; served from GGUF are {known}")
-    is_mixtral = arch == "llama" and gguf.one("llama.expert_count", 0)
-    return arch, MIXTRAL_LLAMA if is_mixtral else found
+    key, other = VARIANTS.get(arch, ("", found))
+    return arch, other if gguf.one(f"{arch}.{key}", 0) else found
 
 
 def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
@@ -58,8 +58,9 @@ def _entries(gguf: Gguf, arch: Architecture, tensor: GgufTensor) -> Iterator[Ten
     name = _name(arch, tensor.name)
     if name is None:
         raise ModelError(f"{gguf.file} refused: {arch.model_type} has no tensor {tensor.name[:80]!a}")
-    if "{expert}" not in name:
-        yield TensorEntry(name, gguf.file, tensor.dtype, tensor.shape, tensor.start, tensor.end)
+    if "{" not in name:
+        shape = (1, *tensor.shape) if ".shared_expert_gate." in name and len(tensor.shape) == 1 else tensor.shape
+        yield TensorEntry(name, gguf.file, tensor.dtype, shape, tensor.start, tensor.end)
         return
     shape = tensor.shape[1:]
     if len(shape) != 2 or tensor.shape[0] > MAX_EXPERTS:
@@ -72,12 +73,12 @@ def _entries(gguf: Gguf, arch: Architecture, tensor: GgufTensor) -> Iterator[Ten
 
 
 def _name(arch: Architecture, name: str) -> str | None:
-    if name in ENDS:
-        return ENDS[name]
+    if name in arch.ends:
+        return arch.ends[name]
     first, _, rest = name.partition(".")
     layer, _, tensor = rest.partition(".")
     known = arch.layer_tensor(tensor) if first == "blk" and layer.isdecimal() else None
-    return None if known is None else f"model.layers.{int(layer)}.{known}"
+    return None if known is None else f"{arch.layers}.{int(layer)}.{known}"
 
 
 def config_json(gguf: Gguf, read: ReadRange) -> bytes:
@@ -118,7 +119,7 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
         "num_key_value_heads": kv_heads,
         "head_dim": head,
         "intermediate_size": keys.count("feed_forward_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        arch.eps: keys.number(f"attention.layer_norm_{'rms_' * (arch.eps == 'rms_norm_eps')}epsilon"),
         "max_position_embeddings": keys.count("context_length"),
         "vocab_size": shapes["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in shapes,

@@ -44,9 +44,8 @@ class Weight:
     """A tensor of the checkpoint, or outputs of one.
 
     `shape` is the stored one: [outputs, inputs] of a matrix (`transposed`: [inputs, outputs]), [outputs] of a vector.
-    Weights of experts: either EXPERT stands in the name, or the stored tensor is `stacked`, with the experts as first
-    dimension (so are those of latent attention's heads, and a vector stored as one row). `rows`: some outputs, of a
-    matrix no longer transposed or stacked.
+    Of experts EXPERT stands in the name, or the stored tensor is `stacked`: experts (in latent attention: heads) are the
+    first dimension (so is a vector stored as one row). `rows`: some outputs, of a matrix no longer transposed or stacked.
     """
 
     name: str

@@ -140,7 +140,7 @@ def phi3(f: Fields) -> Program:
 
 def smollm3(f: Fields) -> Program:
     """Some layers without positions; windows only there, if at all."""
-    s, bias = Sizes.read(f), f.flag("attention_bias")
+    s, bias, pairs = Sizes.read(f), f.flag("attention_bias"), f.stored("interleaved_rope")
     every = f.count("no_rope_layer_interval", 4)
     turns = f.whole_numbers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(s.layers)]
     if len(turns) != s.layers:
@@ -151,7 +151,7 @@ def smollm3(f: Fields) -> Program:
     full = [i for i in range(s.layers) if turns[i] or not wanted]
     found = windows(f, s.layers, sliding(s.layers, full), window)
     styles = [
-        AttentionStyle(head_scale(s.head), rope=0 if turn else None, bias=bias, out_bias=bias, window=w)
+        AttentionStyle(head_scale(s.head), 0 if turn else None, pairs, bias=bias, out_bias=bias, window=w)
         for turn, w in zip(turns, found, strict=True)
     ]
     return usual(f, s, RopeReader(f, theta=2000000.0), styles, EndsStyle(tied=True), bias=f.flag("mlp_bias"))
@@ -160,7 +160,9 @@ def smollm3(f: Fields) -> Program:
 def granite(f: Fields) -> Program:
     """Four multipliers."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
-    style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
+    style = AttentionStyle(
+        f.number("attention_multiplier", 1.0), pairs=f.stored("interleaved_rope"), bias=bias, out_bias=bias
+    )
     scale = f.number("residual_multiplier", 1.0)
     return usual(f, s, RopeReader(f), [style] * s.layers, granite_ends(f), bias=f.flag("mlp_bias"), scale=scale)
 
