@@ -19,11 +19,14 @@ from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
     "deepseek_v3", "deepseek_v3_old", "qwen2_moe", "glm4", "granite", "smollm3", "olmo2", "olmo3", "cohere2", "ernie4_5",
+    "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "qwen2_moe": {"mlp_only_layers": []},
+    "starcoder2": {"sliding_window": None},
+    "stablelm_12b": {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True},
     "cohere2": {"sliding_window_pattern": 4},
     "olmo3": {"rope_parameters": {
         "full_attention": {
@@ -60,6 +63,8 @@ _MORE: dict[str, dict[str, str]] = {
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     },
+    "gptneox": {"use_parallel_residual": "use_parallel_residual"},
+    "stablelm": {"use_parallel_residual": "use_parallel_residual"},
     "granite": {
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -82,11 +87,18 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
 
     `dtype`: of matrices; vectors are F32. A callable chooses by name and shape.
     """
-    is_split, family = family == "deepseek_v3", family.removesuffix("_old")  # as newer converters write it
+    name = family
+    is_split, family = (
+        family == "deepseek_v3",
+        family.removesuffix("_old").removesuffix("_12b").removesuffix("_fused"),
+    )  # as newer converters write it
     folder = make_tiny(
-        family, path.parent / f"{path.stem}-{family}", dtype="fp32", **{**_FIXED.get(family, {}), **sizes}
+        family,
+        path.parent / f"{path.stem}-{family}",
+        dtype="fp32",
+        **{**_FIXED.get(name, _FIXED.get(family, {})), **sizes},
     )
-    config = json.loads((folder / "config.json").read_text()) | {"is_split": is_split}
+    config = json.loads((folder / "config.json").read_text()) | {"is_split": is_split, "is_fused": name == "phi_fused"}
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
     arch, _ = _by_type()[config["model_type"]]
@@ -134,15 +146,18 @@ def _renamed(
         if name in ends:
             out[ends[name]] = array
             continue
-        _, _, layer, inner = name.split(".", 3)
+        layer, inner = name.removeprefix(f"{found.layers}.").split(".", 1)
         stem, _, last = inner.rpartition(".")
-        pattern = re.sub(r"experts\.\d+\.", "experts.{expert}.", stem)
+        pattern = re.sub(r"experts\.\d+\.", "experts.{expert}.", re.sub(r"norms\.\d+", "norms.{head}", stem))
         if inner in names:
             out[f"blk.{layer}.{names[inner]}"] = array
         elif pattern != stem:
             stacks.setdefault(f"blk.{layer}.{names[pattern]}.{last}", []).append(array)
         else:
             out[f"blk.{layer}.{names[stem]}.{last}"] = array
+    if config["is_fused"]:
+        for name in [name for name in out if ".attn_q." in name]:
+            out[name.replace("_q.", "_qkv.")] = np.concatenate([out.pop(name.replace("_q.", f"_{p}.")) for p in "qkv"])
     return [*out.items(), *((name, np.stack(arrays)) for name, arrays in stacks.items())]
 
 
@@ -166,6 +181,9 @@ def _pieces(
         heads = array.reshape(-1, plain + value, array.shape[1])
         yield name.replace("kv_b", "k_b"), heads[:, :plain].swapaxes(1, 2)
         yield name.replace("kv_b", "v_b"), heads[:, plain:]
+    elif path.endswith("query_key_value"):
+        parts = array.reshape(config["num_attention_heads"], 3, -1, *array.shape[1:])
+        yield name, parts.swapaxes(0, 1).reshape(array.shape)
     elif path.endswith("shared_expert_gate"):
         yield name, array[0]
     elif last == "down_proj":
@@ -201,7 +219,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "block_count": config["num_hidden_layers"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"] or config["num_attention_heads"],
         "attention.key_length": head,
         "attention.value_length": head,
         "rope.dimension_count": int(head * usual.get("partial_rotary_factor", 1.0)),

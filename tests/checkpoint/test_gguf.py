@@ -232,7 +232,7 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("others")
-    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4")
+    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4", "gpt_neox")
     return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
 
 
@@ -258,6 +258,9 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         ("olmo3", {"olmo2__attention__sliding_window_pattern": "x"}, "pattern is 'x'; a switch for each"),
         ("qwen2_moe", {"qwen2moe__expert_used_count": 0}, "expert_used_count is 0"),
         ("glm4", {"glm4__nextn_predict_layers": 1}, "nextn_predict_layers' is not known here"),
+        ("gpt_neox", {"gptneox__use_parallel_residual": 1}, "residual is 1; true or false is needed"),
+        ("gpt_neox", {"gptneox__attention__head_count_kv": 2}, "its heads share keys"),
+        ("gpt_neox", {"gptneox__attention__layer_norm_epsilon": None}, "layer_norm_epsilon is None; a number"),
         ("deepseek_v3", {"deepseek2__attention__temperature_scale": 1.0}, "temperature_scale' is not known here"),
     ],
 )
@@ -306,6 +309,13 @@ def test_experts_are_ranges_of_their_stack(tmp_path: Path) -> None:
     found = {entry.name: entry for entry in tensor_entries(read_gguf(file))}
     one, two = (found[f"model.layers.0.block_sparse_moe.experts.{n}.w1.weight"] for n in (0, 1))
     assert one.end == two.start and one.shape == (96, 64) and len(one) == 96 * 2 * 34
+
+
+@pytest.mark.parametrize("shape", [(5000, 4), (4, 4, 4), (4,)])
+def test_stacks_of_norms_that_make_no_sense_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensor = ("blk.0.attn_q_norm.weight", "F32", shape, np.zeros(shape, np.float32))
+    with pytest.raises(ModelError, match="a stack of at most 4096 vectors is needed"):
+        tensor_entries(parse(made(tmp_path, {"general.architecture": "stablelm"}, [tensor])))
 
 
 @pytest.mark.parametrize("shape", [(5000, 1, 1), (4, 4), (4,)])

@@ -12,27 +12,37 @@ import numpy as np
 
 from manyhands.checkpoint.gguf_keys import GgufKeys
 from manyhands.checkpoint.gguf_names import (
+    BIASED_ENDS,
     DEEPSEEK2,
     ENDS,
     GEMMA2,
     GEMMA3,
     GLM4,
+    GPT_NEOX,
+    GPT_NEOX_ENDS,
     GPT_OSS,
     LLAMA,
     MIXTRAL,
     OLMO2,
+    PHI2,
+    PHI2_ENDS,
     PHI3,
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    STABLELM,
+    STARCODER2,
 )
 
 PAIRS: Final = "interleaved_rope"  # rotary pairs lie side by side in the heads of q and k
 PLUS_ONE: Final = "norms_plus_one"  # norms hold 1 + weight
 SPLIT: Final = "split_kv_b"  # keys and values of latents have tensors of their own, with heads as first dimension
+BY_PART: Final = "qkv_by_part"  # one tensor holds all of q, then k, then v
 SEPARATE: Final = "separate_gate_up"  # gate and up of experts are tensors of their own
 _QKV: Final = ("attn_q", "attn_k", "attn_v")
 _ATTENTION: Final = (*_QKV, "attn_output")
+_UP_DOWN: Final = ("ffn_up", "ffn_down")
+_NORMS: Final = (None, ("attn_norm", "ffn_norm"))
 _BLOCK: Final = ("ffn_gate", "ffn_up", "ffn_down")
 # Products that have biases together or not at all, and the field of the config that says so; None where the recipe knows.
 Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
@@ -204,6 +214,32 @@ def _olmo3(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def _phi2(keys: GgufKeys, config: Config) -> Config:
+    """Files of Microsoft's first checkpoint, which most are, have one tensor for q, k and v."""
+    fused = {BY_PART: True} if "attn_qkv.weight" in keys.tensors else {}
+    return _stated()(keys, config) | {"quantization_config": config["quantization_config"] | fused}
+
+
+def _stablelm(keys: GgufKeys, config: Config) -> Config:
+    """Like llama.cpp by the tensors: the converter says that residuals are parallel where the checkpoint says nothing."""
+    keys.get("use_parallel_residual")
+    is_parallel, has_norms = "ffn_norm.weight" not in keys.tensors, "attn_q_norm.weight" in keys.tensors
+    return _stated()(keys, config) | {"use_parallel_residual": is_parallel, "qk_layernorm": has_norms}
+
+
+def _gpt_neox(keys: GgufKeys, config: Config) -> Config:
+    if config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise keys.refused("its heads share keys, which gpt_neox has not")
+    return {
+        "num_key_value_heads": None,
+        "rotary_emb_base": config["rope_theta"],
+        "rotary_pct": config.get("partial_rotary_factor", 1.0),
+        "partial_rotary_factor": None,
+        "attention_bias": config.get("attention_bias", False),
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+    }
+
+
 def _cohere2(keys: GgufKeys, config: Config) -> Config:
     keys.only("attention.sliding_window_pattern", 4)
     return {"sliding_window": keys.count("attention.sliding_window"), "logit_scale": keys.number("logit_scale")}
@@ -249,6 +285,54 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", OLMO2),
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", LLAMA, _cohere2, eps="layer_norm_eps"),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, biases=(("use_bias", (*_ATTENTION, *_BLOCK)),)),
+    "phi2": Architecture(
+        "phi",
+        "PhiForCausalLM",
+        PHI2,
+        _phi2,
+        eps="layer_norm_eps",
+        ends=PHI2_ENDS,
+        biases=((None, ("attn_norm", "attn_qkv", *_ATTENTION, *_UP_DOWN)),),
+    ),
+    "starcoder2": Architecture(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        STARCODER2,
+        lambda keys, config: {"use_bias": config.get("use_bias", False)},
+        eps="norm_epsilon",
+        ends=BIASED_ENDS,
+        biases=(_NORMS, ("use_bias", (*_ATTENTION, *_UP_DOWN))),
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        STABLELM,
+        _stablelm,
+        eps="layer_norm_eps",
+        ends=BIASED_ENDS,
+        biases=(_NORMS, ("use_qkv_bias", _QKV)),
+    ),
+    "gptneox": Architecture(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        GPT_NEOX,
+        _gpt_neox,
+        (BY_PART,),
+        eps="layer_norm_eps",
+        ends=GPT_NEOX_ENDS,
+        layers="gpt_neox.layers",
+        biases=(_NORMS, ("attention_bias", ("attn_qkv", "attn_output")), (None, _UP_DOWN)),
+    ),
+    "nemotron": Architecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        LLAMA,
+        _stated(),
+        (PLUS_ONE,),
+        eps="norm_eps",
+        ends=BIASED_ENDS,
+        biases=(_NORMS, ("attention_bias", _ATTENTION), ("mlp_bias", _UP_DOWN)),
+    ),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {

@@ -63,13 +63,14 @@ def _entries(gguf: Gguf, arch: Architecture, tensor: GgufTensor) -> Iterator[Ten
         yield TensorEntry(name, gguf.file, tensor.dtype, shape, tensor.start, tensor.end)
         return
     shape = tensor.shape[1:]
-    if len(shape) != 2 or tensor.shape[0] > MAX_EXPERTS:
-        wanted = f"a stack of at most {MAX_EXPERTS} matrices is needed"
+    kind, sizes = ("matrices", 2) if "{expert}" in name else ("vectors", 1)
+    if len(shape) != sizes or tensor.shape[0] > MAX_EXPERTS:
+        wanted = f"a stack of at most {MAX_EXPERTS} {kind} is needed"
         raise ModelError(f"{gguf.file} refused: {tensor.name[:80]!a} has the shape {list(tensor.shape)}; {wanted}")
     step = stored_bytes(tensor.dtype, shape)
-    for expert in range(tensor.shape[0]):
-        start = tensor.start + expert * step
-        yield TensorEntry(name.format(expert=expert), gguf.file, tensor.dtype, shape, start, start + step)
+    for number in range(tensor.shape[0]):
+        start = tensor.start + number * step
+        yield TensorEntry(name.format(expert=number, head=number), gguf.file, tensor.dtype, shape, start, start + step)
 
 
 def _name(arch: Architecture, name: str) -> str | None:

@@ -88,3 +88,37 @@ OLMO2: Final = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+BIASED_ENDS: Final = {**ENDS, "output_norm.bias": "model.norm.bias"}
+STABLELM: Final = {
+    **LLAMA,
+    "attn_q_norm": "self_attn.q_layernorm.norms.{head}",
+    "attn_k_norm": "self_attn.k_layernorm.norms.{head}",
+}
+STARCODER2: Final = {**LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+PHI2: Final = {
+    **LLAMA,
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+PHI2_ENDS: Final = {
+    **ENDS,
+    "output_norm.weight": "model.final_layernorm.weight",
+    "output_norm.bias": "model.final_layernorm.bias",
+    "output.bias": "lm_head.bias",
+}
+GPT_NEOX: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+GPT_NEOX_ENDS: Final = {
+    "token_embd.weight": "gpt_neox.embed_in.weight",
+    "output_norm.weight": "gpt_neox.final_layer_norm.weight",
+    "output_norm.bias": "gpt_neox.final_layer_norm.bias",
+    "output.weight": "embed_out.weight",
+}

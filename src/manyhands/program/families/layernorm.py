@@ -57,6 +57,7 @@ def phi(f: Fields) -> Program:
         bias=True,
         out_bias=True,
         out_name="self_attn.dense",
+        fused="self_attn.qkv_proj" if f.stored("qkv_by_part") else None,
         head_norm=norm if f.flag("qk_layernorm") else None,
         norm_names=("self_attn.q_layernorm", "self_attn.k_layernorm"),
     )
@@ -82,7 +83,7 @@ def gpt_neox(f: Fields) -> Program:
         out_bias=bias,
         out_name="attention.dense",
         fused="attention.query_key_value",
-        interleaved=True,
+        interleaved=not f.stored("qkv_by_part"),
     )
     base = f.number("rotary_emb_base", 10000.0)
     f.only("rope_theta", base)  # transformers does not read it here
@@ -111,7 +112,7 @@ def gpt_neox(f: Fields) -> Program:
 def nemotron(f: Fields) -> Program:
     """1 + weight in layer norms, squared relu, half of a head turns."""
     s, act = Sizes.read(f, kv=False), f.activation("hidden_act", "relu2")
-    norm = NormStyle("layer", f.number("norm_eps", 1e-5), offset=1.0, bias=True)
+    norm = NormStyle("layer", f.number("norm_eps", 1e-5), 0.0 if f.stored("norms_plus_one") else 1.0, bias=True)
     bias, block_bias = f.flag("attention_bias"), f.flag("mlp_bias")
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
