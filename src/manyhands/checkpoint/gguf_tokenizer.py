@@ -30,18 +30,23 @@ _CASED: Final = (
     r"[^\r\n\p{L}\p{N}]?(?:(?=\p{L})[^a-z])*(?:(?=\p{L})[^A-Z])+",
     r"[^\r\n\p{L}\p{N}]?(?:(?=\p{L})[^a-z])+(?:(?=\p{L})[^A-Z])*",
 )
+_HAN: Final = (
+    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}]"
+)
 _SLASHES: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # tokenizer.ggml.pre -> the expressions that cut a text, one after the other.
 _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "midm-2.0"), (_LLAMA3,)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
     "minicpm5": (_THREES, _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+" + _TAIL),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo"), (_QWEN2,)),
     "seed-coder": (_ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (r"\p{N}", _GPT2)
     ),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "mellum", "a.x-4.0"), (_GPT2,)),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "mellum", "a.x-4.0", "gigachat"), (_GPT2,)
+    ),
     "deepseek-coder": (
         r"[\r\n]",
         r"\s?\p{L}+",
@@ -49,6 +54,12 @@ _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
         r"(?:(?!\s)[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}])+",
         r"\p{N}",
     ),
+    "deepseek-v3": (
+        _THREES,
+        r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+",
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "kimi-k2": (rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?(?:(?!{_HAN})\p{{L}})+{_ANY_CASE}?|{_THREES}" + _TAIL,),
     "viking": (r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+", r"\p{N}"),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
