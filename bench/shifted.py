@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from manyhands.checkpoint.folder import read_entries
-from manyhands.checkpoint.gguf_architectures import PAIRS
+from manyhands.checkpoint.gguf_configs import PAIRS
 from manyhands.checkpoint.verify import ignore
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.weights import as_fp32

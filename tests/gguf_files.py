@@ -12,20 +12,22 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, PAIRS, PLUS_ONE, VARIANTS, Architecture
+from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
+from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
 
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
     "deepseek_v3", "deepseek_v3_old", "qwen2_moe", "glm4", "granite", "smollm3", "olmo2", "olmo3", "cohere2", "ernie4_5",
-    "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron",
+    "minicpm3", "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "qwen2_moe": {"mlp_only_layers": []},
     "starcoder2": {"sliding_window": None},
+    "minicpm3": {"dim_model_base": 256},
     "stablelm_12b": {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True},
     "cohere2": {"sliding_window_pattern": 4},
     "olmo3": {"rope_parameters": {
@@ -72,7 +74,6 @@ _MORE: dict[str, dict[str, str]] = {
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "gpt-oss": {**_WINDOW, "expert_feed_forward_length": "intermediate_size"},
     "deepseek2": {
-        "attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank",
         "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
         "expert_group_used_count": "topk_group", "expert_shared_count": "n_shared_experts",
         "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
@@ -237,7 +238,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         keys["expert_count"] = next(config[name] for name in names if config.get(name))
         keys["expert_used_count"] = config["num_experts_per_tok"]
-    if arch == "deepseek2":
+    if "kv_lora_rank" in config:
         keys |= _latent(config, rope)
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
 
@@ -250,6 +251,9 @@ def _latent(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     if config["is_split"]:
         keys |= {f"attention.{name}_mla": size for name, size in own.items()}
         keys |= {"attention.key_length": rank + rotary, "attention.value_length": rank, "attention.head_count_kv": 1}
+    keys |= {"attention.q_lora_rank": config["q_lora_rank"], "attention.kv_lora_rank": rank}
+    if "n_routed_experts" not in config:
+        return keys
     return {**keys, "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
 
 

@@ -245,7 +245,11 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         ("deepseek_v3", {"deepseek2__expert_gating_func": 1}, "not chosen as those of DeepSeek-V3 are"),
         ("deepseek_v3", {"deepseek2__expert_gating_func": None}, "not chosen as those of DeepSeek-V3 are"),
         ("deepseek_v3", {"deepseek2__rope__scaling__yarn_log_multiplier": 0.0}, "yarn without rope.scaling.yarn_log"),
-        ("deepseek_v3", {"deepseek2__attention__key_length_mla": 8}, "key_length_mla is 8; more than the 8 that turn"),
+        (
+            "deepseek_v3",
+            {"deepseek2__attention__key_length_mla": 8},
+            "queries of a head are 8 wide; more than the 8 that turn",
+        ),
         ("deepseek_v3", {"deepseek2__attention__kv_lora_rank": "x"}, "kv_lora_rank is 'x'"),
         ("deepseek_v3", {"deepseek2__expert_weights_norm": 1}, "expert_weights_norm is 1; true or false is needed"),
         ("granite", {"granite__rope__scaling__finetuned": False}, "finetuned is False; served is True"),

@@ -7,6 +7,8 @@ import numpy as np
 from manyhands.checkpoint.gguf import Gguf
 from manyhands.errors import ModelError
 
+Config = dict[str, Any]
+
 
 class GgufKeys:
     """Reading a key marks it as used; `finish` refuses those that nothing has read."""

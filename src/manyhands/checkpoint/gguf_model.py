@@ -14,8 +14,8 @@ import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
 from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor, ReadRange
-from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture, Config
-from manyhands.checkpoint.gguf_keys import GgufKeys
+from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError
 

@@ -54,14 +54,18 @@ GPT_OSS: Final = {
     "ffn_up_exps.bias": "mlp.experts.up_proj.bias",
     "ffn_down_exps.bias": "mlp.experts.down_proj.bias",
 }
-DEEPSEEK2: Final = {
-    **QWEN3_MOE,
+MINICPM3: Final = {
+    **LLAMA,
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
+}
+DEEPSEEK2: Final = {
+    **QWEN3_MOE,
+    **MINICPM3,
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",

@@ -128,7 +128,7 @@ class Fields:
             raise self.refuse(name, f"only {' or '.join(map(repr, allowed))} is supported")
 
     def stored(self, convention: str) -> bool:
-        """Whether the tensors are stored by this convention of GGUF files (checkpoint/gguf_architectures.py)."""
+        """Whether the tensors are stored by this convention of GGUF files (checkpoint/gguf_configs.py)."""
         self._conventions.add(convention)
         given = self._values.get("quantization_config")
         return isinstance(given, dict) and given.get("quant_method") == "gguf" and given.get(convention) is True

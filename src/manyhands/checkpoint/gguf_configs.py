@@ -1,0 +1,211 @@
+"""What the metadata of each architecture of GGUF adds to the config.json, and how its tensors differ from the checkpoint's.
+
+What llama.cpp's converter changes in a checkpoint is a convention: it is stated in the config, and the family's recipe asks
+for it (Fields.stored). Of a name in ARCHITECTURES the function gets the keys and the config so far.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+
+PAIRS: Final = "interleaved_rope"  # rotary pairs lie side by side in the heads of q and k
+PLUS_ONE: Final = "norms_plus_one"  # norms hold 1 + weight
+SPLIT: Final = "split_kv_b"  # keys and values of latents have tensors of their own, with heads as first dimension
+BY_PART: Final = "qkv_by_part"  # one tensor holds all of q, then k, then v
+SEPARATE: Final = "separate_gate_up"  # gate and up of experts are tensors of their own
+
+
+def gemma(keys: GgufKeys, config: Config) -> Config:
+    """Its activation."""
+    return {"hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _scale_width(keys: GgufKeys, config: Config, largest: int) -> Config:
+    """Queries are scaled by the width of a head; in the largest model of a family by hidden / heads."""
+    is_largest = config["num_hidden_layers"] == largest
+    width = config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
+    return {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": width}
+
+
+def gemma2(keys: GgufKeys, config: Config) -> Config:
+    """Windows and soft caps."""
+    return {
+        **_scale_width(keys, config, 46),
+        "sliding_window": keys.count("attention.sliding_window", 4096),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+def gemma3(keys: GgufKeys, config: Config) -> Config:
+    """Windows, of which every sixth layer has none, and a table of their own."""
+    added = {
+        **_scale_width(keys, config, 62),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "sliding_window_pattern": keys.count("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+    }
+    return {**added, "rope_theta": keys.number("rope.freq_base", 1000000.0)}
+
+
+def phi3(keys: GgufKeys, config: Config) -> Config:
+    """A window where it is shorter than the context."""
+    window = keys.count("attention.sliding_window", 0, least=0)
+    return {"sliding_window": window} if 0 < window < config["max_position_embeddings"] else {}
+
+
+def experts(keys: GgufKeys, config: Config) -> Config:
+    """How many experts there are, and how many a row takes."""
+    return {"num_local_experts": keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
+
+
+def gpt_oss(keys: GgufKeys, config: Config) -> Config:
+    """The file does not say that the ends of yarn's ramp are not rounded, as OpenAI computes it (llama.cpp rounds them)."""
+    keys.only("attention.sliding_window_pattern", 2)
+    scaling = config.get("rope_scaling", {"rope_type": "default"})
+    return {
+        **experts(keys, config),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "rope_scaling": {**scaling, **({"truncate": False} if scaling["rope_type"] == "yarn" else {})},
+    }
+
+
+def deepseek2(keys: GgufKeys, config: Config) -> Config:
+    """Sizes of latent attention, which newer files describe as attention with one key head; the choice of experts."""
+    if keys.one("expert_gating_func") != 2 or "exp_probs_b.bias" not in keys.tensors:  # V2 has softmax, or no such key
+        raise keys.refused("its experts are not chosen as those of DeepSeek-V3 are: by sigmoid (2), with exp_probs_b")
+    is_split, groups = "attn_k_b.weight" in keys.tensors, keys.count("expert_group_count", 1)
+    key, value = (keys.count(f"attention.{name}_length") for name in ("key", "value"))
+    if is_split:
+        key, value = (keys.count(f"attention.{name}_length_mla") for name in ("key", "value"))
+    log, scaling = keys.number("rope.scaling.yarn_log_multiplier", 0.0), config.get("rope_scaling")
+    if scaling:
+        if scaling["rope_type"] == "yarn" and log <= 0:
+            raise keys.refused("its positions are scaled by yarn without rope.scaling.yarn_log_multiplier")
+        mscale = float(str(np.float32(10 * log)))  # the converter writes a tenth
+        scaling = scaling | ({"mscale": mscale, "mscale_all_dim": mscale} if scaling["rope_type"] == "yarn" else {})
+    return {
+        **experts(keys, config),
+        "quantization_config": config["quantization_config"] | ({SPLIT: True} if is_split else {}),
+        **_latent(keys, config["head_dim"], key, value),
+        "rope_scaling": scaling,
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": keys.count("expert_count"),
+        "n_shared_experts": keys.count("expert_shared_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "n_group": groups,
+        "topk_group": keys.count("expert_group_used_count", groups),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def qwen2_moe(keys: GgufKeys, config: Config) -> Config:
+    """Widths of experts, which old files leave out."""
+    used, inner = keys.count("expert_used_count"), config["intermediate_size"]
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": keys.count("expert_feed_forward_length", inner // used),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length", inner),
+    }
+
+
+def stated(*switches: str) -> Callable[[GgufKeys, Config], Config]:
+    """Fields that mean something else where they are absent: switches are off, and whole heads turn."""
+    return lambda keys, config: (
+        {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
+        | {name: config.get(name, False) for name in switches}
+    )
+
+
+def granite(keys: GgufKeys, config: Config) -> Config:
+    """Four multipliers."""
+    keys.only("rope.scaling.finetuned", True)  # the switch of rotary embeddings
+    return {
+        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale"),
+    }
+
+
+def olmo3(keys: GgufKeys, config: Config) -> Config:
+    """Layers with a window have positions that are not scaled."""
+    pattern, layers = keys.get("attention.sliding_window_pattern"), config["num_hidden_layers"]
+    slides = np.arange(1, layers + 1) % 4 != 0 if pattern is None else pattern
+    if not isinstance(slides, np.ndarray) or len(slides) != layers:
+        raise keys.refused(
+            f"attention.sliding_window_pattern is {pattern!r:.40}; a switch for each of {layers} layers is needed"
+        )
+    theta = {"rope_theta": config["rope_theta"]}
+    scaled = theta | config.get("rope_scaling", {"rope_type": "default"})
+    return {
+        "sliding_window": keys.count("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": scaled, "sliding_attention": {"rope_type": "default", **theta}},
+    }
+
+
+def phi2(keys: GgufKeys, config: Config) -> Config:
+    """Files of Microsoft's first checkpoint, which most are, have one tensor for q, k and v."""
+    fused = {BY_PART: True} if "attn_qkv.weight" in keys.tensors else {}
+    return stated()(keys, config) | {"quantization_config": config["quantization_config"] | fused}
+
+
+def stablelm(keys: GgufKeys, config: Config) -> Config:
+    """Like llama.cpp by the tensors: the converter says that residuals are parallel where the checkpoint says nothing."""
+    keys.get("use_parallel_residual")
+    is_parallel, has_norms = "ffn_norm.weight" not in keys.tensors, "attn_q_norm.weight" in keys.tensors
+    return stated()(keys, config) | {"use_parallel_residual": is_parallel, "qk_layernorm": has_norms}
+
+
+def gpt_neox(keys: GgufKeys, config: Config) -> Config:
+    """Fields that only this family has."""
+    if config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise keys.refused("its heads share keys, which gpt_neox has not")
+    return {
+        "num_key_value_heads": None,
+        "rotary_emb_base": config["rope_theta"],
+        "rotary_pct": config.get("partial_rotary_factor", 1.0),
+        "partial_rotary_factor": None,
+        "attention_bias": config.get("attention_bias", False),
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+    }
+
+
+def cohere2(keys: GgufKeys, config: Config) -> Config:
+    """Windows, of which every fourth layer has none."""
+    keys.only("attention.sliding_window_pattern", 4)
+    return {"sliding_window": keys.count("attention.sliding_window"), "logit_scale": keys.number("logit_scale")}
+
+
+def _latent(keys: GgufKeys, rotary: int, key: int, value: int) -> Config:
+    """Sizes of latent attention whose queries are `key` wide, and turn in `rotary` of these columns."""
+    if key <= rotary:
+        raise keys.refused(f"queries of a head are {key} wide; more than the {rotary} that turn is needed")
+    return {
+        "q_lora_rank": keys.count("attention.q_lora_rank", 0, least=0) or None,
+        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": key - rotary,
+        "v_head_dim": value,
+    }
+
+
+def minicpm3(keys: GgufKeys, config: Config) -> Config:
+    """Scales of embedding, branches and logits are the family's own: files do not state them."""
+    value = keys.count("attention.value_length", config["hidden_size"] // config["num_attention_heads"])
+    return _latent(keys, config["head_dim"], keys.count("attention.key_length"), value)
+
+
+def qwen3_moe(keys: GgufKeys, config: Config) -> Config:
+    """Weights of chosen experts add up to one."""
+    inner = keys.count("expert_feed_forward_length")
+    return {**experts(keys, config), "moe_intermediate_size": inner, "norm_topk_prob": True}
