@@ -230,6 +230,9 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     eps = _by_type()[config["model_type"]][1].eps
     keys[f"attention.layer_norm_{'rms_' * (eps == 'rms_norm_eps')}epsilon"] = float(config[eps])
     keys |= {key: config[field] for key, field in _MORE.get(arch, {}).items() if config.get(field) is not None}
+    if arch == "olmo2" and "layer_types" in config:
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        keys["attention.sliding_window_pattern"] = np.array(slides)
     if arch == "gemma3":
         keys["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
     if usual.get("rope_type") == "yarn":

@@ -175,8 +175,11 @@ def test_no_bytes_crash_the_reader(raw: bytes) -> None:
             pass
 
 
-@given(st.integers(0, 5000), st.binary(min_size=1, max_size=8))
-def test_no_change_of_a_real_header_crashes_what_reads_it(real: bytes, at: int, put: bytes) -> None:
+@given(st.integers(0, 6), st.integers(0, 5000), st.binary(min_size=1, max_size=8))
+def test_no_change_of_a_real_header_crashes_what_reads_it(
+    real: bytes, others: dict[str, bytes], which: int, at: int, put: bytes
+) -> None:
+    real = [real, *others.values()][which]
     raw = real[:at] + put + real[at + len(put) :]
     try:
         found = parse(raw, len(real))
@@ -184,6 +187,13 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(real: bytes, at: int, 
         config_json(found, lambda start, end: raw[start:end])
     except ModelError:
         pass
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("others")
+    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4", "gpt_neox")
+    return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -229,13 +239,6 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         config_json(found, lambda start, end: b"")
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("others")
-    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4", "gpt_neox")
-    return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
-
-
 @pytest.mark.parametrize(
     ("family", "facts", "message"),
     [
@@ -259,6 +262,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
             {"olmo2__attention__sliding_window_pattern": TWO},
             r"is array\(\[1, 2\].*; a switch for each of 3 layers",
         ),
+        ("olmo3", {"olmo2__block_count": 1 << 60}, f"a switch for each of {1 << 60} layers"),
         ("olmo3", {"olmo2__attention__sliding_window_pattern": "x"}, "pattern is 'x'; a switch for each"),
         ("qwen2_moe", {"qwen2moe__expert_used_count": 0}, "expert_used_count is 0"),
         ("glm4", {"glm4__nextn_predict_layers": 1}, "nextn_predict_layers' is not known here"),

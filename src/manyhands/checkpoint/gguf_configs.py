@@ -137,16 +137,17 @@ def granite(keys: GgufKeys, config: Config) -> Config:
 def olmo3(keys: GgufKeys, config: Config) -> Config:
     """Layers with a window have positions that are not scaled."""
     pattern, layers = keys.get("attention.sliding_window_pattern"), config["num_hidden_layers"]
-    slides = np.arange(1, layers + 1) % 4 != 0 if pattern is None else pattern
-    if not isinstance(slides, np.ndarray) or len(slides) != layers:
-        raise keys.refused(
-            f"attention.sliding_window_pattern is {pattern!r:.40}; a switch for each of {layers} layers is needed"
-        )
+    types: Config = {}
+    if pattern is not None:
+        if not isinstance(pattern, np.ndarray) or len(pattern) != layers:
+            shown = f"attention.sliding_window_pattern is {pattern!r:.40}"
+            raise keys.refused(f"{shown}; a switch for each of {layers} layers is needed")
+        types = {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
     theta = {"rope_theta": config["rope_theta"]}
     scaled = theta | config.get("rope_scaling", {"rope_type": "default"})
     return {
         "sliding_window": keys.count("attention.sliding_window"),
-        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        **types,
         "rope_theta": None,
         "rope_scaling": None,
         "rope_parameters": {"full_attention": scaled, "sliding_attention": {"rope_type": "default", **theta}},

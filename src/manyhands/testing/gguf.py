@@ -12,7 +12,7 @@ from manyhands.checkpoint.gguf import MAGIC, TYPES
 
 ALIGN: Final = 32
 _NUMBERS: Final = {name: number for number, name in TYPES.items()}
-_LISTS: Final = {"uint8": 0, "int8": 1, "uint32": 4, "int32": 5, "float32": 6, "int64": 11, "float64": 12}
+_LISTS: Final = {"uint8": 0, "int8": 1, "uint32": 4, "int32": 5, "float32": 6, "bool": 7, "int64": 11, "float64": 12}
 
 Written = tuple[str, str, tuple[int, ...], NDArray[Any]]  # name, type, shape (outermost first), stored bytes
 
