@@ -87,7 +87,7 @@ def test_a_machine_with_a_new_address_is_found_there(first: str, play: Play, mon
 def test_a_machine_without_ipv4_notices_another_network(
     listen: NodeAddr, shown: str, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it listens to, its own calls go over IPv6. What nobody could call is not told."""
+    """Whatever it listens to, its own calls go over IPv6. An address that cannot be called is not told."""
     at: list[str | None] = ["2001:db8:1::5"]
 
     def connect(sock: socket.socket, addr: Any) -> None:

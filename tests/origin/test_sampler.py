@@ -430,13 +430,14 @@ def test_a_masked_token_is_never_drawn(
 
 
 def test_whole_numbers_of_numpy_are_taken() -> None:
-    params = SamplingParams(
-        max_tokens=np.int64(3),
-        top_k=np.int32(2),
-        seed=np.uint64(7),
-        stop_ids=(np.int8(5),),
-        logit_bias=((np.int64(4), 1.0),),
-    )
+    given: dict[str, Any] = {
+        "max_tokens": np.int64(3),
+        "top_k": np.int32(2),
+        "seed": np.uint64(7),
+        "stop_ids": (np.int8(5),),
+        "logit_bias": ((np.int64(4), 1.0),),
+    }
+    params = SamplingParams(**given)
     assert params == SamplingParams(max_tokens=3, top_k=2, seed=7, stop_ids=(5,), logit_bias=((4, 1.0),))
     numbers = (params.max_tokens, params.top_k, params.seed, *params.stop_ids, params.logit_bias[0][0])
     assert {type(number) for number in numbers} == {int}

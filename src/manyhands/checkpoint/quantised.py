@@ -26,6 +26,7 @@ _BF16: Final = "take the model's checkpoint in bf16 with --dtype w8 or w4, or a 
 _LOSSES: Final = {
     "bitsandbytes": "its 4-bit codes (NF4, FP4) are no multiples of a scale, so integer products would change every number",
 }
+_FLOAT_PARTS: Final = {"fp8": ("_scale_inv", "activation_scale"), "fbgemm_fp8": ("_scale", "input_scale_ub")}
 _PACKED = "pack-quantized"
 _FORMS: Final = {"int": (_PACKED, "int-quantized", "naive-quantized"), "float": ("float-quantized", "naive-quantized")}
 
@@ -66,10 +67,9 @@ class Quantised:
             path, _, matrix = stem.rpartition(".")
             stack = f"{path.rpartition('.')[0]}.{matrix}"
             return {"codes": f"{stack}_blocks", "scales": f"{stack}_scales"}
-        if self.method == "fp8":
-            return {"bytes": name, "scales": f"{name}_scale_inv", "rows": f"{stem}.activation_scale"}
-        if self.method == "fbgemm_fp8":
-            return {"bytes": name, "scales": f"{name}_scale", "rows": f"{stem}.input_scale_ub"}
+        if self.method in _FLOAT_PARTS:
+            scales, rows = _FLOAT_PARTS[self.method]
+            return {"bytes": name, "scales": name + scales, "rows": f"{stem}.{rows}"}
         if self.method == "compressed-tensors":
             endings = {"scales": "_scale", "zeros": "_zero_point", "order": "_g_idx", "shape": "_shape"}
             parts = {"codes": f"{name}_packed", "bytes": name, "rows": f"{stem}.input_scale"}

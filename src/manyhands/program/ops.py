@@ -195,9 +195,8 @@ class LatentAttention:
 
     query [heads * (width + rotary_width)]: of each head first the part without position, then the rotary part. Head h:
     a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
-    l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is ever expanded, also in prefill, so
-    that chunks do not enter the bits. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or of
-    each head by itself, `stacked`.
+    l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is expanded, in prefill either, so that
+    chunks change no bit. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or `stacked` by head.
     """
 
     query: str

@@ -93,7 +93,7 @@ def _with_named_ids(messages: Messages) -> Messages:
             ids[call["id"]] = f"functions.{call['function']['name']}:{num_calls}"
             calls.append({**call, "id": ids[call["id"]]})
             num_calls += 1
-        told = {"tool_calls": calls} if calls else {}
+        told: dict[str, Any] = {"tool_calls": calls} if calls else {}
         if (asked := message.get("tool_call_id")) in ids:
             told["tool_call_id"] = ids[asked]
         out.append({**message, **told})

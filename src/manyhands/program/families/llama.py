@@ -148,8 +148,7 @@ def smollm3(f: Fields) -> Program:
     wanted = f.flag("use_sliding_window") and f.has("sliding_window")
     window = f.count("sliding_window") if wanted else None
     f.ignore("sliding_window", "max_window_layers")
-    full = [i for i in range(s.layers) if turns[i] or not wanted]
-    found = windows(f, s.layers, sliding(s.layers, full), window)
+    found = windows(f, s.layers, sliding(s.layers, [i for i in range(s.layers) if turns[i] or not wanted]), window)
     styles = [
         AttentionStyle(head_scale(s.head), 0 if turn else None, pairs, bias=bias, out_bias=bias, window=w)
         for turn, w in zip(turns, found, strict=True)
