@@ -44,7 +44,12 @@ EXCEPTIONS = {
     "manyhands.cli.model -> manyhands.testing.tiny": "`manyhands model tiny` is the test kit's maker as a command",
 }
 # What computes in torch, for `--device`. All else is usable without it.
-IN_TORCH = {"manyhands.engine.torch", "manyhands.engine.torch_memory", "manyhands.worker.torch_program"}
+IN_TORCH = {
+    "manyhands.engine.torch",
+    "manyhands.engine.torch_functions",
+    "manyhands.engine.torch_memory",
+    "manyhands.worker.torch_program",
+}
 
 # What needs NVIDIA's packages (`pip install 'manyhands[cuda]'`), which tests do without.
 IN_CUDA = {"manyhands.engine.cuda.gpu"}
