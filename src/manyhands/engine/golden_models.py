@@ -1,8 +1,8 @@
 """Golden digests of whole tiny models, one of every family, in every precision ("model <family> <precision>" in golden.json,
 of small weights in golden_small.json).
 
-Their configs are in golden_models.json; their weights are drawn here, by name, so that neither torch nor a file is needed.
-`python -m manyhands.engine.golden` proves them too, and `--write` stores them.
+Their configs are in golden_models.json, which an installed package lacks; their weights are drawn here, by name, so that
+neither torch nor a file is needed. `python -m manyhands.engine.golden` proves them too, and `--write` stores them.
 """
 
 import hashlib
