@@ -110,12 +110,14 @@ class ToolReader:
             self._held, self._state, self._opened = rest[len(close) :], "text", ""
         elif self.num_calls and end and rest.startswith(end):
             self._held = rest[len(end) :]
-        elif rest and (close.startswith(rest) or (self.num_calls and end.startswith(rest))):
+        elif not rest:  # not looked at again
+            self._opened, self._held = self._opened + self._held, ""
+        elif close.startswith(rest) or (self.num_calls and end.startswith(rest)):
             return
-        elif rest and rest.startswith(begins):
+        elif rest.startswith(begins):
             self._opened += self._held[: len(self._held) - len(rest)]
             self._begin(rest)
-        elif rest and not begins.startswith(rest):
+        elif not begins.startswith(rest):
             self._state = "text"
             self._held = rest if self.num_calls else self._opened + self._held
             if self._opened and not self.num_calls:  # the marker itself is text now: step over it
