@@ -370,8 +370,11 @@ def test_another_gateway_adopts_what_a_dead_one_had_computed(folder: Path, wish:
 
 
 @pytest.mark.parametrize("wish", ["plain", "three choices", "native", "logprobs, stop, usage"])
-def test_what_the_client_says_it_has_saves_rounds_and_changes_nothing(folder: Path, wish: str) -> None:
+def test_what_the_client_says_it_has_saves_rounds_and_changes_nothing(
+    folder: Path, wish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No hop has anything of the stream. Its text, another text and none give the same events."""
+    monkeypatch.setattr("manyhands.worker.batch.FEWEST_ROWS", 200)  # prompts are one device step, and choices in step
     path, body = WISHES[wish]
     body = {**body, "seed": 12, "max_tokens": 24}
 

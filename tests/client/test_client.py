@@ -316,7 +316,7 @@ def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
     [
         ({"max_tokens": 3.5}, "max_tokens is 3.5; it must be a whole number"),
         ({"max_tokens": "3"}, "max_tokens is '3'; it must be a whole number"),
-        ({"seed": np.int64(3)}, "seed is .*3.*; it must be a whole number"),
+        ({"seed": 3.0}, "seed is 3.0; it must be a whole number"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
         ({"stop": "END"}, r"stop is 'END'; it must be a tuple of texts, as in \('END',\)"),
         ({"stop": 5}, "stop is 5; it must be a tuple of texts"),

@@ -42,6 +42,7 @@ GENERATING = {
     "/v1/completions": {"model": MODEL, "prompt": "hi", "max_tokens": 2},
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 16},
+    "/v1/responses/input_tokens": {"model": MODEL, "input": "hi"},
     "/api/infer": {"prompt": "hi", "max_tokens": 2},
     "/api/infer/stream": {"prompt": "hi", "max_tokens": 2},
     "/bus/v1/call": {"params": {}, "input": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}},
