@@ -173,9 +173,10 @@ def test_an_event_loop_does_not_wait_for_a_disk_that_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is said meanwhile is written later, in order, as far as MOST_WAITING goes; then how many lines are left out."""
-    log, takes = LogFile(tmp_path / "desk.log"), threading.Event()
+    log, takes, is_writing = LogFile(tmp_path / "desk.log"), threading.Event(), threading.Event()
 
     def write(text: str) -> None:
+        is_writing.set()
         assert threading.current_thread() is not threading.main_thread() and takes.wait(60)
         log.write(text)
 
@@ -184,7 +185,9 @@ def test_an_event_loop_does_not_wait_for_a_disk_that_takes_nothing(
     monkeypatch.setattr("manyhands.cli.log_file.MOST_WAITING", 1000)
 
     async def main() -> None:
-        for number in range(500):
+        print("line 0", file=tee, flush=True)
+        assert await asyncio.to_thread(is_writing.wait, 60)  # what it takes at once depends on when it begins
+        for number in range(1, 500):
             print(f"line {number}", file=tee, flush=True)
 
     asyncio.run(main())
