@@ -76,9 +76,8 @@ class KeyRing:
         self._keys: tuple[ApiKey, ...] = ()
         self._by_hash: dict[str, ApiKey] = {}
         self._failure = ""  # of the last look
-        self._looking: asyncio.Task[None] | None = (
-            None  # goes on when those who wait for it have left: the disk may be stuck
-        )
+        # Goes on when those who wait for it have left: the disk may be stuck.
+        self._looking: asyncio.Task[None] | None = None
         self._reading = threading.Lock()
         self._looked_at = -math.inf  # when the last look of `latest` began, by the loop's clock
 

@@ -73,7 +73,6 @@ DEEPSEEK2: Final = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-
 QWEN2_MOE: Final = {
     **QWEN3_MOE,
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",

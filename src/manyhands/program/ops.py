@@ -275,7 +275,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """target = source * by: a register one column wide; or in place a number, stored as a vector of one or stated."""
+    """target = source * by. `by`: a register one column wide; in place also a stored vector of one, or a number."""
 
     source: str
     by: str | Weight | float

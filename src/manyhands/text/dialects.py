@@ -8,12 +8,12 @@ mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, 
 qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
 harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
 glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
-    deepseek  <|calls begin><|call begin>function<|sep>f ```json {...} ```<|call end><|calls end>  in a section  (v3, r1)
-    deepseek31 the same without the word function and the fence                                                  (v3.1)
-    kimi      <|section begin|><|call begin|>functions.f:0<|argument begin|>{...}<|call end|><|section end|>         (kimi k2)
-    granite   <|tool_call|>[{"name": "f", "arguments": {...}}, ...]     text may precede                      (granite 3)
-    phi4      <|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>                                 (phi-4-mini)
-    command   <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]<|END_ACTION|>  (command r7b, a)
+deepseek  <|calls begin><|call begin>function<|sep>f ```json {...} ```<|call end><|calls end>  in a section  (v3, r1)
+deepseek31 the same without the word function and the fence                                                  (v3.1)
+kimi      <|section begin|><|call begin|>functions.f:0<|argument begin|>{...}<|call end|><|section end|>         (kimi k2)
+granite   <|tool_call|>[{"name": "f", "arguments": {...}}, ...]     text may precede                      (granite 3)
+phi4      <|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>                                 (phi-4-mini)
+command   <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]<|END_ACTION|>  (command r7b, a)
 """
 
 import re
