@@ -7,6 +7,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import parse_index
 from manyhands.checkpoint.manifest import config_digest
 from manyhands.checkpoint.partition import ModelFacts
 from manyhands.checkpoint.text_part import text_config, text_name
@@ -188,3 +189,10 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
 )
 def test_names_of_tensors(name: str, text: str | None) -> None:
     assert text_name(name) == text
+
+
+def test_an_index_that_has_a_tensor_under_both_of_its_names_is_refused() -> None:
+    """Which of the two a text model has cannot be told."""
+    names = {"language_model.model.norm.weight": "a.safetensors", "model.language_model.norm.weight": "b.safetensors"}
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is in a\.safetensors and in b\.safetensors"):
+        parse_index(json.dumps({"weight_map": names}).encode())

@@ -107,7 +107,11 @@ def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:
         pairs = [(text_name(str(name)), check_file_name(str(file))) for name, file in places.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{where} is corrupt: {error}") from error
-    return {name: file for name, file in pairs if name is not None}
+    found: dict[str, str] = {}
+    for name, file in pairs:
+        if name is not None and found.setdefault(name, file) != file:
+            raise ModelError(f"{where}: the text part's tensor {name} is in {found[name]} and in {file}")
+    return found
 
 
 def check_file_name(name: str) -> str:
