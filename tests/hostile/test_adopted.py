@@ -402,7 +402,7 @@ def test_streams_that_go_on_again_and_again_leave_nothing_behind(folder: Path) -
             await asyncio.sleep(0.1)
             for node in swarm.hops:
                 host = node.hosts[0]
-                assert not (host._places or host._by_hop or host._opening or host.engine._sessions)
+                assert not (host._places or host._places._by_hop or host._opening or host.engine._sessions)
                 assert 0 < len(host.parking) <= 2 * MAX_PARKED_PER_OWNER and len(host._owners._held) == 0
                 assert len(node.worker.logs._parked) == len(host.parking) and not node.worker.logs._logs
             assert not swarm.origin.node.requests.active and not other.node.requests.active

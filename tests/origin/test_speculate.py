@@ -58,5 +58,5 @@ def test_what_is_sent_again_is_one_window() -> None:
     chain = GuessChain([1, 2])
     for draft in (3, 4, 5):
         chain.extend([draft])
-    chain.resend()
+    chain.resend(99)
     assert chain.windows == 1 and chain.extend(()) == (5, [])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from manyhands.core import Span
+from manyhands.engine.library import BLOCK
 from manyhands.errors import ModelError
 from manyhands.program.ops import EXPERT, Experts, LatentAttention, Layer, Op, Rope, Weight
 from manyhands.program.tensors import op_weights
@@ -74,7 +75,8 @@ class TorchCache:
     """What one session has cached on `span`: for each layer two tensors [positions, width] in the storage dtype.
 
     Memory for FIRST_POSITIONS positions at first; it grows by half, at least to what is asked for and at most to `capacity`
-    (0: as asked), so that it never holds more than the session's lease. While it grows, one layer is there twice. To roll
+    (0: as asked), then by BLOCK positions, of which a lease has whole ones: so it never holds more than the session's lease,
+    which may have grown. While it grows, one layer is there twice. To roll
     back is to step from an earlier position: what lies beyond `length` is stale and written again before it is read.
     """
 
@@ -105,7 +107,7 @@ class TorchCache:
         if positions <= here:
             return
         wanted = max(here * 3 // 2, FIRST_POSITIONS)
-        most = max(positions, min(wanted, self.capacity) if self.capacity else wanted)
+        most = max(-(-positions // BLOCK) * BLOCK, min(wanted, self.capacity) if self.capacity else wanted)
         for index, layer in enumerate(self.layers):
             self.layers[index] = tuple(_grown(tensor, most) for tensor in layer)
 

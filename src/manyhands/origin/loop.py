@@ -26,6 +26,7 @@ from manyhands.errors import Corruption, ProtocolError
 from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.first_rows import Prefill, behind, embedded, prefill_parts, sent_first
+from manyhands.origin.growth import Growth
 from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
 from manyhands.origin.received import ReceivedGuesses
@@ -45,7 +46,7 @@ from manyhands.worker.log import pieces
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to generate. `capacity` positions are leased on every hop; prompt and max_tokens fit into it."""
+    """What to generate. `capacity` positions hold prompt and max_tokens: as many are leased in the end (growth.py)."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -99,6 +100,8 @@ class Generation:
         self._intake = Intake(session, healer, self._pace, config, self.ledger, due, self._prefill)
         self._drawn: list[Drawn] = []  # committed, and not told yet
         self._bounds = RowBounds()  # of what the last hop sends
+        self._growth = Growth(session, request.capacity)
+        self._is_full = False  # the lease has not grown
         self._head: RoundHead | None = None
         self._is_disturbed = self._is_dead = False  # steps in flight are of no use; the session is not told yet
 
@@ -144,7 +147,12 @@ class Generation:
     def _finished(self) -> FinishReason | None:
         if self._sampler.is_stop_id(self.ledger[-1]) and len(self.ledger) > len(self._request.prompt):
             return "stop"
-        return "length" if len(self.ledger) >= self._request.capacity else None
+        return "length" if self._is_full or len(self.ledger) >= self._request.capacity else None
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Whether the lease has no room for the last token."""
+        return len(self.ledger) > self._growth.leased
 
     def is_last(self, num_tokens: int) -> bool:
         """Whether the answer ends with its `num_tokens`-th token (stop strings aside)."""
@@ -153,9 +161,10 @@ class Generation:
     async def _send_known(self, start: int) -> None:
         """Send everything from position `start` on: the ledger and the guesses, in prefill-sized steps; `_intake` sees to
         those that there is no room for yet."""
-        self._chain.resend()
+        leased = self._growth.leased
+        self._chain.resend(leased)
         self._disturb()
-        self._prefill.begin(start, self._chain.from_position(start), len(self.ledger) - 1)
+        self._prefill.begin(start, self._chain.from_position(start)[: leased - start], len(self.ledger) - 1)
         await self._prefill.send(len(self.ledger))
 
     def _disturb(self) -> None:
@@ -181,6 +190,7 @@ class Generation:
                     await self._healer.hand_over(self.committed)
                 if self._session.has_detour and (start := await self._healer.rewire(self.committed)) is not None:
                     await self._send_known(start)
+                self._growth.look_ahead(len(self._chain))
                 return await self._advance()
             except HopLost:
                 pass
@@ -213,6 +223,17 @@ class Generation:
         await self._send_known(await self._healer.repair(self.committed, at_token))
 
     async def _advance(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
+        """As _take_rows, and the tokens that were drawn. At the end of the lease wait for room: without it the answer ends."""
+        todo: tuple[int, Sequence[int], Payload | None] = 0, (), None
+        if not self._is_at_end:
+            todo = await self._take_rows()
+        if self._is_at_end and self._finished() is None:
+            self._is_full = not await self._growth.more(self._config, self._healer.route_late_s())
+            todo = await self._turn(None, self._draft)
+        drawn, self._drawn = self._drawn, []
+        return drawn, *todo
+
+    async def _take_rows(self) -> tuple[int, Sequence[int], Payload | None]:
         """Wait for rows (or drafts), commit what they say, and prepare what is to be sent next: position, ids, rows."""
         steps = await self._intake.rows()
         now = asyncio.get_running_loop().time()
@@ -233,8 +254,7 @@ class Generation:
         if self._is_dead:
             self._is_dead = False
             self._session.retract()
-        drawn, self._drawn = self._drawn, []
-        return drawn, *todo
+        return todo
 
     async def _turn(
         self, rows: Rows | None, decide: Callable[[NDArray[np.float32]], tuple[int, Sequence[int]]]
@@ -252,7 +272,7 @@ class Generation:
         return *todo[0], payload
 
     def _draft(self, _: NDArray[np.float32]) -> tuple[int, Sequence[int]]:
-        return self._chain.extend(self._propose())
+        return (self._chain.sent, ()) if self._is_at_end else self._chain.extend(self._propose())
 
     def _timing(self, rows: list[Step], now: float) -> Timing | None:
         """What a window teaches of the route."""
@@ -302,7 +322,7 @@ class Generation:
     def _propose(self) -> Sequence[int]:
         """Drafts to send now: tokens that exist, no more than a window, the lease and the credits of the route hold."""
         chain, credits = self._chain, max(1, self._config.window // 2)
-        most = min(self._request.capacity - 1 - len(chain), WINDOW_ROWS - (len(chain) - chain.sent))
+        most = min(self._growth.sendable - len(chain), WINDOW_ROWS - (len(chain) - chain.sent))
         if most < 1 or chain.windows >= credits or not self._prefill.is_sent or self._finished() is not None:
             return ()
         if (guesses := self._guess_received(most)) is not None:
@@ -318,7 +338,7 @@ class Generation:
         if self._received is None:
             return None
         chain = self._chain
-        most = min(most, self._request.capacity - 1 - len(chain))
+        most = min(most, self._growth.sendable - len(chain))
         guesses = self._received.propose(chain.ledger[len(self._request.prompt) :], len(chain.guessed), most)
         if guesses is None:
             self._received = None

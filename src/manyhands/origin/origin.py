@@ -16,6 +16,7 @@ from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
 from manyhands.origin.draft_model import DraftModel
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.first_rows import FirstRows
+from manyhands.origin.growth import first_lease
 from manyhands.origin.loop import Generation, Request
 from manyhands.origin.loss_guard import LossGuard
 from manyhands.origin.model import Messages, OriginModel
@@ -306,11 +307,12 @@ class Origin:
     def _lease(self, request: Request, path: PathKind, adoption: Adoption | None, *, is_free: bool) -> Lease:
         """`is_free`: no constraint, which only the origin knows, so the last hop may draw the tokens."""
         edges = self.model.ends_at == "edges"
+        known = len(request.prompt) + (0 if adoption is None else adoption.tokens)
         at_the_last_hop = edges and is_free and request.params.logprobs is None
         return Lease(
             model=self.model.id,
             precision=self.model.precision,
-            capacity=request.capacity,
+            capacity=first_lease(known, request.capacity),
             prompt_length=len(request.prompt),
             path=path,
             ends=self.model.ends_at,

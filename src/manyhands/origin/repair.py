@@ -189,8 +189,8 @@ class RepairExecutor:
         """
         session, now = self._session, asyncio.get_running_loop().time
         began = now()
-        holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, self._route_late_s()))
-        late_s = self._route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
+        holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, self.route_late_s()))
+        late_s = self.route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
         if session.losses or session.returns.has_news(committed):
             return 0
         rebuilding = session.route.rebuilding
@@ -215,7 +215,7 @@ class RepairExecutor:
                     self._thrift.replaced(committed, now(), waited_s + cost_s)
         return gained
 
-    def _route_late_s(self) -> float:
+    def route_late_s(self) -> float:
         """How late event loops have run lately, here and on the route."""
         return max(self._late_s(hop.offer.node) for hop in self._session.route.hops)
 

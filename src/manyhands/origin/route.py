@@ -16,7 +16,7 @@ from manyhands.route.search import Offer
 from manyhands.wire.codec import as_sent, is_slow
 from manyhands.wire.credit import Credits
 from manyhands.wire.handle import adopted_name, proof_of
-from manyhands.wire.message import Open, Payload, Retract, Step
+from manyhands.wire.message import Extend, Extended, Open, Payload, Retract, Step
 from manyhands.wire.signed import UNSIGNED, Signer
 
 
@@ -49,6 +49,7 @@ class Hop:
     epoch: int = 0  # of the last Opened
     has_log: bool = True
     cached: int = 0  # positions of a parked session that it began with
+    extended: int = 0  # positions of its lease, as it answered the last Extend; 0: not yet, in this epoch
     rounds: bool = False  # it said so
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
     is_rebuilding: bool = False  # they are on their way
@@ -60,7 +61,7 @@ class Hop:
 
     def renew(self) -> None:
         """Begin an epoch: nothing waits for it, nothing is in flight."""
-        self.outgoing, self.incoming = Credits(self.window), Credits(self.window)
+        self.outgoing, self.incoming, self.extended = Credits(self.window), Credits(self.window), 0
         self.outbox.clear()
 
     @property
@@ -135,11 +136,38 @@ class Route:
     credits: int  # steps that may be in flight to each hop
     hops: list[Hop]
     epoch: int = 0
+    asked: int = 0  # positions that the hops were last asked to lease
 
     def retract(self, window: int) -> None:
         """Have the hops drop what waits under guesses before `window`. Not the first: the next step comes as soon."""
         for hop in self.hops[1:]:
             try_send(hop.control, Retract(self.session, self.epoch, window))
+
+    def extend(self, capacity: int) -> None:
+        """Ask the hops for a lease of `capacity` positions."""
+        if capacity != self.asked:
+            for hop in self.hops:
+                hop.extended = 0
+        self.asked = capacity
+        for hop in self.hops:
+            try_send(hop.control, Extend(self.session, self.epoch, capacity))
+
+    @property
+    def not_extended(self) -> list[int]:
+        """The hops that have not answered `extend` in this epoch."""
+        return [index for index, hop in enumerate(self.hops) if not hop.extended]
+
+    def extended(self, message: Extended) -> bool:
+        """A hop of this epoch has answered. Once all have, the lease is the least of theirs, and no more than was asked for.
+        Returns whether it has grown by that."""
+        if message.epoch != self.epoch:
+            return False
+        self.hops[message.hop].extended = message.capacity
+        capacity = min(self.asked, *(hop.extended for hop in self.hops))
+        if capacity <= self.lease.capacity:
+            return False
+        self.lease = replace(self.lease, capacity=capacity)
+        return True
 
     @property
     def rebuilding(self) -> frozenset[int]:

@@ -16,7 +16,7 @@ from manyhands.node import Node
 from manyhands.origin.route import Hop, Lease, Resume
 from manyhands.origin.session import First, Session
 from manyhands.route.offer import Offer, refuse_twins
-from manyhands.wire.message import Close, Credit, Fault, Opened, Progress, Step
+from manyhands.wire.message import Close, Credit, Extended, Fault, Opened, Progress, Step
 from manyhands.wire.signed import Signer
 from manyhands.worker.early import EARLY_SESSIONS
 from manyhands.worker.owners import Owners
@@ -41,6 +41,7 @@ class Sessions:
         self._node.handle(Credit, self._on_credit)
         self._node.handle(Opened, self._on_opened)
         self._node.handle(Progress, self._on_progress)
+        self._node.handle(Extended, self._on_extended)
         self._node.handle(Fault, self._on_fault)
         self._node.observe_links(linked=self._on_linked, lost=self._on_lost)
         self._node.wait_for(self._hops)
@@ -216,10 +217,19 @@ class Sessions:
     def _on_progress(self, message: Progress, link: Link) -> bool:
         return self._hand_on(message, link, lambda session: session.on_progress(message))
 
+    def _on_extended(self, message: Extended, link: Link) -> bool:
+        def take(session: Session) -> None:
+            if session.route.extended(message):
+                session.wake()
+
+        return self._hand_on(message, link, take)
+
     def _on_fault(self, message: Fault, link: Link) -> bool:
         return self._hand_on(message, link, lambda session: session.on_fault(message))
 
-    def _hand_on(self, message: Opened | Progress | Fault, link: Link, take: Callable[[Session], None]) -> bool:
+    def _hand_on(
+        self, message: Opened | Progress | Extended | Fault, link: Link, take: Callable[[Session], None]
+    ) -> bool:
         """Give the answer of a standby to the session's standbys, and that of a hop of its route to `take`."""
         session = self.active.get(message.session)
         if session is None:

@@ -74,9 +74,9 @@ class GuessChain:
             self._ends.append(self.sent)
         return position, ids
 
-    def resend(self) -> None:
-        """All of it is sent again, as one window."""
-        self.sent = len(self)
+    def resend(self, most: int) -> None:
+        """All of it, but no more than the first `most` ids, is sent again, as one window."""
+        self.sent = min(most, len(self))
         self._ends.clear()
         self._ends.append(self.sent)
 

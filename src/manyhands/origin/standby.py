@@ -15,7 +15,7 @@ from manyhands.errors import Busy, Detour, LinkClosed
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Route
-from manyhands.wire.message import STANDBY, Close, Fault, Feed, Ids, Opened, Payload, Progress, Step
+from manyhands.wire.message import STANDBY, Close, Extend, Extended, Fault, Feed, Ids, Opened, Payload, Progress, Step
 
 
 @dataclass(slots=True)
@@ -77,6 +77,11 @@ class Standbys:
         """Let the standby of the hop of `span` go."""
         self._drop(span)
 
+    def extend(self, capacity: int) -> None:
+        """Ask all of them for a lease of so many positions."""
+        for standby in self.by_span.values():
+            try_send(standby.hop.control, Extend(self._route.session, self._route.epoch, capacity))
+
     def close(self) -> None:
         """Tell all of them to free the session."""
         for standby in self.by_span.values():
@@ -118,7 +123,7 @@ class Standbys:
         standby = self._of(hop)
         return standby is not None and link.peer == standby.hop.offer.node
 
-    def on_answer(self, message: Opened | Progress | Fault) -> None:
+    def on_answer(self, message: Opened | Progress | Extended | Fault) -> None:
         """What the standby of hop `message.hop` says. It is worth no repair: one that is in trouble is let go."""
         standby = self._of(message.hop)
         if standby is None or message.epoch != self._route.epoch:
@@ -126,6 +131,8 @@ class Standbys:
         match message:
             case Opened():
                 standby.hop.epoch, standby.hop.arithmetic = message.epoch, message.arithmetic
+            case Extended():
+                pass  # one without room for what it is fed says so then, and is let go
             case Progress():
                 standby.computed = max(standby.computed, min(message.computed, standby.fed))
             case Fault(code=LinkClosed.code | Detour.code):

@@ -18,6 +18,8 @@ from manyhands.plain import LIMIT, one_line
 from manyhands.wire.message import (
     MAX_CHUNK_BYTES,
     Close,
+    Extend,
+    Extended,
     Fault,
     Feed,
     Hello,
@@ -236,7 +238,7 @@ def decoder_for(hint: Any, name: str) -> Decoder:
 _DECODERS: dict[type[Any], Decoder] = {
     cls: _record(cls)
     for cls in (
-        *(Hello, Open, Opened, Close, Fault, Retract, Probe, Progress, Feed),
+        *(Hello, Open, Opened, Close, Fault, Retract, Probe, Progress, Extend, Extended, Feed),
         *(Ping, Pong, WeightRequest, WeightsNotFound, Reassign, Reassigned),
     )
 }

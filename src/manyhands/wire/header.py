@@ -22,6 +22,8 @@ from manyhands.wire.message import (
     Credit,
     DirectoryUpdate,
     DType,
+    Extend,
+    Extended,
     Fault,
     Feed,
     Hello,
@@ -65,6 +67,8 @@ KINDS: dict[int, type[Any]] = {
     17: Reassign,
     18: Reassigned,
     19: Retract,
+    20: Extend,
+    21: Extended,
 }
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 STEP = KIND_OF[Step]

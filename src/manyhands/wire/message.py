@@ -9,6 +9,7 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
     origin ── Retract ──► hops: steps under older guesses are dead
     origin ── Probe ──► hop ── Progress ──► origin     origin ── Feed ──► hop ── Step ──► standby of the next hop
+    origin ── Extend ──► hops ── Extended ──► origin
     receiver ── Credit ──► sender     origin ── Close ──► hops
     node ── DirectoryUpdate ──► node            operator's node ── Reassign ──► node ── Reassigned ──► operator's node
     joining node ── WeightRequest ──► holder ── WeightsChunk | WeightsNotFound ──► joining node
@@ -34,7 +35,7 @@ from manyhands.wire.rounding import Rounding
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1
@@ -232,6 +233,25 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Extend:
+    """Let the lease of the session's places in this epoch have `capacity` positions. Each answers by Extended."""
+
+    session: SessionId
+    epoch: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The lease of hop `hop` has `capacity` positions now: what Extend asked for, or fewer where there is no room."""
+
+    session: SessionId
+    epoch: int
+    hop: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """Hop `hop`: send positions [start, until) of your output log to the standby of the next hop, at `to`.
 
@@ -319,7 +339,7 @@ class Reassigned:
     detail: str
 
 
-_OfSession = Open | Opened | Close | Fault | Retract | Probe | Progress | Feed
+_OfSession = Open | Opened | Close | Fault | Retract | Probe | Progress | Extend | Extended | Feed
 Message = (
     Step
     | Credit

@@ -103,6 +103,14 @@ class SpanLeases:
         self.parking.shrink(self.free(tokens), last)
         self._budget.shrink(last)
 
+    def extend(self, place: tuple[SessionId, Span], positions: int, tokens: int) -> int:
+        """Let the lease of `place` have `positions`, or as many as there is room for; how many it has now."""
+        leased = self._leased[place]
+        if (more := min(positions - leased, self.free(tokens))) > 0:
+            self._count(leased, -1)
+            self.take(place, leased + more, tokens, None)
+        return self._leased[place]
+
     def give_back(self, place: tuple[SessionId, Span]) -> None:
         """The place is gone."""
         self._count(self._leased.pop(place), -1)

@@ -84,8 +84,6 @@ def check_again(message: Open, known: Sequence[Open]) -> None:
     """Raise BadRequest unless `message` may follow the Opens of the same place that came before it."""
     if any(message.epoch <= opened.epoch for opened in known):
         raise BadRequest(f"this session is open on layers {message.span} in epoch {known[-1].epoch} or later")
-    if any(message.capacity != opened.capacity for opened in known):
-        raise BadRequest(f"this session has a lease of {known[0].capacity} positions, not {message.capacity}")
 
 
 def hold(openings: Iterable[Opening], step: Step, link: Link) -> bool:
@@ -97,6 +95,14 @@ def hold(openings: Iterable[Opening], step: Step, link: Link) -> bool:
             opening.early.add(step, link)
             return True
     return False
+
+
+def check_lease(message: Open, leased: int) -> None:
+    """Raise Busy if a place that is here, whose lease has `leased` positions now, has no room for those of `message`."""
+    if leased < message.capacity:
+        raise Busy(
+            f"a lease of {leased} positions on layers {message.span} has no room for {message.capacity}; try another node"
+        )
 
 
 def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) -> None:

@@ -12,23 +12,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
+from manyhands.core import NodeId, SamplingParams, SessionId, SpanInfo, SpanLoad
 from manyhands.errors import Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
-from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Retract, Step
+from manyhands.wire.message import Close, Extend, Fault, Feed, Open, Probe, Retract, Step
 from manyhands.worker.adopting import held_for, orphaned, resumable
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.leases import SpanLeases
 from manyhands.worker.log import LogBudget
-from manyhands.worker.opening import Opening, check_again, check_fits, check_room, hold
+from manyhands.worker.opening import Opening, check_again, check_fits, check_lease, check_room, hold
 from manyhands.worker.owners import Owners
+from manyhands.worker.places import Place, Places
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
-
-Place = tuple[SessionId, Span]
 
 
 class SpanHost:
@@ -55,9 +54,7 @@ class SpanHost:
         self._info, self._config, self._make_sampler = info, config, make_sampler
         self._changed = asyncio.Event()  # places come or go, or the model was loaded
         self.engine = Engine(info.span, load, device, config, logs, self._fail, self._changed.set)
-        # A session may have several places here: adjacent or not, after a repair that this node took part in twice.
-        self._places: dict[Place, HopSession] = {}
-        self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
+        self._places = Places()
         self._opening: dict[Place, Opening] = {}  # the newest of each place
         self.leases, self.parking = leases, leases.parking
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
@@ -101,7 +98,9 @@ class SpanHost:
         check_again(message, known)
         if not known and self.is_draining:
             raise Draining(f"layers {self._info.span} are being drained: try another node")
-        if not known:
+        if known:
+            check_lease(message, self.leases.extend(place, message.capacity, self.engine.cache_tokens))
+        else:
             most = self.leases.most(self.engine.cache_tokens)
             check_room(message, self.info, most, len(self._places.keys() | self._opening.keys()))
         self._owners.hold(message.session, origin.peer, message.epoch, is_new=not known)
@@ -134,16 +133,13 @@ class SpanHost:
         session = self._places.get(place)
         has_log = message.replay_until == 0
         if session is not None:
-            self._forget_hop(session)
             has_log = session.place(message, origin, successor, sampler)
         else:
-            session = self._places[place] = self.engine.add(message, sampler, origin, successor, cache)
+            session = self.engine.add(message, sampler, origin, successor, cache)
             if parked is not None:
                 has_log = session.begin_with(parked, cached)
         del self._opening[place]
-        self._by_hop[message.session, message.hop] = session
-        if session.is_last:
-            self._by_hop[message.session, ORIGIN_HOP] = session
+        self._places.put(place, session)
         session.answer_open(self._info.arithmetic, has_log=has_log, cached=cached)
         for step, link in opening.early.steps:
             self.step(session, step, link)
@@ -162,10 +158,6 @@ class SpanHost:
         if not keep and place in self._places:
             self._remove(place, self._places[place])
         return True
-
-    def _forget_hop(self, session: HopSession) -> None:
-        for key in [k for k, s in self._by_hop.items() if s is session]:
-            del self._by_hop[key]
 
     def close(self, message: Close, node: NodeId) -> None:
         """Free a session at once, or park it, on behalf of `node`. Ignored unless that is its origin, and for an unknown id: a
@@ -193,8 +185,7 @@ class SpanHost:
             self._remove(place, session, why)
 
     def _remove(self, place: Place, session: HopSession, why: Close | None = None) -> None:
-        del self._places[place]
-        self._forget_hop(session)
+        self._places.remove(place)
         # Else a repair has left it behind, with rows of guesses that were wrong.
         may_park = session.opened.epoch == self._owners.epoch_of(place[0]) and not self.is_draining
         self._released(place)
@@ -271,18 +262,23 @@ class SpanHost:
 
     def find(self, session_id: SessionId, hop: int, epoch: int) -> HopSession | None:
         """The place of hop `hop` in this epoch of the session, if it is here (ORIGIN_HOP: of the last hop)."""
-        place = self._by_hop.get((session_id, hop))
-        return place if place is not None and place.opened.epoch == epoch else None
+        return self._places.find(session_id, hop, epoch)
 
     def follow(self, message: Probe | Retract, node: NodeId) -> None:
         """Do what the session's origin asks in this epoch, in each of its places here. Those of older epochs are freed:
         the route stands without them."""
-        mine = [(p, s) for p, s in self._places.items() if p[0] == message.session and s.origin.peer == node]
-        for place, session in mine:
+        for place, session in self._places.owned(message.session, node):
             if session.opened.epoch == message.epoch:
                 session.report() if isinstance(message, Probe) else session.retract(message.window)
             elif session.opened.epoch < message.epoch and place not in self._opening:
                 self._remove(place, session)
+
+    def extend(self, message: Extend, node: NodeId) -> None:
+        """Let the places that the session of the origin `node` has here in this epoch have a lease of more positions."""
+        asked = min(message.capacity, self._info.context_length)
+        for place, session in self._places.owned(message.session, node):
+            if session.opened.epoch == message.epoch:
+                session.extend(self.leases.extend(place, asked, self.engine.cache_tokens))
 
     def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
         """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""

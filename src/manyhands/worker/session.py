@@ -6,6 +6,7 @@ step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox 
 import logging
 import math
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP, public_id
@@ -13,7 +14,7 @@ from manyhands.engine.span import Cache
 from manyhands.errors import BadRequest, Detour, LinkClosed, ProtocolError
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.credit import Credits
-from manyhands.wire.message import STANDBY, Credit, Fault, Open, Opened, Progress, Step
+from manyhands.wire.message import STANDBY, Credit, Extended, Fault, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.fit import Fit
@@ -56,13 +57,12 @@ class HopSession:
         logs: LogBudget,
     ) -> None:
         self.cache, self.key = cache, key
+        self.capacity = opened.capacity  # positions of the lease
         self._move(opened, origin, successor, sampler)
-        self.capacity = opened.capacity
         self.log = logs.open(opened.session, begins_late=self.is_last)
         # Of what arrives: the layers before this place stay the same, whichever node has them.
         self.bounds = RowBounds()
-        self.served = 0
-        self._firm = 0
+        self.served = self._firm = 0
         self.is_closed = False
         self.is_feeding = False  # a standby, from the log
         self.pace = Turnaround()
@@ -97,6 +97,7 @@ class HopSession:
     def _move(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> None:
         """An epoch begins, in the place of `opened`: nothing has come or is under way."""
         self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
+        self.capacity = max(self.capacity, opened.capacity)
         self.is_last = opened.hop == opened.num_hops - 1
         self.is_standby = opened.emit_from == STANDBY
         self.rounding = rounding_of(opened, successor)
@@ -127,6 +128,11 @@ class HopSession:
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
         self._is_spoiled = True
+
+    def extend(self, capacity: int) -> None:
+        """The lease has `capacity` positions now, as the origin is told."""
+        self.capacity, self.opened = capacity, replace(self.opened, capacity=capacity)
+        try_send(self.origin, Extended(self.opened.session, self.opened.epoch, self.opened.hop, capacity))
 
     def close(self) -> None:
         self._end()

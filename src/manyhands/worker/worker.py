@@ -22,7 +22,7 @@ from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link
 from manyhands.node import Node
-from manyhands.wire.message import Close, Credit, Feed, Open, Probe, Retract, Step
+from manyhands.wire.message import Close, Credit, Extend, Feed, Open, Probe, Retract, Step
 from manyhands.wire.signed import Serials
 from manyhands.worker.dials import Dials
 from manyhands.worker.early import Unopened
@@ -218,6 +218,7 @@ class Worker:
         node.handle(Close, self._on_close)
         node.handle(Probe, self._on_asked)
         node.handle(Retract, self._on_asked)
+        node.handle(Extend, self._on_asked)
         node.observe_links(linked=self._on_linked, lost=lambda link, reason: self.on_lost(link))
         node.wait_for(self.owners.origins)
 
@@ -253,9 +254,9 @@ class Worker:
             host.close(message, link.peer)
         return True
 
-    def _on_asked(self, message: Probe | Retract, link: Link) -> bool:
+    def _on_asked(self, message: Probe | Retract | Extend, link: Link) -> bool:
         for host in self.hosts:
-            host.follow(message, link.peer)
+            host.extend(message, link.peer) if isinstance(message, Extend) else host.follow(message, link.peer)
         return True
 
     # -- what peers ask -----------------------------------------------------------------------------------------------
