@@ -318,8 +318,8 @@ class LimitsConfig:
     max_queue: int = 256
     # How long a request waits for its turn.
     patience_s: float = 30.0
-    # Where a request names none (and the context has room).
-    default_max_tokens: int = 1024
+    # Where a request names none. None: all that the context leaves, as api/limits.py says.
+    default_max_tokens: int | None = None
     # n
     max_choices: int = 16
     # 128,000 tokens of text with every character escaped (6 bytes) have about as much; beyond it send ids, or raise it.

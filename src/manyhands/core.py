@@ -42,6 +42,7 @@ _WEIGHTS: Final[Mapping[Precision, Precision]] = {coded: plain for plain, coded 
 MAX_WINDOW: Final = 64
 MAX_STEP_IDS: Final = 16_384  # rows of one step that come with token ids: so many are decoded in a millisecond
 MAX_BIASES, MAX_STOP_IDS, MAX_STOPS = 1024, 64, 16  # of one request
+MAX_TOKENS = 1 << 20  # of one answer
 ORIGIN_HOP = 255  # the hop index that means "the origin"; a route has at most 255 hops
 
 
@@ -230,7 +231,7 @@ class SamplingParams:
             object.__setattr__(self, name, _whole(getattr(self, name)))
         object.__setattr__(self, "logit_bias", tuple([(_whole(token), bias) for token, bias in self.logit_bias]))
         object.__setattr__(self, "stop_ids", tuple(map(_whole, self.stop_ids)))
-        _within("max_tokens", self.max_tokens, 1, 1 << 20)
+        _within("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 1e-9, 1.0)
         _within("top_k", self.top_k, 0, 1 << 24)

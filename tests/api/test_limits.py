@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api.limits import NO_QUOTA, Admission, Bucket, Quota
+from manyhands.api.limits import CHARGED_TOKENS, NO_QUOTA, Admission, Bucket, Quota, default_tokens
 from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest, RateLimited
 
@@ -172,3 +172,22 @@ def test_a_key_without_limits_of_its_own_has_the_gateways() -> None:
     assert started == ["a", "c"]
     with pytest.raises(RateLimited, match="tokens_per_minute of this key"):
         asks.ask("d", "ben", NO_QUOTA, 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "quota", "expected"),
+    [
+        ({}, NO_QUOTA, None),
+        ({}, Quota(concurrency=1, requests_per_minute=1), None),
+        ({}, Quota(tokens_per_day=1 << 20), CHARGED_TOKENS),
+        ({}, Quota(tokens_per_day=1 << 20, tokens_per_minute=400), 100),
+        ({}, Quota(tokens_per_minute=1), 1),
+        ({"tokens_per_minute": 400}, NO_QUOTA, 100),
+        ({"default_max_tokens": 7, "tokens_per_minute": 4}, NO_QUOTA, 7),
+    ],
+)
+def test_a_request_without_a_limit_is_charged_little(
+    limits: dict[str, int], quota: Quota, expected: int | None
+) -> None:
+    """All that the context leaves would use up a key's tokens before it has begun."""
+    assert default_tokens(LimitsConfig(**limits), quota) == expected

@@ -60,9 +60,7 @@ def take(node: FullNode, positions: int) -> Any:
 @pytest.mark.parametrize("path", ["ring", "star"])
 @pytest.mark.parametrize("ends", ["origin", "edges"])
 @pytest.mark.parametrize("kind", ["greedy", "hot"])
-def test_the_text_is_that_of_one_lease(
-    bench: Bench, kind: str, ends: EndsAt, path: PathKind, asked: list[int]
-) -> None:
+def test_the_text_is_that_of_one_lease(bench: Bench, kind: str, ends: EndsAt, path: PathKind, asked: list[int]) -> None:
     """Three at the same time, drafts right and wrong among them."""
 
     async def main() -> None:
@@ -108,7 +106,7 @@ def test_an_answer_waits_for_room(bench: Bench, drafted: bool) -> None:
             loop = asyncio.get_running_loop()
             give_back = take(scene.hops[1], NEW - 12)
             loop.call_later(20, give_back)
-            options = {"drafter": bench.half_right("hot", 0)} if drafted else {}
+            options: dict[str, Any] = {"drafter": bench.half_right("hot", 0)} if drafted else {}
             assert await scene.ask("hot", **options) == bench.wanted["hot", 0]
             assert loop.time() >= 20 and not scene.answers[0].repairs
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.body import BadField
+from manyhands.api.limits import default_tokens
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing, TurnQueue
 from manyhands.api.preparation.prepare import prepare
@@ -137,7 +138,7 @@ class ModelFormats:
             names = replace(names, offered=frozenset(self.gateway.models))
         who = (caller.models, caller.name)
         unnamed = unnamed or (own if own in self._speakers and (caller.models is None or own in caller.models) else "")
-        made, numbers = None, (limits.max_choices, limits.default_max_tokens)
+        made, numbers = None, (limits.max_choices, default_tokens(limits, caller.quota))
         if len(body) <= INLINE_BYTES:
             desk = PreparationDesk(
                 self._speakers, *numbers, self._accept, *who, is_inline=True, names=names, unnamed=unnamed

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest, RateLimited
 
+# max_tokens of a request that names none, where what it may use is charged to a limit of tokens.
+CHARGED_TOKENS = 1024
 # Requests at once where it is not known how many the nodes serve.
 MAX_RUNNING = 64
 
@@ -40,6 +42,19 @@ class Quota:
 
 
 NO_QUOTA = Quota()
+
+
+def default_tokens(limits: LimitsConfig, quota: Quota) -> int | None:
+    """max_tokens of a request that names none, of a key with `quota`. None: all that the context leaves.
+
+    Of a key with a limit of tokens that is CHARGED_TOKENS, or a quarter of the limit: what a request may use is taken from it
+    when the request comes.
+    """
+    own = quota.within(limits)
+    charged = [limit for limit in (own.tokens_per_minute, own.tokens_per_day) if limit is not None]
+    if limits.default_max_tokens is not None or not charged:
+        return limits.default_max_tokens
+    return min(CHARGED_TOKENS, max(1, min(charged) // 4))
 
 
 class Bucket:

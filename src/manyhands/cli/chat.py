@@ -42,7 +42,7 @@ def chat(
     api_key: ApiKey = "",
     system: Annotated[str, typer.Option("--system", help="What the model shall be.")] = "",
     history: Annotated[bool, typer.Option("--history/--no-history", help="Remember what was typed.")] = True,
-    sampling: options.Sampling = options.Sampling(max_tokens=256, temperature=0.7, top_p=0.95),
+    sampling: options.Sampling = options.Sampling(max_tokens=None, temperature=0.7, top_p=0.95),
     computing: options.Computing = options.Computing(),
     routing: options.RouteOptions = options.RouteOptions(),
 ) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
@@ -12,12 +12,13 @@ from manyhands.aside import aside
 from manyhands.cli.chat_events import BrokenStream, check_event, events_of
 from manyhands.cli.chat_text import waiting_for
 from manyhands.cli.client import call, check_address
-from manyhands.core import PathKind, SamplingParams
+from manyhands.core import MAX_TOKENS, PathKind, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
     from manyhands.origin import Answer, Origin
+    from manyhands.origin.loop import Request
     from manyhands.route.search import Offer
 
 Messages = Sequence[Mapping[str, str]]
@@ -103,7 +104,7 @@ class OriginSource:
         return [self.model]
 
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
-        answer = self._origin.answer(self._origin.request([dict(m) for m in messages], self._params))
+        answer = self._origin.answer(self._request(messages))
         self._running = answer
         try:
             async with contextlib.aclosing(self._origin.stream(answer, path=self._path, tenant=MYSELF)) as stream:
@@ -115,6 +116,15 @@ class OriginSource:
             stats.route = [_place(offer) for offer in answer.route]
             stats.hops = [] if answer.session is None else [_place(hop.offer) for hop in answer.session.route.hops]
             stats.repairs = [_repair(each.at_token, each.lost, each.total_s) for each in answer.repairs]
+
+    def _request(self, messages: Messages) -> "Request":
+        """What is to be answered; without a limit all that the context leaves. Raises ContextOverflow."""
+        model, params = self._origin.model, self._params
+        ids = model.encode([dict(m) for m in messages])
+        left = model.context_length - len(ids)
+        if params.max_tokens == MAX_TOKENS and left > 0:
+            params = replace(params, max_tokens=left)
+        return self._origin.request_ids(ids, params)
 
     async def waits_for(self) -> str:
         answer = self._running
@@ -298,13 +308,13 @@ def _told_route(hops: Sequence[Mapping[str, Any]] | None) -> list[str]:
 
 
 def _wishes(params: SamplingParams, path: PathKind, draft: str) -> dict[str, Any]:
-    """The sampling parameters as the OpenAI API has them, and ours in their namespace."""
+    """The sampling parameters as the OpenAI API has them, and ours in their namespace. MAX_TOKENS are no limit."""
     if params.deterministic:  # OpenAI's API has no word for it; without processors, greedy is the same
         params = SamplingParams(max_tokens=params.max_tokens, seed=params.seed, stop=params.stop)
     ours: dict[str, Any] = {"path": path, "top_k": params.top_k, "min_p": params.min_p}
     ours |= {"draft": draft} if draft else {}
     return {
-        "max_completion_tokens": params.max_tokens,
+        **({"max_completion_tokens": params.max_tokens} if params.max_tokens < MAX_TOKENS else {}),
         "temperature": params.temperature,
         "top_p": params.top_p,
         "seed": params.seed,

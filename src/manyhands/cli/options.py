@@ -10,7 +10,17 @@ import typer
 
 from manyhands.config import MAX_HOPS, RequestConfig, check_draft, home_from_env
 from manyhands.config_file import Settings, read_settings
-from manyhands.core import PRECISIONS, EndsAt, NodeAddr, PathKind, Precision, SamplingParams, caches_codes, with_codes
+from manyhands.core import (
+    MAX_TOKENS,
+    PRECISIONS,
+    EndsAt,
+    NodeAddr,
+    PathKind,
+    Precision,
+    SamplingParams,
+    caches_codes,
+    with_codes,
+)
 from manyhands.errors import BadRequest
 from manyhands.files import this_folder
 
@@ -29,7 +39,7 @@ def _named(model: str) -> str:
 
 Model = Annotated[str, typer.Argument(callback=_named, help=MODEL_HELP)]
 Prompt = Annotated[str, typer.Option("-p", "--prompt", help="The text to go on from.")]
-MaxTokens = Annotated[int, typer.Option("-n", "-m", "--max-tokens", help="Tokens to generate at most.")]
+MaxTokens = Annotated[int | None, typer.Option("-n", "-m", "--max-tokens", help="Tokens to generate at most.")]
 Deterministic = Annotated[
     bool, typer.Option("-d", "--deterministic", help="Plain argmax: every other sampling option is off.")
 ]
@@ -323,8 +333,9 @@ def ends_of(text: str) -> EndsAt:
 
 
 def sampling_of(**values: Any) -> SamplingParams:
-    """SamplingParams of the options given. Raises BadRequest."""
-    return SamplingParams(**{**values, "stop": tuple(values.get("stop") or ())})
+    """SamplingParams of the options given; `max_tokens` None is no limit, MAX_TOKENS. Raises BadRequest."""
+    most = MAX_TOKENS if values["max_tokens"] is None else values["max_tokens"]
+    return SamplingParams(**{**values, "max_tokens": most, "stop": tuple(values.get("stop") or ())})
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -99,7 +99,7 @@ class SpanHost:
         if not known and self.is_draining:
             raise Draining(f"layers {self._info.span} are being drained: try another node")
         if known:
-            check_lease(message, self.leases.extend(place, message.capacity, self.engine.cache_tokens))
+            check_lease(message, self._extended(place, message.capacity))
         else:
             most = self.leases.most(self.engine.cache_tokens)
             check_room(message, self.info, most, len(self._places.keys() | self._opening.keys()))
@@ -275,10 +275,13 @@ class SpanHost:
 
     def extend(self, message: Extend, node: NodeId) -> None:
         """Let the places that the session of the origin `node` has here in this epoch have a lease of more positions."""
-        asked = min(message.capacity, self._info.context_length)
         for place, session in self._places.owned(message.session, node):
             if session.opened.epoch == message.epoch:
-                session.extend(self.leases.extend(place, asked, self.engine.cache_tokens))
+                session.extend(self._extended(place, message.capacity))
+
+    def _extended(self, place: Place, capacity: int) -> int:
+        """How many positions the lease of `place` has, once it may have `capacity`."""
+        return self.leases.extend(place, min(capacity, self._info.context_length), self.engine.cache_tokens)
 
     def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
         """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""

@@ -98,7 +98,7 @@ class PreparationJob:
     models: frozenset[str] | None
     key: str | None
     max_choices: int
-    default_max_tokens: int
+    default_max_tokens: int | None
     names: ModelNames = NO_NAMES
     unnamed: str = ""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from manyhands.api.http.body import BadField
 from manyhands.api.openai.conversation import Conversation
 from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
-from manyhands.core import SamplingParams
+from manyhands.core import MAX_TOKENS, SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.text.channels_grammar import channels_grammar
 from manyhands.text.grammar import answer_grammar, behind_thought, calls_grammar, json_grammar, strict_grammar
@@ -104,7 +104,7 @@ def _shortened(said: Conversation, speaker: Speaker, desk: PreparationDesk, want
 
     Rendered a few times (log2 of the messages), in a process unless all of it fits.
     """
-    reserved = wanted or min(desk.default_max_tokens, speaker.context // 4)
+    reserved = wanted or min(desk.default_max_tokens or speaker.context, speaker.context // 4)
     head = [m for m in said.messages[:1] if m["role"] == "system"]
     rest = said.messages[len(head) :]
     # What is left begins with a turn of its own, not with the answer of a tool that was called before.
@@ -221,13 +221,17 @@ def _effort_variables(speaker: Speaker, effort: str | None) -> Object:
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def room(speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: int, *, is_clamped: bool = False) -> int:
-    """max_tokens: what was asked for (checked later), else the default, or less where the context is full."""
+def room(
+    speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: int | None, *, is_clamped: bool = False
+) -> int:
+    """max_tokens: what was asked for (checked later), else the default, or less where the context is full; None: all of it."""
     if wanted is not None and not is_clamped:
         return wanted
     if len(prompt) >= speaker.context:
         raise ContextOverflow.of(f"prompt is too long: {len(prompt)} tokens", speaker.context)
-    return min(default if wanted is None else wanted, speaker.context - len(prompt))
+    most = default if wanted is None else wanted
+    left = min(speaker.context - len(prompt), MAX_TOKENS)
+    return left if most is None else min(most, left)
 
 
 def sampling(wishes: Mapping[str, Any], speaker: Speaker, max_tokens: int, logprobs: int | None) -> SamplingParams:
