@@ -1,0 +1,67 @@
+"""Requests that name no limit of tokens, or one that no node has room for at once, over a real port."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.config import LimitsConfig, WorkerConfig
+from manyhands.origin import growth
+from tests.api.served import MODEL, Served, make_model, post, raw_slowly, served
+
+HI: Any = [{"role": "user", "content": "hi"}]
+WHOLE = {"model": MODEL, "messages": HI, "manyhands": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("no_limit") / "m", context=320)
+
+
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "LEASE_TOKENS", 40)
+    monkeypatch.setattr(growth, "AHEAD", 12)
+
+
+async def tokens_of(it: Served, **body: Any) -> tuple[int, str]:
+    """How many tokens prompt and answer have, and how the answer ended."""
+    status, said = await raw_slowly(it, post("/v1/chat/completions", json.dumps({**WHOLE, **body}).encode()))
+    assert status == 200, said
+    told = json.loads(said.partition(b"\r\n\r\n")[2])
+    return told["usage"]["total_tokens"], told["choices"][0]["finish_reason"]
+
+
+def test_an_answer_may_be_as_long_as_the_context_leaves(folder: Path) -> None:
+    async def main() -> None:
+        async with served(folder) as it:
+            assert await tokens_of(it) == (it.swarm.origin.model.context_length, "length")
+            await it.freed()
+
+    asyncio.run(main())
+
+
+def test_the_operator_s_default_holds(folder: Path) -> None:
+    async def main() -> None:
+        async with served(folder, limits=LimitsConfig(default_max_tokens=7)) as it:
+            assert await tokens_of(it) == await tokens_of(it, max_tokens=7)
+            await it.freed()
+
+    asyncio.run(main())
+
+
+def test_limits_are_not_reserved(folder: Path) -> None:
+    """Three requests at once may each use all of the context; nodes have cache for one and a half of them."""
+
+    async def main() -> None:
+        async with served(folder, worker=WorkerConfig(cache_tokens=448)) as it:
+            context = it.swarm.origin.model.context_length
+            most = context - (await tokens_of(it, max_tokens=1))[0] + 1
+            asked = [{"max_tokens": most, "stop": stop, "seed": 3} for stop in ("a", "b", "c")]
+            found = await asyncio.gather(*(tokens_of(it, **one) for one in asked))
+            assert all(total < context // 2 and reason == "stop" for total, reason in found)
+            await it.freed()
+
+    asyncio.run(main())
