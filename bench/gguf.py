@@ -8,6 +8,7 @@ import ctypes
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
-from manyhands.checkpoint.gguf import read_gguf
 from manyhands.checkpoint.gguf_model import config_json
+from manyhands.checkpoint.gguf_parts import read_gguf, read_tensor
 from manyhands.testing.gguf import ALIGN, Written, write_gguf
 
 _KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K_M", "q5_k_m": "Q5_K_M", "q6_k": "Q6_K"}
@@ -114,15 +115,9 @@ def quantised(folder: Path, kind: str) -> Path:
 
 def served(file: Path) -> Path:
     """A folder from which the engine loads such a file, which has no vocabulary: its config, the checkpoint's tokenizer."""
-
-    def read(start: int, end: int) -> bytes:
-        with file.open("rb") as handle:
-            handle.seek(start)
-            return handle.read(end - start)
-
     folder = file.with_suffix("")
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_bytes(config_json(read_gguf(file), read))
+    (folder / "config.json").write_bytes(config_json(read_gguf(file), partial(read_tensor, file.parent)))
     shutil.copy(file.parent / "tokenizer.json", folder)
     link = folder / file.name
     if not link.is_symlink():

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from manyhands.checkpoint import gguf as header
 from manyhands.checkpoint import gguf_model
 from manyhands.checkpoint.folder import read_entries
-from manyhands.checkpoint.gguf import parse_gguf, read_gguf
+from manyhands.checkpoint.gguf import parse_gguf
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_model import config_json, tensor_entries
+from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.errors import ModelError
 from manyhands.testing.gguf import text, write_gguf
@@ -184,7 +185,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
     try:
         found = parse(raw, len(real))
         tensor_entries(found)
-        config_json(found, lambda start, end: raw[start:end])
+        config_json(found, lambda tensor: raw[tensor.start : tensor.end])
     except ModelError:
         pass
 
@@ -225,9 +226,6 @@ TWO = np.array([1, 2], np.int32)
         ({"llama__rope__scaling__attn_factor": 1.5}, "attn_factor 1.5, without factors of columns"),
         ({"llama__attention__causal": False}, "its attention looks ahead"),
         ({"llama__attention__value_length": 8}, "heads of different widths"),
-        ({"split__count": 3}, "join them with"),
-        ({"split__count": 3, "general__architecture": None}, "join them with"),
-        ({"split__count": TWO}, "'split.count' is a list; one value is needed"),
         ({"llama__expert_count": TWO}, "'llama.expert_count' is a list"),
         ({"llama__rope__scaling__type": TWO}, "'llama.rope.scaling.type' is a list"),
     ],
@@ -236,7 +234,7 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
     found = change(real, **facts)
     found = header.Gguf(found.file, found.facts, tuple(t for t in found.tensors if "rope" not in t.name), 0)
     with pytest.raises(ModelError, match=message):
-        config_json(found, lambda start, end: b"")
+        config_json(found, lambda tensor: b"")
 
 
 @pytest.mark.parametrize(
@@ -276,35 +274,38 @@ def test_metadata_of_an_architecture_is_refused_by_name(
     family: str, facts: dict[str, Any], message: str, others: dict[str, bytes]
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        config_json(change(others[family], **facts), lambda start, end: b"")
+        config_json(change(others[family], **facts), lambda tensor: b"")
 
 
 def test_biases_that_no_recipe_adds_are_refused(others: dict[str, bytes]) -> None:
     found = parse(others["deepseek_v3"])
-    one = header.GgufTensor("blk.0.attn_q_b.bias", "F32", (64,), 0, 256)
+    one = header.GgufTensor("blk.0.attn_q_b.bias", "F32", (64,), 0, 256, found.file)
     with pytest.raises(ModelError, match="biases of attn_q_b, which deepseek_v3 has not"):
-        config_json(header.Gguf(found.file, found.facts, (*found.tensors, one), 0), lambda start, end: b"")
+        config_json(header.Gguf(found.file, found.facts, (*found.tensors, one), 0), lambda tensor: b"")
 
 
 @pytest.mark.parametrize("facts", [{"llama__rope__scaling__type": "yarn"}, {"llama__rope__scaling__factor": 4.0}])
 def test_positions_that_are_scaled_twice_are_refused(facts: dict[str, Any], real: bytes) -> None:
     with pytest.raises(ModelError, match=r"scaled twice: by \w+ and by rope_freqs.weight"):
-        config_json(change(real, **facts), lambda start, end: real[start:end])
+        config_json(change(real, **facts), lambda tensor: real[tensor.start : tensor.end])
 
 
 def test_a_factor_without_a_scaling_scales_nothing(real: bytes) -> None:
     found = change(real, llama__rope__scaling__type="none", llama__rope__scaling__factor=4.0)
     tensors = tuple(tensor for tensor in found.tensors if "rope" not in tensor.name)
-    config = config_json(header.Gguf(found.file, found.facts, tensors, 0), lambda start, end: b"")
+    config = config_json(header.Gguf(found.file, found.facts, tensors, 0), lambda tensor: b"")
     assert "rope_scaling" not in json.loads(config)
 
 
 def test_biases_of_some_products_are_not_left_out(real: bytes) -> None:
     """llama.cpp adds those that there are; transformers has a bias for all products of attention, or for none."""
     found = parse(real)
-    one = header.GgufTensor("blk.0.attn_q.bias", "F32", (64,), 0, 256)
+    one = header.GgufTensor("blk.0.attn_q.bias", "F32", (64,), 0, 256, found.file)
     with pytest.raises(ModelError, match="biases of attn_q, and not of attn_k, attn_output, attn_v"):
-        config_json(header.Gguf(found.file, found.facts, (*found.tensors, one), 0), lambda start, end: real[start:end])
+        config_json(
+            header.Gguf(found.file, found.facts, (*found.tensors, one), 0),
+            lambda tensor: real[tensor.start : tensor.end],
+        )
 
 
 def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None:

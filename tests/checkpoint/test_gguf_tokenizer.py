@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from manyhands.checkpoint import gguf_tokenizer
-from manyhands.checkpoint.gguf import read_gguf
+from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.gguf_tokenizer import tokenizer_files
 from manyhands.errors import ModelError
 from manyhands.testing.gguf import write_gguf

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.gguf import read_gguf
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_model import tensor_entries
+from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.manifest import TensorDigest
 from manyhands.checkpoint.partition import tensor_bytes
 from manyhands.checkpoint.verify import ignore

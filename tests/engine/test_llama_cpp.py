@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from manyhands.checkpoint.gguf import read_gguf
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_model import tensor_entries
+from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.verify import ignore
 from manyhands.core import Precision, Span
 from manyhands.engine import library

@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
-from manyhands.checkpoint.gguf import read_gguf
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_model import tensor_entries
+from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.core import Precision, SamplingParams
 from manyhands.origin import Answer
 from manyhands.testing.clock import run_virtual

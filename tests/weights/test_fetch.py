@@ -447,7 +447,9 @@ def test_wrong_bytes_of_a_gguf_file_are_fetched_again(quantised: Path, home: Pat
     check_holds(fetch(home, name=f"hf:{REPO}:{quantised.name}"), source)
 
 
-@pytest.mark.parametrize("name", ["missing.gguf", "hf:a/b:../x.gguf", "a/b:x.bin", "hf:a/b:c/d.gguf", "a/missing.gguf"])
+@pytest.mark.parametrize(
+    "name", ["missing.gguf", "hf:a/b:../x.gguf", "a/b:x.bin", "hf:a/b:c//d.gguf", "a/missing.gguf"]
+)
 def test_names_that_are_no_gguf_file_are_refused(name: str, home: Path) -> None:
     with pytest.raises(ModelError, match="no folder or GGUF file here"):
         fetch(home, name=name)

@@ -1,9 +1,9 @@
 """What a model is on disk: tensors with their hashes, the manifest and ModelId, and folders that hold a part of a model.
 
 folder.py what a folder holds · header.py the header of a safetensors file · config_fields.py bounds on config.json
-dtypes.py stored types · gguf.py the header of a GGUF file, gguf_model.py its tensors and config (by
-gguf_architectures.py, gguf_configs.py, gguf_names.py, gguf_keys.py), gguf_tokenizer.py its tokenizer, gguf_folder.py a
-folder for it
+dtypes.py stored types · gguf.py the header of a GGUF file, part_names.py and gguf_parts.py a model in several of them,
+gguf_model.py its tensors and config (by gguf_architectures.py, gguf_configs.py, gguf_names.py, gguf_keys.py),
+gguf_tokenizer.py its tokenizer, gguf_folder.py a folder for it
 manifest.py tensors, config and tokenizer with their hashes, and the ModelId · verify.py tensors in memory against it
 partition.py which tensors belong to which layers · store.py a folder that is being filled · split.py one folder into several
 """

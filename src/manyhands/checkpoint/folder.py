@@ -1,4 +1,4 @@
-"""A model folder: config.json, safetensors files or a GGUF file, perhaps an index, a manifest, a journal of arrivals.
+"""A model folder: config.json, safetensors files or those of a GGUF model, perhaps an index, a manifest, a journal of arrivals.
 
 Knows names and places, not what the numbers are. Folders are untrusted: every file name in them is checked.
 """
@@ -11,6 +11,7 @@ from typing import Final
 
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.checkpoint.header import TensorEntry, read_header
+from manyhands.checkpoint.part_names import first_part, parts_beside
 from manyhands.checkpoint.text_part import text_name
 from manyhands.errors import ModelError
 
@@ -48,7 +49,15 @@ def read_config(folder: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         _refuse_adapter(folder)
+        _refuse_several(folder)
         raise ModelError(f"{folder} has no readable config.json: it is not a model folder") from error
+
+
+def _refuse_several(folder: Path) -> None:
+    names = sorted({first_part(path.name) for path in folder.glob(f"*{SUFFIX}")})
+    if len(names) > 1:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise ModelError(f"{folder} holds {len(names)} GGUF models: name one of {', '.join(names[:3])}{more}")
 
 
 def _refuse_adapter(folder: Path) -> None:
@@ -71,7 +80,7 @@ def read_entries(folder: Path) -> list[TensorEntry]:
         absent = next(file for file in files if file not in present)
         raise ModelError(f"{folder} lacks {absent}, which {INDEX} names: the download is incomplete")
     arrived = _arrived(folder)
-    entries = [entry for file in present for entry in read_file(folder / file)]
+    entries = _read_weights(folder, present)
     if arrived is not None:
         entries = [entry for entry in entries if entry.name in arrived.get(entry.file, ())]
     _refuse_doubles(entries, folder)
@@ -80,22 +89,21 @@ def read_entries(folder: Path) -> list[TensorEntry]:
     return entries
 
 
-def read_file(path: Path) -> list[TensorEntry]:
-    """The tensors of one weights file, safetensors or GGUF; their `file` is its name. Raises ModelError."""
-    if path.suffix != SUFFIX:
-        return read_header(path)
+def _read_weights(folder: Path, files: Sequence[str]) -> list[TensorEntry]:
+    if not files or not files[0].endswith(SUFFIX):
+        return [entry for file in files for entry in read_header(folder / file)]
     try:
-        stat = path.stat()
+        stats = [(folder / file).stat() for file in files]
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    return list(_gguf_entries(path, stat.st_size, stat.st_mtime_ns))
+        raise ModelError(f"{folder / files[0]} cannot be read: {error.strerror or error}") from error
+    return list(_gguf_entries(folder / files[0], tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)))
 
 
 @lru_cache(maxsize=8)
-def _gguf_entries(path: Path, size: int, mtime_ns: int) -> tuple[TensorEntry, ...]:
+def _gguf_entries(path: Path, stamps: tuple[tuple[int, int], ...]) -> tuple[TensorEntry, ...]:
     """Kept because a header is read in a tenth of a second: it holds the vocabulary too, which is not kept."""
-    from manyhands.checkpoint.gguf import read_gguf
     from manyhands.checkpoint.gguf_model import tensor_entries
+    from manyhands.checkpoint.gguf_parts import read_gguf
 
     return tuple(tensor_entries(read_gguf(path)))
 
@@ -129,8 +137,8 @@ def _weight_files(folder: Path) -> list[str]:
         return [SINGLE]
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
-    if files := sorted(path.name for path in folder.glob(f"*{SUFFIX}")):
-        return files[:1]
+    if files := sorted(folder.glob(f"*{SUFFIX}")):
+        return [path.name for path in parts_beside(files[0])]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise ModelError(f"{folder} refused: pickle weights; convert to safetensors")
     _refuse_adapter(folder)

@@ -10,7 +10,6 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from manyhands.errors import ModelError
 MAGIC: Final = b"GGUF"
 SUFFIX: Final = GGUF_SUFFIX
 FIRST_BYTES: Final = 4 << 20  # of a header that are read at first; four times as many each time that they are too few
+PART_BYTES: Final = 64 << 10  # of parts after the first, which have no vocabulary
 MAX_HEADER_BYTES: Final = 64 << 20  # the largest known has 16 MB: gemma's 262,000 tokens
 MAX_TEXTS: Final = 1 << 21  # in lists of all keys together: tokens and merges
 MAX_KEYS: Final = 4096
@@ -46,18 +46,22 @@ ReadRange = Callable[[int, int], bytes]  # bytes [start, end) of the file; fewer
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor by its name in the file; `shape` outermost first; bytes [start, end) of the file."""
+    """A tensor by its name in `file`; `shape` outermost first; bytes [start, end) of that file."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """A header. `facts`: the metadata; lists of numbers are numpy arrays. `tensors`: by offset. `data_start`: bytes of it."""
+    """A header. `facts`: the metadata; lists of numbers are numpy arrays. `tensors`: by offset. `data_start`: bytes of it.
+
+    Or the headers of the files of one model, joined (gguf_parts.py): `file` is then the first.
+    """
 
     file: str
     facts: dict[str, Any]
@@ -76,27 +80,12 @@ class _Short(Exception):
     """The header goes on behind the bytes that were read."""
 
 
-def read_gguf(path: Path) -> Gguf:
-    """The header of the file at `path`. Raises ModelError in one line."""
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+def parse_gguf(read: ReadRange, file: str, size: int, number: int = 0) -> Gguf:
+    """The header of a file of `size` bytes, of which `read` gives ranges; `number`: of the part that it is, from 0.
 
-    def read(start: int, end: int) -> bytes:
-        with path.open("rb") as handle:
-            handle.seek(start)
-            return handle.read(end - start)
-
-    try:
-        return parse_gguf(read, path.name, stat.st_size)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def parse_gguf(read: ReadRange, file: str, size: int) -> Gguf:
-    """The header of a file of `size` bytes, of which `read` gives ranges. Raises ModelError naming the flaw."""
-    raw, length = b"", FIRST_BYTES
+    Raises ModelError naming the flaw.
+    """
+    raw, length = b"", FIRST_BYTES if number == 0 else min(FIRST_BYTES, PART_BYTES)
     while True:
         end = min(length, size, MAX_HEADER_BYTES)
         raw += read(len(raw), end)
@@ -246,5 +235,5 @@ class _Reader:
                     f"{self._file} is truncated: {where} ends at byte {start + offset + length}, the file at {self._size}"
                 )
             reached = start + offset + length
-            tensors.append(GgufTensor(name, dtype, shape, start + offset, reached))
+            tensors.append(GgufTensor(name, dtype, shape, start + offset, reached, self._file))
         return tuple(tensors)

@@ -6,14 +6,14 @@ each is a range of its bytes.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
-from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor, ReadRange
+from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.header import TensorEntry
@@ -27,14 +27,12 @@ _DROPPED: Final = (
 _MAX_FACTORS: Final = 1 << 13
 MAX_EXPERTS: Final = 4096
 
+ReadTensor = Callable[[GgufTensor], bytes]  # its bytes; fewer where the file ends before
+
 
 def _architecture(gguf: Gguf) -> tuple[str, Architecture]:
     arch = gguf.facts.get("general.architecture")
     found = ARCHITECTURES.get(arch) if isinstance(arch, str) else None
-    if gguf.one("split.count", 1) not in (0, 1):  # the parts after the first say hardly more than this
-        raise ModelError(
-            f"{gguf.file} refused: it is one of several files; join them with llama.cpp's llama-gguf-split --merge"
-        )
     if found is None or not isinstance(arch, str):
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{gguf.file} refused: its architecture is {arch!r:.60}; served from GGUF are {known}")
@@ -45,32 +43,32 @@ def _architecture(gguf: Gguf) -> tuple[str, Architecture]:
 def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     """The tensors under the names that the Program uses. Raises ModelError for one that the architecture does not have."""
     _, found = _architecture(gguf)
-    unfolded = (
-        entry for tensor in gguf.tensors if tensor.name not in _DROPPED for entry in _entries(gguf, found, tensor)
-    )
+    unfolded = (entry for tensor in gguf.tensors if tensor.name not in _DROPPED for entry in _entries(found, tensor))
     entries = list(islice(unfolded, MAX_TENSORS + 1))
     if len(entries) > MAX_TENSORS:
         raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_TENSORS} tensors")
     return entries
 
 
-def _entries(gguf: Gguf, arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
+def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
     name = _name(arch, tensor.name)
     if name is None:
-        raise ModelError(f"{gguf.file} refused: {arch.model_type} has no tensor {tensor.name[:80]!a}")
+        raise ModelError(f"{tensor.file} refused: {arch.model_type} has no tensor {tensor.name[:80]!a}")
     if "{" not in name:
         shape = (1, *tensor.shape) if ".shared_expert_gate." in name and len(tensor.shape) == 1 else tensor.shape
-        yield TensorEntry(name, gguf.file, tensor.dtype, shape, tensor.start, tensor.end)
+        yield TensorEntry(name, tensor.file, tensor.dtype, shape, tensor.start, tensor.end)
         return
     shape = tensor.shape[1:]
     kind, sizes = ("matrices", 2) if "{expert}" in name else ("vectors", 1)
     if len(shape) != sizes or tensor.shape[0] > MAX_EXPERTS:
         wanted = f"a stack of at most {MAX_EXPERTS} {kind} is needed"
-        raise ModelError(f"{gguf.file} refused: {tensor.name[:80]!a} has the shape {list(tensor.shape)}; {wanted}")
+        raise ModelError(f"{tensor.file} refused: {tensor.name[:80]!a} has the shape {list(tensor.shape)}; {wanted}")
     step = stored_bytes(tensor.dtype, shape)
     for number in range(tensor.shape[0]):
         start = tensor.start + number * step
-        yield TensorEntry(name.format(expert=number, head=number), gguf.file, tensor.dtype, shape, start, start + step)
+        yield TensorEntry(
+            name.format(expert=number, head=number), tensor.file, tensor.dtype, shape, start, start + step
+        )
 
 
 def _name(arch: Architecture, name: str) -> str | None:
@@ -82,7 +80,7 @@ def _name(arch: Architecture, name: str) -> str | None:
     return None if known is None else f"{arch.layers}.{int(layer)}.{known}"
 
 
-def config_json(gguf: Gguf, read: ReadRange) -> bytes:
+def config_json(gguf: Gguf, read: ReadTensor) -> bytes:
     """The config.json of the model, made of the metadata; `read` gives the few numbers that it has as tensors."""
     arch, found = _architecture(gguf)
     keys, shapes = GgufKeys(gguf, arch), {tensor.name: tensor for tensor in gguf.tensors}
@@ -149,7 +147,7 @@ def _biases(keys: GgufKeys, arch: Architecture) -> Config:
     return config
 
 
-def _rotary(keys: GgufKeys, shapes: Mapping[str, GgufTensor], config: Config, read: ReadRange) -> Config:
+def _rotary(keys: GgufKeys, shapes: Mapping[str, GgufTensor], config: Config, read: ReadTensor) -> Config:
     """rope_theta, and how positions are scaled. Factors of single columns become transformers' longrope."""
     found: Config = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
     turned, head, context = (
@@ -200,12 +198,12 @@ def _yarn(keys: GgufKeys) -> Config:
     return {name: keys.number(f"rope.scaling.yarn_{name}") for name in names}
 
 
-def _numbers(keys: GgufKeys, tensor: GgufTensor, read: ReadRange) -> list[float]:
+def _numbers(keys: GgufKeys, tensor: GgufTensor, read: ReadTensor) -> list[float]:
     if tensor.dtype != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
         raise keys.refused(f"{tensor.name} is {tensor.dtype} {list(tensor.shape)}; a short list of F32 is needed")
-    raw = read(tensor.start, tensor.end)
+    raw = read(tensor)
     if len(raw) != tensor.end - tensor.start:
-        raise keys.refused(f"it ends inside {tensor.name}")
+        raise keys.refused(f"{tensor.file} ends inside {tensor.name}")
     found = [float(str(value)) for value in np.frombuffer(raw, "<f4")]
     if not all(0 < value < 1e6 for value in found):
         raise keys.refused(f"{tensor.name} has factors out of bounds")

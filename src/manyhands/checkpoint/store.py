@@ -126,6 +126,15 @@ class Sink:
             self._handle.write(piece)
 
 
+def begins_with(path: Path, header: bytes) -> bool:
+    """Whether there is a file at `path` with this header."""
+    try:
+        with path.open("rb") as handle:
+            return handle.read(len(header)) == header
+    except FileNotFoundError:
+        return False
+
+
 def erase(handle: BinaryIO, entry: TensorEntry) -> None:
     """Overwrite a tensor's bytes by zeros, so that wrong ones are never mistaken for weights."""
     handle.seek(entry.start)

@@ -6,13 +6,10 @@ Knows nothing of machines. Model's packages are imported inside the functions, s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from manyhands.core import ModelId, Precision, Span, weight_precision
 from manyhands.errors import ModelError
-
-if TYPE_CHECKING:
-    from manyhands.weights.hub import HubModel
 
 # Of activations and cache.
 _CONFIG_BYTES: Final = 16 << 20
@@ -97,12 +94,12 @@ def stored_precision(model: str, home: Path) -> Precision:
 
     Blocking; asks the hub for the config, or the header of a GGUF file, that is not here. Raises ModelError.
     """
-    from manyhands.checkpoint.dtypes import BLOCKS
-    from manyhands.checkpoint.gguf import SUFFIX
+    from manyhands.checkpoint.dtypes import BLOCKS, GGUF_SUFFIX
     from manyhands.checkpoint.quantised import read_quantised
     from manyhands.weights.catalogue import SHORT_NAMES
+    from manyhands.weights.names import gguf_file
 
-    if not model.endswith(SUFFIX) and model not in SHORT_NAMES:
+    if not model.endswith(GGUF_SUFFIX) and model not in SHORT_NAMES and gguf_file(model) is None:
         how = read_quantised(_config(model, home))
         return "bf16" if how is None else "w8" if how.bits == 8 or how.is_partial else "w4"
     folder = _local_folder(model, home)
@@ -179,6 +176,7 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
     from manyhands.checkpoint.manifest import Manifest
     from manyhands.weights.fetched import fetched_folders, hub_folder
     from manyhands.weights.hub import HubUnreachable, find_model, read_remote_header, read_whole
+    from manyhands.weights.hub_gguf import read_hub_gguf
     from manyhands.weights.names import parse_hub_id
 
     id = parse_hub_id(model)
@@ -193,7 +191,8 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
     if (folder := hub_folder(home, repo, found.commit, file)) in here:
         return _fetched(folder)
     if file is not None:
-        return _gguf_on_hub(found, file)
+        gguf = read_hub_gguf(found, file)
+        return gguf.small_files["config.json"], gguf.entries, None
     config = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
     if MANIFEST in found.names:
         manifest = Manifest.decode(
@@ -205,15 +204,7 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
         files = set(parse_index(read_whole(found, found.describe(INDEX), 4 * _CONFIG_BYTES)).values())
     elif SINGLE not in found.names:
         raise ModelError(f"{repo} holds no weights: neither {SINGLE} nor {INDEX}")
-    headers = [read_remote_header(found, found.describe(file))[1] for file in sorted(files)]
-    return config, [entry for entries in headers for entry in entries], None
-
-
-def _gguf_on_hub(found: "HubModel", file: str) -> tuple[bytes, Sequence[Any], None]:
-    from manyhands.weights.hub import read_remote_header, remote_small_files
-
-    described = found.describe(file)
-    return remote_small_files(found, described)["config.json"], read_remote_header(found, described)[1], None
+    return config, [entry for file in sorted(files) for entry in read_remote_header(found, file).entries], None
 
 
 def _fetched(folder: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:

@@ -2,7 +2,7 @@
 
 names.py, here.py, fetch.py a model's name to a folder · catalogue.py, pinned.py short names and their files
 shelf.py what lies here
-fetched.py folders of earlier fetches · hub.py the hub's HTTP API
+fetched.py folders of earlier fetches · hub.py the hub's HTTP API, hub_gguf.py GGUF models there
 download.py the tensors of a span from several providers · asking.py small files from the first that has them
 reading.py a fetch beside the event loop
 schedule.py which tensor is fetched from which provider next · workers.py the tasks that fetch, write and hash

@@ -27,7 +27,7 @@ from manyhands.checkpoint.folder import MANIFEST, SINGLE
 from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry
 from manyhands.checkpoint.manifest import VOLATILE, HashProgress, Manifest, Silent, TensorDigest, config_digest
 from manyhands.checkpoint.partition import ModelFacts, needed_tensors
-from manyhands.checkpoint.store import Store, check_free, disk_errors
+from manyhands.checkpoint.store import Store, begins_with, check_free, disk_errors
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError, ShardUnavailable
 from manyhands.files import write_atomic
@@ -116,11 +116,6 @@ def _check_empty(entries: Sequence[TensorEntry], hashes: Mapping[str, str]) -> N
 def _kept_manifest(path: Path, model: ModelId) -> Manifest | None:
     raw = path.read_bytes() if path.exists() else b""
     return Manifest.decode(raw) if sha256(raw) == model else None
-
-
-def _begins_with(path: Path, header: bytes) -> bool:
-    with path.open("rb") as handle:
-        return handle.read(len(header)) == header
 
 
 def _entry(tensor: TensorDigest, offsets: Any, base: int) -> TensorEntry:
@@ -302,7 +297,7 @@ class _Pull:
 
     async def _tensors(self, manifest: Manifest, num_layers: int, tiers: Sequence[Sequence[Provider]]) -> None:
         header, missing, size = await self.on_disk(self._missing, manifest, num_layers)
-        if not missing and await self.on_disk(_begins_with, self.folder / SINGLE, header):
+        if not missing and await self.on_disk(begins_with, self.folder / SINGLE, header):
             return
         total = sum(map(len, missing))
         check_free(self.folder, total)

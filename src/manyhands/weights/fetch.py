@@ -14,20 +14,19 @@ programs read. Both write through checkpoint/store.py and read the hub through h
 """
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from huggingface_hub.utils import WeakFileLock
 
-from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, SMALL_SUFFIXES, parse_index, read_config, read_file
-from manyhands.checkpoint.header import TensorEntry
+from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, SMALL_SUFFIXES, parse_index, read_config
+from manyhands.checkpoint.header import TensorEntry, read_header
 from manyhands.checkpoint.manifest import HashProgress, Manifest, TensorDigest, check_small, config_digest, hash_files
 from manyhands.checkpoint.partition import needed_tensors
-from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, erase
+from manyhands.checkpoint.store import Sink, Store, begins_with, check_free, disk_errors, erase
 from manyhands.core import Span
 from manyhands.errors import Damaged, ModelError
 from manyhands.files import write_atomic
@@ -37,29 +36,19 @@ from manyhands.weights.here import folder_named
 from manyhands.weights.hub import (
     HubModel,
     HubUnreachable,
+    HubWeightsFile,
     RangeIgnored,
     find_model,
     read_range,
     read_remote_header,
     read_whole,
-    remote_small_files,
 )
+from manyhands.weights.hub_gguf import HubGguf, read_hub_gguf
 from manyhands.weights.names import parse_hub_id
 from manyhands.weights.pinned import fetch_pinned
 
 SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
 PICKLES: Final = (".bin", ".pt", ".pth")
-
-
-@dataclass(frozen=True, slots=True)
-class HubWeightsFile:
-    """A weights file on the hub: its header's bytes and what they describe."""
-
-    name: str
-    size: int
-    sha256: str | None
-    header: bytes
-    entries: list[TensorEntry]
 
 
 def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, progress: HashProgress) -> Path:
@@ -96,19 +85,12 @@ def drop_damaged(manifest: Manifest, folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _entries_of(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of a file by name; none if it is gone or its header is damaged."""
-    try:
-        return {entry.name: entry for entry in read_file(path)}
-    except ModelError:
-        return {}
-
-
 class _Fetch:
     """One download into one folder."""
 
     def __init__(self, model: HubModel, file: str | None, home: Path, progress: HashProgress) -> None:
         self.model, self.file = model, file
+        self.gguf: HubGguf | None = None
         self.folder = hub_folder(home, model.repo, model.commit, file)
         self.progress = progress
 
@@ -128,14 +110,16 @@ class _Fetch:
     def _fetch_small(self) -> None:
         """Config, tokenizer, index, and the manifest if the repository has one; what is here already and right stays.
 
-        Of a GGUF file: what its header says of them.
+        Of a GGUF model: what its headers say of them.
         """
         if (self.folder / MANIFEST).exists():
             drop_damaged(
                 Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST)), self.folder
             )
         if self.file is not None:
-            for name, raw in remote_small_files(self.model, self.model.describe(self.file)).items():
+            self.gguf = read_hub_gguf(self.model, self.file)
+            self.model = self.gguf.model
+            for name, raw in self.gguf.small_files.items():
                 if not (self.folder / name).exists():
                     write_atomic(self.folder / name, raw)
             return
@@ -154,17 +138,18 @@ class _Fetch:
         manifest = Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST))
         check_small(manifest, self.folder)
         for file in list(self.store.held):
-            self.store.settle(file, _entries_of(self.folder / file))
+            self.store.settle(file, self._entries_of(file))
         missing = set(lacking_tensors(self.folder, self.store, span, with_ends))
-        if not missing:
-            return
         known = {tensor.name: tensor for tensor in manifest.tensors}
-        places = self._places()
-        files = {self.file or SINGLE} if places is None else {_place(places, name) for name in missing}
-        shards = [self._shard(file) for file in sorted(files)]
+        shards = self._shards(missing)
         wanted = {shard.name: [entry for entry in shard.entries if entry.name in missing] for shard in shards}
         if lost := missing - {entry.name for entries in wanted.values() for entry in entries}:
             raise ModelError(f"{self.model.repo}: tensor {min(lost)} is in {MANIFEST} but not in the weights")
+        shards = [
+            shard for shard in shards if wanted[shard.name] or not begins_with(self.folder / shard.name, shard.header)
+        ]
+        if not shards:
+            return
         total = sum(len(entry) for entries in wanted.values() for entry in entries)
         check_free(self.folder, total)
         with disk_errors(self.folder, total):
@@ -210,10 +195,7 @@ class _Fetch:
 
     def _learn(self, span: Span | None, with_ends: bool) -> None:
         """Read all weights once, keep what is needed, and write the manifest that was missing."""
-        places = self._places()
-        shards = [
-            self._shard(file) for file in sorted({self.file or SINGLE} if places is None else set(places.values()))
-        ]
+        shards = self._shards(None)
         names = [entry.name for shard in shards for entry in shard.entries]
         wanted = set(needed_tensors(names, num_layers(self.folder), span, with_ends))
         entries = [entry for shard in shards if shard.name not in self.store.hashes for entry in shard.entries]
@@ -251,10 +233,30 @@ class _Fetch:
             self.store.hashes[shard.name] = digests
         return True
 
+    def _shards(self, names: Collection[str] | None) -> list[HubWeightsFile]:
+        """The weights files with these tensors, or all; all of a GGUF model, whose headers are of use together only."""
+        if self.gguf is not None:
+            return self.gguf.files
+        if names is not None and not names:
+            return []
+        places = self._places()
+        if places is None:
+            files = {SINGLE}
+        else:
+            files = set(places.values()) if names is None else {_place(places, name) for name in names}
+        return [read_remote_header(self.model, file) for file in sorted(files)]
+
+    def _entries_of(self, file: str) -> dict[str, TensorEntry]:
+        """The tensors of a file by name; none if it is gone or its header is damaged. The headers of GGUF are the hub's."""
+        if self.gguf is not None:
+            return {entry.name: entry for shard in self.gguf.files if shard.name == file for entry in shard.entries}
+        try:
+            return {entry.name: entry for entry in read_header(self.folder / file)}
+        except ModelError:
+            return {}
+
     def _places(self) -> dict[str, str] | None:
         """Tensor to file by the index; None for a single file. Raises ModelError if there are no weights."""
-        if self.file is not None:
-            return None
         if (self.folder / INDEX).exists():
             return parse_index((self.folder / INDEX).read_bytes(), f"{self.model.repo}: {INDEX}")
         if SINGLE in self.model.names:
@@ -262,11 +264,6 @@ class _Fetch:
         if any(name.endswith(PICKLES) for name in self.model.names):
             raise ModelError(f"{self.model.repo} refused: pickle weights; convert to safetensors")
         raise ModelError(f"{self.model.repo} holds no weights: neither {SINGLE} nor {INDEX}")
-
-    def _shard(self, name: str) -> HubWeightsFile:
-        file = self.model.describe(name)
-        header, entries = read_remote_header(self.model, file)
-        return HubWeightsFile(name, file.size, file.sha256, header, entries)
 
 
 def runs(entries: Iterable[TensorEntry]) -> list[list[TensorEntry]]:

@@ -1,6 +1,7 @@
 """Folders that fetches from the hub have written: where they are, and what of a model they lack."""
 
 from pathlib import Path
+from typing import Final
 
 from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.folder import MANIFEST
@@ -11,16 +12,22 @@ from manyhands.core import Span
 from manyhands.errors import ModelError
 from manyhands.weights.names import HubId
 
+BETWEEN: Final = "+"  # in a folder's name, for the slash in a file's; no name of a file that is fetched has it
+
 
 def hub_folder(home: Path, repo: str, commit: str, file: str | None = None) -> Path:
     """Where fetches of a repository at a commit go, or of one GGUF file of it."""
-    return home / "models" / f"{repo.replace('/', '--')}@{commit}{f'--{file}' if file else ''}"
+    return home / "models" / f"{repo.replace('/', '--')}@{commit}{f'--{_flat(file)}' if file else ''}"
+
+
+def _flat(file: str) -> str:
+    return file.replace("/", BETWEEN)
 
 
 def fetched_folders(home: Path, id: HubId) -> list[Path]:
     """Folders of earlier fetches of this repository, or of this file of it, at any commit; the newest first."""
     found = (home / "models").glob(f"{id.repo.replace('/', '--')}@*")
-    ours = [path for path in found if path.name.partition("@")[2].partition("--")[2] == (id.file or "")]
+    ours = [path for path in found if path.name.partition("@")[2].partition("--")[2] == _flat(id.file or "")]
     return sorted(ours, key=lambda path: path.stat().st_mtime, reverse=True)
 
 

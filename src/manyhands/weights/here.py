@@ -8,7 +8,7 @@ from manyhands.weights.names import gguf_file, model_folder
 
 
 def folder_named(name: str, home: Path) -> Path | None:
-    """The folder that `name` is, or that a GGUF file of this name has in `home`; None for a hub id. Raises ModelError."""
+    """The folder that `name` is, or that the GGUF model of this name has in `home`; None for a hub id. Raises ModelError."""
     if name == "tales":
         return Path(tales.model_path())
     if (file := gguf_file(name, home)) is not None:

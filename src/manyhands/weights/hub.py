@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,9 +18,6 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from manyhands.checkpoint.folder import check_file_name
-from manyhands.checkpoint.gguf import SUFFIX, Gguf, parse_gguf
-from manyhands.checkpoint.gguf_folder import small_files
-from manyhands.checkpoint.gguf_model import tensor_entries
 from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry, header_length, parse_header
 from manyhands.errors import ModelError
 from manyhands.plain import one_line
@@ -55,24 +52,43 @@ class HubFile:
 
 
 @dataclass(frozen=True, slots=True)
+class HubWeightsFile:
+    """A weights file on the hub: its header's bytes and what they describe."""
+
+    name: str
+    size: int
+    sha256: str | None
+    header: bytes
+    entries: list[TensorEntry]
+
+
+@dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository at one commit."""
+    """A repository at one commit, or a folder of it: `folder` ends with a slash, and names are those within."""
 
     repo: str
     revision: str  # as asked for: a branch, a tag or a commit
     commit: str
     names: frozenset[str]
     sizes: dict[str, HubFile]  # of the files whose size came with the listing
+    folder: str = ""
+
+    def within(self, folder: str) -> "HubModel":
+        """What lies in a folder of it, "" for itself."""
+        start = f"{folder}/" if folder else ""
+        names = frozenset(name.removeprefix(start) for name in self.names if name.startswith(start))
+        sizes = {name: replace(self.sizes[start + name], name=name) for name in names if start + name in self.sizes}
+        return replace(self, names=names, sizes=sizes, folder=self.folder + start)
 
     def url(self, file: str) -> str:
-        return str(hf_hub_url(self.repo, file, revision=self.commit))
+        return str(hf_hub_url(self.repo, self.folder + file, revision=self.commit))
 
     def describe(self, file: str) -> HubFile:
         """Size and hash of `file`; asks the hub if the listing did not say. Raises ModelError."""
         if file in self.sizes:
             return self.sizes[file]
         if file not in self.names:
-            raise ModelError(f"{self.repo}@{self.commit[:8]} has no file {file}")
+            raise ModelError(f"{self.repo}@{self.commit[:8]} has no file {self.folder}{file}")
         found = _retried(lambda: get_hf_file_metadata(self.url(file), timeout=TIMEOUT_S), self.repo)
         if found.size is None:
             raise ModelError(f"{self.repo}: the hub does not say how large {file} is")
@@ -130,36 +146,17 @@ def read_whole(model: HubModel, file: HubFile, limit: int) -> bytes:
     return b"".join(read_range(model, file.name, 0, file.size, may_skip=True))
 
 
-def read_remote_header(model: HubModel, file: HubFile) -> tuple[bytes, list[TensorEntry]]:
-    """The first bytes of a weights file, up to its data, and the tensors that they describe. Raises ModelError."""
-    if file.name.endswith(SUFFIX):
-        raw, gguf = read_remote_gguf(model, file)
-        return raw, tensor_entries(gguf)
-    prefix = _first(model, file, 0, min(LENGTH_BYTES, file.size))
-    end = LENGTH_BYTES + header_length(prefix, file.name, file.size)
-    raw = _first(model, file, LENGTH_BYTES, end)
-    return prefix + raw, parse_header(raw, file.name, file.size)
+def read_remote_header(model: HubModel, name: str) -> HubWeightsFile:
+    """A safetensors file, read up to its data. Raises ModelError."""
+    file = model.describe(name)
+    prefix = read_start(model, file, 0, min(LENGTH_BYTES, file.size))
+    end = LENGTH_BYTES + header_length(prefix, name, file.size)
+    raw = read_start(model, file, LENGTH_BYTES, end)
+    return HubWeightsFile(name, file.size, file.sha256, prefix + raw, parse_header(raw, name, file.size))
 
 
-def read_remote_gguf(model: HubModel, file: HubFile) -> tuple[bytes, Gguf]:
-    """The first bytes of a GGUF file, up to its data, and the header that they are. Raises ModelError."""
-    raw = bytearray()
-
-    def read(start: int, end: int) -> bytes:
-        raw[start:] = found = _first(model, file, start, end)
-        return found
-
-    gguf = parse_gguf(read, file.name, file.size)
-    return bytes(raw[: gguf.data_start]), gguf
-
-
-def remote_small_files(model: HubModel, file: HubFile) -> dict[str, bytes]:
-    """config.json and the tokenizer's files, made of the header of a GGUF file. Raises ModelError."""
-    _, gguf = read_remote_gguf(model, file)
-    return small_files(gguf, lambda start, end: _first(model, file, start, end))
-
-
-def _first(model: HubModel, file: HubFile, start: int, end: int) -> bytes:
+def read_start(model: HubModel, file: HubFile, start: int, end: int) -> bytes:
+    """A few bytes [start, end) near the start of a file; what lies before them may be sent too."""
     with closing(read_range(model, file.name, start, end, may_skip=True)) as blocks:
         return b"".join(blocks)
 

@@ -16,8 +16,8 @@ from manyhands.weights.hub import (
     read_range,
     read_remote_header,
     read_whole,
-    remote_small_files,
 )
+from manyhands.weights.hub_gguf import read_hub_gguf
 from manyhands.weights.names import parse_hub_id
 from manyhands.weights.provider import MAX_FILE_BYTES, OFFERED, Data, Lacking, ProviderError
 
@@ -37,8 +37,8 @@ class HubProvider:
         self._lock = Lock()
         self._model: HubModel | None = None
         self._places: dict[str, str] | None = None
-        self._made: dict[str, bytes] | None = None  # the small files of a GGUF file
-        self._entries: dict[str, dict[str, TensorEntry]] = {}  # by file, of the headers read so far
+        self._made: dict[str, bytes] = {}  # the small files of a GGUF model
+        self._entries: dict[str, dict[str, TensorEntry]] = {}  # by file, or of a GGUF model together
 
     async def read(self, model: ModelId, tensor: str, start: int, end: int) -> AsyncGenerator[Data, None]:
         entry = await _ask(lambda: self._find(tensor))
@@ -57,22 +57,22 @@ class HubProvider:
     def _whole(self, name: str) -> bytes | None:
         repository = self._repository()
         if self._id.file is not None:
-            return self._small(repository, self._id.file).get(name)
+            return self._made.get(name)
         if name not in OFFERED or name not in repository.names:
             return None
         return read_whole(repository, repository.describe(name), MAX_FILE_BYTES)
 
     def _repository(self) -> HubModel:
+        """What the files lie in; of a GGUF model its headers are read with the first question."""
         with self._lock:
             if self._model is None:
-                self._model = find_model(self._id.repo, self._id.revision)
+                found = find_model(self._id.repo, self._id.revision)
+                if self._id.file is not None:
+                    gguf = read_hub_gguf(found, self._id.file)
+                    found, self._made = gguf.model, gguf.small_files
+                    self._entries[self._id.file] = {entry.name: entry for entry in gguf.entries}
+                self._model = found
             return self._model
-
-    def _small(self, repository: HubModel, file: str) -> dict[str, bytes]:
-        with self._lock:
-            if self._made is None:
-                self._made = remote_small_files(repository, repository.describe(file))
-            return self._made
 
     def _find(self, tensor: str) -> TensorEntry:
         """Where a tensor lies; reads the index and the header of its file once. Raises Lacking."""
@@ -82,10 +82,10 @@ class HubProvider:
                 raw = read_whole(repository, repository.describe(INDEX), MAX_FILE_BYTES)
                 self._places = parse_index(raw, f"{self.name}: {INDEX}")
             file = self._id.file or (SINGLE if self._places is None else self._places.get(tensor, ""))
-            if file not in repository.names:
-                raise Lacking(f"{self.name} has no file with {tensor}")
             if file not in self._entries:
-                _, entries = read_remote_header(repository, repository.describe(file))
+                if file not in repository.names:
+                    raise Lacking(f"{self.name} has no file with {tensor}")
+                entries = read_remote_header(repository, file).entries
                 self._entries[file] = {entry.name: entry for entry in entries}
         if tensor not in self._entries[file]:
             raise Lacking(f"{self.name} has no tensor {tensor}")

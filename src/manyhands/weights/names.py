@@ -1,5 +1,8 @@
 """What the name of a model may be: a short name, a folder, a GGUF file, or a hub id. Looks at the disk, at nothing in it.
 
+Of a GGUF model in several files any of them is its name, as their folder is where it holds no other model; what the user
+sees is the same for all of them.
+
 Short names are "tales", which comes with the package, and those of catalogue.py, whose file lies in $MANYHANDS_HOME once it
 was fetched. A folder or file of the same name must be written as a path: ./smollm2.
 """
@@ -9,18 +12,19 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
+from manyhands.checkpoint.part_names import first_part, model_name, only_model
 from manyhands.config import home_from_env
 from manyhands.errors import ModelError
 from manyhands.files import expanded
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 
 _HUB_ID: Final = re.compile(
-    r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?(?::([\w-][\w.-]{0,200}\.gguf))?"
+    r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?(?::((?:[\w-][\w.-]{0,95}/){0,4}[\w-][\w.-]{0,200}\.gguf))?"
 )
 
 
 class HubId(NamedTuple):
-    """A model on the hub: a repository at a branch, tag or commit, or one GGUF file of it."""
+    """A model on the hub: a repository at a branch, tag or commit, or one GGUF file of it (the first of its parts)."""
 
     repo: str
     revision: str
@@ -33,12 +37,18 @@ def short_path(model: ShortName, home: Path) -> Path:
 
 
 def gguf_file(name: str, home: Path | None = None) -> Path | None:
-    """The GGUF file here that `name` is, if it is one; `home`: where those of short names lie ($MANYHANDS_HOME)."""
+    """The GGUF file here that `name` is, or that lies in the folder that it is, of a model in several files one of them.
+
+    `home`: where those of short names lie ($MANYHANDS_HOME).
+    """
     if (short := SHORT_NAMES.get(name)) is not None:
         path = short_path(short, home or home_from_env())
         return path if path.is_file() else None
     path = expanded(name)
-    return path if name.endswith(SUFFIX) and path.is_file() else None
+    if name.endswith(SUFFIX) and path.is_file():
+        return path
+    folder = model_folder(name)
+    return None if folder is None or (folder / "config.json").exists() else only_model(folder)
 
 
 def model_folder(name: str) -> Path | None:
@@ -55,13 +65,13 @@ def is_here(name: str) -> bool:
 def label(name: str) -> str:
     """What a model is called in records and in the API: a folder or file by its own name, else what the user typed."""
     if name not in SHORT_NAMES and (file := gguf_file(name)) is not None:
-        return file.resolve().name.removesuffix(SUFFIX)
+        return model_name(file.name)
     folder = model_folder(name)
-    return name if folder is None else folder.resolve().name
+    return first_part(name) if folder is None else folder.resolve().name
 
 
 def parse_hub_id(name: str) -> HubId:
-    """What "[hf:]org/name[@revision][:file.gguf]" names, or where a short name's file lies on the hub.
+    """What "[hf:]org/name[@revision][:[folder/]file.gguf]" names, or where a short name's file lies on the hub.
 
     Raises ModelError for anything else.
     """
@@ -81,7 +91,7 @@ def parse_hub_id(name: str) -> HubId:
             f"model {name!r} is no folder or GGUF file here, no short name ({', '.join(short_names)}) and no "
             f"hub id like org/name[@revision] or hf:org/name:file.gguf{f'; did you mean {close[0]}?' if close else ''}"
         )
-    return HubId(match[1], match[2] or "main", match[3])
+    return HubId(match[1], match[2] or "main", match[3] and first_part(match[3]))
 
 
 def check_name(name: str) -> str:

@@ -22,11 +22,13 @@ from manyhands.checkpoint.folder import MANIFEST, read_entries
 from manyhands.checkpoint.gguf_folder import FILES as LINKS
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.part_names import first_part, model_name
 from manyhands.checkpoint.partition import whole_layers
 from manyhands.core import ModelId, Span
 from manyhands.errors import BadRequest, ManyhandsError, ModelError, NotFound
 from manyhands.files import lock, write_atomic
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
+from manyhands.weights.fetched import BETWEEN
 from manyhands.weights.here import folder_named
 from manyhands.weights.names import short_path
 from manyhands.weights.packed import packed_folder
@@ -146,7 +148,7 @@ def _hub_folders(home: Path) -> list[tuple[Path, str]]:
         repo, _, rest = folder.name.partition("@")
         commit, _, file = rest.partition("--")
         id = f"{repo.replace('--', '/', 1)}@{commit[:8]}"
-        found.append((folder, f"hf:{id}:{file}" if file else id))
+        found.append((folder, f"hf:{id}:{file.replace(BETWEEN, '/')}" if file else id))
     return found
 
 
@@ -176,15 +178,15 @@ def _short(short: ShortName, home: Path) -> Shelved:
 
 
 def _linked(home: Path) -> list[Shelved]:
-    """GGUF files elsewhere on this disk, as far as they are still there."""
+    """GGUF models elsewhere on this disk, as far as their files are still there."""
     ours = {short_path(short, home).resolve() for short in SHORT_NAMES.values()}
     found = []
     for link in sorted((home / LINKS).glob(f"*/*{SUFFIX}")):
-        file = link.resolve()
-        if file.is_file() and file not in ours:
-            read = _shelved(file.name.removesuffix(SUFFIX), "file", link.parent)
-            size = file.stat().st_size
-            found.append(Shelved(read.name, "file", file, size, read.layers, read.num_layers, read.folders))
+        parts = [part for part in link.parent.glob(f"*{SUFFIX}") if first_part(part.name) == link.name]
+        if parts and all(part.is_file() for part in parts) and link.resolve() not in ours:
+            read = _shelved(model_name(link.name), "file", link.parent)
+            size = sum(part.stat().st_size for part in parts)
+            found.append(Shelved(read.name, "file", link.readlink(), size, read.layers, read.num_layers, read.folders))
     return found
 
 
