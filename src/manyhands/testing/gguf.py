@@ -12,13 +12,24 @@ from manyhands.checkpoint.gguf import MAGIC, TYPES
 
 ALIGN: Final = 32
 _NUMBERS: Final = {name: number for number, name in TYPES.items()}
-_LISTS: Final = {"uint8": 0, "int8": 1, "uint32": 4, "int32": 5, "float32": 6, "bool": 7, "int64": 11, "float64": 12}
+_TYPES: Final = {
+    "uint8": 0,
+    "int8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "int32": 5,
+    "float32": 6,
+    "bool": 7,
+    "int64": 11,
+    "float64": 12,
+}
 
 Written = tuple[str, str, tuple[int, ...], NDArray[Any]]  # name, type, shape (outermost first), stored bytes
 
 
 def write_gguf(path: Path, facts: Mapping[str, Any], tensors: Iterable[Written]) -> Path:
-    """A file with this metadata (bools, ints, floats, texts, lists of texts, numpy arrays) and these tensors, in order."""
+    """A file with this metadata (bools, ints, floats, texts, lists of texts, arrays and numbers of numpy) and these tensors,
+    in order."""
     listed = list(tensors)
     with path.open("wb") as out:
         out.write(MAGIC + struct.pack("<IQQ", 3, len(listed), len(facts)))
@@ -52,8 +63,10 @@ def _value(value: Any) -> bytes:
             return struct.pack("<If", 6, value)
         case str():
             return struct.pack("<I", 8) + text(value)
+        case np.generic():
+            return struct.pack("<I", _TYPES[value.dtype.name]) + value.tobytes()
         case np.ndarray():
-            return struct.pack("<IIQ", 9, _LISTS[value.dtype.name], len(value)) + value.tobytes()
+            return struct.pack("<IIQ", 9, _TYPES[value.dtype.name], len(value)) + value.tobytes()
         case _:
             return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
-from manyhands.checkpoint.part_names import first_part, model_name, only_model
+from manyhands.checkpoint.part_names import all_parts, first_part, model_name, only_model
 from manyhands.config import home_from_env
 from manyhands.errors import ModelError
 from manyhands.files import expanded
@@ -91,7 +91,7 @@ def parse_hub_id(name: str) -> HubId:
             f"model {name!r} is no folder or GGUF file here, no short name ({', '.join(short_names)}) and no "
             f"hub id like org/name[@revision] or hf:org/name:file.gguf{f'; did you mean {close[0]}?' if close else ''}"
         )
-    return HubId(match[1], match[2] or "main", match[3] and first_part(match[3]))
+    return HubId(match[1], match[2] or "main", match[3] and all_parts(match[3])[0])
 
 
 def check_name(name: str) -> str:
