@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -47,6 +48,30 @@ def test_a_model_in_parts_is_that_of_the_one_file(family: str, dtype: str, first
     assert build_manifest(folder).encode() == build_manifest(whole).encode()
     assert {entry.file for entry in read_entries(folder) if len(entry)} <= {path.name for path in parts}
     assert ids_and_logits(folder) == ids_and_logits(whole)
+
+
+@pytest.mark.parametrize("is_first_small", [False, True])
+def test_parts_are_read_as_the_gguf_package_writes_them(is_first_small: bool, tmp_path: Path) -> None:
+    """It splits as llama.cpp's converter does; with `small_first_shard` the first part has no tensors."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=3, small_first_shard=is_first_small)
+    writer.add_uint32("llama.block_count", 8)
+    writer.add_token_list(["a", "b"])
+    given = {f"t{number}": np.full((2, number + 1), number, np.float32) for number in range(8)}
+    for name, array in given.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    files = sorted(tmp_path.glob("m-0000?-of-0000?.gguf"))
+    assert len(files) == 3 + is_first_small
+    found = read_gguf(files[1])
+    assert (found.file, found.facts["llama.block_count"]) == (files[0].name, 8)
+    assert found.facts["tokenizer.ggml.tokens"] == ["a", "b"]
+    assert {tensor.name for tensor in found.tensors} == given.keys()
+    for tensor in found.tensors:
+        array = given[tensor.name]
+        assert gguf_parts.read_tensor(tmp_path, tensor) == array.tobytes() and tensor.shape == array.shape
 
 
 @pytest.fixture
@@ -95,7 +120,8 @@ def test_the_folder_follows_each_part(parts: list[Path], tmp_path: Path) -> None
 def test_links_to_parts_go_by_their_own_names(parts: list[Path], tmp_path: Path) -> None:
     """As in the cache of huggingface_hub: what they lead to is named by a hash."""
     blobs, links = tmp_path / "blobs", tmp_path / "links"
-    blobs.mkdir(), links.mkdir()
+    blobs.mkdir()
+    links.mkdir()
     for number, part in enumerate(parts):
         (links / part.name).symlink_to(part.rename(blobs / f"{number:064d}"))
     folder = gguf_folder(links / parts[1].name, tmp_path / "home")

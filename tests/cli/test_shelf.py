@@ -12,6 +12,7 @@ from manyhands.cli.lines import columns
 from manyhands.cli.progress import ERASE, Phase, Screen, clear_line, doing
 from manyhands.plain import size_of
 from tests.gguf_files import tiny_gguf
+from tests.gguf_parts import split_gguf
 
 VIEW = {
     "swarm": "home",
@@ -47,6 +48,24 @@ def test_a_file_is_listed_shown_and_forgotten(tmp_path: Path) -> None:
     assert "llama, 6 layers" in shown and "held by" in shown and str(file) in shown
     assert "its file is yours" in run("rm", str(file))
     assert file.exists() and str(file) not in run("list")
+
+
+def test_a_model_in_parts_is_one_model(tmp_path: Path) -> None:
+    """Pulled by one part, shown by another, and counted with all of them; its folder names it too."""
+    file, _ = tiny_gguf("llama", tmp_path / "tiny.gguf")
+    parts = split_gguf(file, tmp_path / "parts", (0, 20))
+    assert "tiny is here: manyhands up" in run("pull", str(parts[1]))
+    (told,) = [each for each in json.loads(run("list", "--json"))["models"] if each["kind"] == "file"]
+    assert (told["name"], told["where"], told["layers"]) == ("tiny", str(parts[0]), ["0-5"])
+    assert told["size"] == sum(part.stat().st_size for part in parts)
+    shown = json.loads(run("show", str(parts[0].parent), "--json"))
+    assert shown["model"] == "tiny" and len(shown["here"]) == 1
+    assert shown["swarm"] == {"tiny": {"desk": ["0-2"], "laptop": ["3-5"]}}
+    whole = json.loads(run("show", str(file), "--json"))
+    assert (shown["model_id"], shown["bytes"]) == (whole["model_id"], whole["bytes"])
+    run("rm", str(parts[0]))
+    assert all(part.exists() for part in parts)
+    assert str(parts[0]) not in run("list")
 
 
 def test_columns_are_aligned() -> None:

@@ -1,4 +1,4 @@
-"""Quantised safetensors in a swarm: three nodes, of which one fetches its layers from the others, give one node's text."""
+"""Quantised models in a swarm: three nodes, of which one fetches its layers from the others, give one node's text."""
 
 import asyncio
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.checkpoint.folder import read_entries
+from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import Silent
 from manyhands.checkpoint.partition import layer_of
 from manyhands.core import Precision, SamplingParams
@@ -14,6 +15,8 @@ from manyhands.member.providers import provider_of
 from manyhands.member.weights import kinds_of, weights_in, weights_of
 from manyhands.testing.clock import run_virtual
 from manyhands.worker.execute import Device
+from tests.gguf_files import tiny_gguf
+from tests.gguf_parts import split_gguf
 from tests.member.members import room_for, spans, town
 from tests.quantised_cases import CASES
 from tests.quantised_files import quantised_tiny
@@ -58,6 +61,16 @@ def test_three_nodes_write_what_one_writes(name: str, tmp_path: Path, monkeypatc
     assert run_virtual(asyncio.wait_for(three(folder, tmp_path, "w4"), 60)) == run_virtual(
         alone(folder, tmp_path, "w4")
     )
+
+
+def test_three_nodes_with_a_gguf_model_in_parts_write_what_one_with_the_one_file_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    file, _ = tiny_gguf("llama", tmp_path / "tiny.gguf", "Q4_0")
+    parts = split_gguf(file, tmp_path / "parts", (0, 20, 33))
+    one, several = (gguf_folder(path, tmp_path) for path in (file, parts[0]))
+    assert run_virtual(asyncio.wait_for(three(several, tmp_path, "w4"), 60)) == run_virtual(alone(one, tmp_path, "w4"))
 
 
 def test_in_fp32_the_text_is_that_of_the_unquantised_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

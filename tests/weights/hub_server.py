@@ -46,7 +46,8 @@ class FakeHub:
         return {"id": REPO, "sha": COMMIT, "siblings": [self._sibling(name) for name in self.names()]}
 
     def names(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir()) + self.extra_names
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        return sorted(path.relative_to(self.folder).as_posix() for path in files) + self.extra_names
 
     def _sibling(self, name: str) -> dict[str, Any]:
         if not self.has_sizes or name in self.extra_names:
