@@ -214,7 +214,7 @@ AGAIN = "; fetch all parts again from one place, under the names that they have 
         ),
         (
             put(0, split__tensors__count=None),
-            f"^m-00001-of-00003.gguf refused: its split.tensors.count is None, .*{AGAIN}",
+            f"^m-00001-of-00003.gguf refused: its split.tensors.count is None{AGAIN}",
         ),
         (
             put(1, general__architecture="qwen2"),

@@ -15,6 +15,7 @@ from manyhands.checkpoint.gguf import MAX_HEADER_BYTES, MAX_TENSORS, Gguf, GgufT
 from manyhands.checkpoint.part_names import parts_beside
 from manyhands.errors import ModelError
 
+_TOTAL: Final = "split.tensors.count"
 _AGAIN: Final = "fetch all parts again from one place, under the names that they have there"
 
 
@@ -49,43 +50,48 @@ def join_headers(headers: Iterable[Gguf], count: int) -> Gguf:
     Metadata and `data_start` are those of the first.
     """
     whole: Gguf | None = None
-    places: dict[str, str] = {}
-    tensors: list[GgufTensor] = []
+    tensors: dict[str, GgufTensor] = {}
     length = 0
     for number, part in enumerate(headers):
         whole = whole or part
-        _check_numbers(part, number, count, whole)
-        for tensor in part.tensors:
-            if (other := places.setdefault(tensor.name, part.file)) != part.file:
-                raise ModelError(f"{part.file} refused: tensor {tensor.name[:80]!a} is in {other} too; {_AGAIN}")
-        tensors += part.tensors
+        if count == 1:
+            _check_alone(part)
+        else:
+            _check_part(part, number, count, whole)
+        _add_tensors(part, tensors)
         length += part.data_start
         if len(tensors) > MAX_TENSORS or length > MAX_HEADER_BYTES:
             limits = f"{MAX_TENSORS} tensors and {MAX_HEADER_BYTES} bytes of headers"
             raise ModelError(f"{part.file} refused: with it the parts of the model have more than {limits}")
     assert whole is not None, "a model has a file"
-    total = whole.one("split.tensors.count")
-    if count > 1 and len(tensors) != total:
-        what = f"its split.tensors.count is {total!r:.40}, and its {count} parts have {len(tensors)} tensors"
+    if count > 1 and len(tensors) != (total := whole.one(_TOTAL)):
+        what = f"its {_TOTAL} is {total!r:.40}, and its {count} parts have {len(tensors)} tensors"
         raise ModelError(f"{whole.file} refused: {what}; {_AGAIN}")
-    return replace(whole, tensors=tuple(tensors))
+    return replace(whole, tensors=tuple(tensors.values()))
 
 
-def _check_numbers(part: Gguf, number: int, count: int, first: Gguf) -> None:
+def _add_tensors(part: Gguf, tensors: dict[str, GgufTensor]) -> None:
+    for tensor in part.tensors:
+        if tensors.setdefault(tensor.name, tensor) is not tensor:
+            other = tensors[tensor.name].file
+            raise ModelError(f"{part.file} refused: tensor {tensor.name[:80]!a} is in {other} too; {_AGAIN}")
+
+
+def _check_alone(file: Gguf) -> None:
+    if (said := file.one("split.count", 1)) not in (0, 1):  # 0 is left by gguf-split --merge
+        what = f"its split.count is {said!r:.40}, by its name it is a model by itself"
+        raise ModelError(f"{file.file} refused: {what}; name the parts as gguf-split does, NAME-00001-of-00003.gguf")
+
+
+def _check_part(part: Gguf, number: int, count: int, first: Gguf) -> None:
     """Raise ModelError unless `part` says that it is this one of `count`, of the model of `first`."""
-    if count == 1:
-        if (said := part.one("split.count", 1)) not in (0, 1):
-            what = f"its split.count is {said!r:.40}, by its name it is a model by itself"
-            raise ModelError(
-                f"{part.file} refused: {what}; name the parts as gguf-split does, NAME-00001-of-00003.gguf"
-            )
-        return
-    total = first.one("split.tensors.count")
-    for key, wanted in (("split.count", count), ("split.no", number), ("split.tensors.count", total)):
+    total = first.one(_TOTAL)
+    for key, wanted in (("split.count", count), ("split.no", number), (_TOTAL, total)):
         value = part.one(key)
         if type(value) is not int or value != wanted:
-            where = f"{first.file} has" if key == "split.tensors.count" and part is not first else "by its name it is"
-            raise ModelError(f"{part.file} refused: its {key} is {value!r:.40}, {where} {wanted!r:.40}; {_AGAIN}")
+            known = "" if part is first else f", {first.file} has {total!r:.40}"
+            what = known if key == _TOTAL else f", by its name it is {wanted}"
+            raise ModelError(f"{part.file} refused: its {key} is {value!r:.40}{what}; {_AGAIN}")
     for key, value in part.facts.items():
         if not key.startswith("split.") and not _are_same(value, first.facts.get(key)):
             what = f"its key {key[:80]!a} differs from that of {first.file}, it is a part of another model"

@@ -28,31 +28,40 @@ class HubGguf:
 def read_hub_gguf(repository: HubModel, file: str) -> HubGguf:
     """The headers of the model that `file` of a repository is, or is a part of. Raises ModelError."""
     folder, _, name = file.rpartition("/")
-    model, names = repository.within(folder), all_parts(name)
-    if absent := [part for part in names if part not in model.names]:
-        more = f": the {len(names)} parts of {name} are needed, take a model of which all are there"
-        where = f"{model.repo}@{model.commit[:8]} has no file {model.folder}{absent[0]}"
-        raise ModelError(f"{where}{more if len(names) > 1 else ''}")
-    described = [model.describe(part) for part in names]
-    headers: list[bytes] = []
+    model = repository.within(folder)
+    described, headers = _describe_all(model, name), dict[str, bytes]()
 
     def read(number: int, file: HubFile) -> Gguf:
-        header, part = _read_header(model, file, number)
-        headers.append(header)
+        headers[file.name], part = _read_header(model, file, number)
         return part
-
-    whole = join_headers((read(number, file) for number, file in enumerate(described)), len(described))
 
     def tensor_bytes(tensor: GgufTensor) -> bytes:
         return read_start(model, model.describe(tensor.file), tensor.start, tensor.end)
 
-    small = small_files(whole, tensor_bytes)
-    entries: dict[str, list[TensorEntry]] = {part: [] for part in names}
-    for entry in tensor_entries(whole):
-        entries[entry.file].append(entry)
-    pairs = zip(described, headers, strict=True)
-    files = [HubWeightsFile(file.name, file.size, file.sha256, header, entries[file.name]) for file, header in pairs]
+    whole = join_headers((read(number, file) for number, file in enumerate(described)), len(described))
+    small, entries = small_files(whole, tensor_bytes), _by_file(whole)
+    files = [
+        HubWeightsFile(file.name, file.size, file.sha256, headers[file.name], entries.get(file.name, []))
+        for file in described
+    ]
     return HubGguf(model, files, small)
+
+
+def _describe_all(model: HubModel, name: str) -> list[HubFile]:
+    """The files of the model that a file is of. Raises ModelError if one is not there."""
+    names = all_parts(name)
+    if absent := [part for part in names if part not in model.names]:
+        more = f": the {len(names)} parts of {name} are needed, take a model of which all are there"
+        where = f"{model.repo}@{model.commit[:8]} has no file {model.folder}{absent[0]}"
+        raise ModelError(f"{where}{more if len(names) > 1 else ''}")
+    return [model.describe(part) for part in names]
+
+
+def _by_file(whole: Gguf) -> dict[str, list[TensorEntry]]:
+    entries: dict[str, list[TensorEntry]] = {}
+    for entry in tensor_entries(whole):
+        entries.setdefault(entry.file, []).append(entry)
+    return entries
 
 
 def _read_header(model: HubModel, file: HubFile, number: int) -> tuple[bytes, Gguf]:
