@@ -172,24 +172,24 @@ def test_what_a_hop_states_changes_no_text(bench: Bench, stated: int, monkeypatc
 
     async def main() -> None:
         async with bench.scene(worker=WorkerConfig(cache_tokens=LENGTH + NEW)) as scene:
-            lie_of(scene, stated, monkeypatch)
+            misstate(scene, stated, monkeypatch)
             wanted = bench.wanted["hot", 0]
             assert await scene.ask("hot") == (wanted if stated in (0, U32) else wanted[: 5 + 1])
 
     bench.play(main)
 
 
-def lie_of(scene: Scene, stated: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def misstate(scene: Scene, stated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hop 1 says that it has leased so many positions, whatever it has."""
-    liar = scene.hops[1].transport.node
+    stating = scene.hops[1].transport.node
     sessions = scene.swarm.origin.node.requests
     plain = sessions._hand_on
 
-    def lying(message: Any, link: Link, take: Any) -> bool:
-        if isinstance(message, Extended) and link.peer == liar:
+    def told(message: Any, link: Link, take: Any) -> bool:
+        if isinstance(message, Extended) and link.peer == stating:
             route = sessions.active[message.session].route
             take_told = lambda session: session.wake() if route.extended(replace(message, capacity=stated)) else None  # noqa: E731
             return plain(message, link, take_told)
         return plain(message, link, take)
 
-    monkeypatch.setattr(sessions, "_hand_on", lying)
+    monkeypatch.setattr(sessions, "_hand_on", told)
