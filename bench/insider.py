@@ -36,9 +36,9 @@ from manyhands.wire.message import (
     Probe,
     Progress,
     Step,
-    WeightRequest,
 )
 from manyhands.wire.signed import UNSIGNED
+from manyhands.wire.weights_message import WeightRequest
 
 FORGED = 512  # records that are signed beforehand: 64 keys, eight records each
 

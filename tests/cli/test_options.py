@@ -11,7 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from manyhands.cli.gateway import ApiOptions
-from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address, grouped
+from manyhands.cli.grouped import grouped
+from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address
 from manyhands.cli.reporter import Reporter, tell_invitation
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams

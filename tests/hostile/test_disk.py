@@ -26,7 +26,7 @@ from manyhands.weights.fetch import resolve_model
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.weights.seed import read_shared_model, read_want
-from manyhands.wire.message import WeightRequest
+from manyhands.wire.weights_message import WeightRequest
 from manyhands.worker.execute import SpanModel
 from manyhands.worker.runner import load_ends, load_span
 from tests.weights.hub_server import REPO, FakeHub, serving

@@ -31,7 +31,8 @@ from manyhands.node import Node
 from manyhands.swarm.ticket import Ticket
 from manyhands.weights.provider import STALL_S
 from manyhands.wire.frame import encode
-from manyhands.wire.message import PROTOCOL_VERSION, Hello, Token, WeightRequest
+from manyhands.wire.message import PROTOCOL_VERSION, Hello, Token
+from manyhands.wire.weights_message import WeightRequest
 from tests.member.conftest import four_layers, play
 from tests.member.members import Play, Town
 from tests.net.conftest import Run, run

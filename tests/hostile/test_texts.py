@@ -44,7 +44,8 @@ from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.origin.request_routes import Routing
 from manyhands.plain import LIMIT, one_line, without_controls
 from manyhands.wire.control import TEXT_LIMITS, decode, encode
-from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Open, Opened, Reassigned, WeightsNotFound
+from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Open, Opened, Reassigned
+from manyhands.wire.weights_message import WeightsNotFound
 from tests.api.served import raw
 from tests.wire.messages import CONTROL, SESSION, TOKEN
 

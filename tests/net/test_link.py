@@ -10,18 +10,8 @@ from manyhands.core import NodeId, SessionId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.link import CLOSE_S, MAX_UNSENT, MIN_READ_BPS, MUCH_UNSENT, READ_S, FramedLink, Handshake
 from manyhands.testing.clock import run_virtual
-from manyhands.wire.message import (
-    PROTOCOL_VERSION,
-    Close,
-    DirectoryUpdate,
-    Hello,
-    Message,
-    Payload,
-    Ping,
-    Pong,
-    Step,
-    WeightsChunk,
-)
+from manyhands.wire.message import PROTOCOL_VERSION, Close, DirectoryUpdate, Hello, Message, Payload, Ping, Pong, Step
+from manyhands.wire.weights_message import WeightsChunk
 from tests.net.links import SESSION, TOKEN, A, B, Pair, over, receive, says, step, until
 
 

@@ -11,7 +11,7 @@ from manyhands.core import ModelId
 from manyhands.errors import ModelError
 from manyhands.weights.provider import Data, Lacking, ProviderError
 from manyhands.weights.seed import read_shared_model, read_want
-from manyhands.wire.message import MAX_CHUNK_BYTES, WeightRequest
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, WeightRequest
 
 Twist = Callable[[str, int, bytes], Awaitable[bytes]]  # tensor or file name, offset, true bytes -> what is sent
 

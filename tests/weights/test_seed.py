@@ -30,7 +30,8 @@ from manyhands.weights.blocks import ProvenStretch
 from manyhands.weights.download import Need, pull
 from manyhands.weights.provider import PeerProvider, ProviderError
 from manyhands.weights.seed import MAX_WAITING, WeightServer, read_shared_model, read_want
-from manyhands.wire.message import MAX_CHUNK_BYTES, Message, Part, WeightRequest, WeightsChunk, WeightsNotFound
+from manyhands.wire.message import Message
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, Part, WeightRequest, WeightsChunk, WeightsNotFound
 from tests.gguf_files import tiny_gguf
 
 SPAN = Span(2, 4)

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, SessionId, Span, SpanInfo
 from manyhands.wire.message import (
     ITEMSIZE,
-    MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
     Close,
@@ -31,12 +30,10 @@ from manyhands.wire.message import (
     Retract,
     Step,
     Token,
-    WeightRequest,
-    WeightsChunk,
-    WeightsNotFound,
 )
 from manyhands.wire.rounding import Rounding
 from manyhands.wire.signed import UNSIGNED
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, WeightRequest, WeightsChunk, WeightsNotFound
 
 NODE = NodeId("ab" * 32)
 TOKEN = Token("0123456789abcdef" * 2)

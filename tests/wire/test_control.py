@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 
 from manyhands.errors import ProtocolError
 from manyhands.wire.control import decode, decoder_for, encode
-from manyhands.wire.message import (
-    MAX_CHUNK_BYTES,
-    Fault,
-    Hello,
-    Message,
-    Open,
-    Ping,
-    Reassign,
-    Reassigned,
-    WeightRequest,
-)
+from manyhands.wire.message import Fault, Hello, Message, Open, Ping, Reassign, Reassigned
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, WeightRequest
 from tests.wire.messages import CONTROL, SESSION
 
 OPEN = CONTROL[2]

@@ -14,7 +14,6 @@ from manyhands.wire.frame import SCRATCH_BYTES, FrameReader, encode, wire_size
 from manyhands.wire.header import HEADER_BYTES, KINDS, MAX_CONTROL_BODY, MAX_SHAPES, MAX_STEP_BODY, Limits, shape_of
 from manyhands.wire.message import (
     LANES,
-    MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
     Credit,
@@ -26,10 +25,9 @@ from manyhands.wire.message import (
     Payload,
     Ping,
     Step,
-    WeightsChunk,
-    WeightsNotFound,
 )
 from manyhands.wire.timings import HopTiming, read_timings, written
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, WeightsChunk, WeightsNotFound
 from tests.wire.messages import CONTROL, LARGEST, RAW, SESSION, STEPS, TOKEN, hello, step, steps
 
 # Everything that a link carries after Hello, by lane.

@@ -9,6 +9,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import ApiKey, running_api
+from manyhands.cli.grouped import grouped
 from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
 from manyhands.core import SamplingParams
@@ -33,7 +34,7 @@ ASKING = "asking the gateway for its models"
 OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "device")
 
 
-@options.grouped
+@grouped
 def chat(
     context: typer.Context,
     model: Model = "",

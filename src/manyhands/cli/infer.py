@@ -8,6 +8,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import ApiKey
+from manyhands.cli.grouped import grouped
 from manyhands.cli.progress import doing
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest
@@ -26,7 +27,7 @@ Api = Annotated[
 OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "device")
 
 
-@options.grouped
+@grouped
 def infer(
     context: typer.Context,
     prompt: options.Prompt,

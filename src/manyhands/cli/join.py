@@ -7,6 +7,7 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
+from manyhands.cli.grouped import grouped
 from manyhands.cli.member_options import MemberOptions
 from manyhands.cli.progress import doing
 from manyhands.cli.runfile import check_not_running
@@ -29,7 +30,7 @@ Swarm = Annotated[
 ]
 
 
-@options.grouped
+@grouped
 def join(
     ticket: Annotated[
         str,

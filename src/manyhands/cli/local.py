@@ -17,6 +17,7 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
+from manyhands.cli.grouped import grouped
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import Screen, doing
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
@@ -35,7 +36,7 @@ RESERVE_TOKENS = 4096  # positions of cache that layers of a node that died are 
 HopAtToken = "HOP@TOKEN: when so many tokens have come; may be repeated."
 
 
-@options.grouped
+@grouped
 def local(
     model: options.Model,
     prompt: options.Prompt = "",

@@ -15,6 +15,7 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
 from manyhands.cli.background import go_on_in_background
+from manyhands.cli.grouped import grouped
 from manyhands.cli.lines import say
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import doing, end_lines
@@ -37,7 +38,7 @@ Ticket_ = Annotated[
 ]
 
 
-@options.grouped
+@grouped
 def serve(
     model: options.Model,
     layers: Annotated[str, typer.Option("--layers", help='Layers to host, for example "0-7" (counted from 0).')],

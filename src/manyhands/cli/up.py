@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from manyhands.cli import gateway, options
+from manyhands.cli.grouped import grouped
 from manyhands.cli.member_options import MemberOptions
 
 Api = Annotated[str, typer.Option("--api", help='Where to answer the API (HOST:PORT), or "off".')]
@@ -19,7 +20,7 @@ Detach = Annotated[
 WhileStdin = Annotated[bool, typer.Option(hidden=True)]
 
 
-@options.grouped
+@grouped
 def up(
     model: options.Model,
     wish: MemberOptions = MemberOptions(),

@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable
 
 from manyhands.errors import LinkClosed
-from manyhands.wire.message import Message, Step, WeightsChunk
+from manyhands.wire.message import Message, Step
+from manyhands.wire.weights_message import WeightsChunk
 
 # Received and not yet taken. 64 frames: four sessions' default credit (16 each). The last read may go over by one read.
 MAX_QUEUED_MESSAGES = 64

@@ -16,7 +16,7 @@ from manyhands.core import ModelId, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.transport import Link
 from manyhands.node import Node
-from manyhands.wire.message import MAX_CHUNK_BYTES, Part, WeightRequest, WeightsChunk, WeightsNotFound
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, Part, WeightRequest, WeightsChunk, WeightsNotFound
 
 OFFERED: Final = FILES | {"config.json", MANIFEST}
 MAX_FILE_BYTES: Final = 64 << 20  # of one; the largest tokenizers have 30 MB, the manifest of 100,000 tensors 16 MB

@@ -25,7 +25,7 @@ from manyhands.net.transport import Link
 from manyhands.node import Node
 from manyhands.weights.blocks import ProvenStretch
 from manyhands.weights.provider import MAX_FILE_BYTES
-from manyhands.wire.message import WeightRequest, WeightsChunk, WeightsNotFound
+from manyhands.wire.weights_message import WeightRequest, WeightsChunk, WeightsNotFound
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from manyhands.core import MAX_BIASES, MAX_STOP_IDS, MAX_STOPS, ModelId, NodeId,
 from manyhands.errors import ManyhandsError, ProtocolError
 from manyhands.plain import LIMIT, one_line
 from manyhands.wire.message import (
-    MAX_CHUNK_BYTES,
     Close,
     Extend,
     Extended,
@@ -35,10 +34,9 @@ from manyhands.wire.message import (
     Retract,
     Signature,
     Token,
-    WeightRequest,
-    WeightsNotFound,
 )
 from manyhands.wire.rounding import MAX_RANGES
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, WeightRequest, WeightsNotFound
 
 Decoder = Callable[[Any], Any]  # JSON value -> Python value; raises ValueError
 M = TypeVar("M", bound=Message)

@@ -43,19 +43,9 @@ from manyhands.wire.header import (
     credit_header,
     plain_header,
 )
-from manyhands.wire.message import (
-    LANES,
-    PROTOCOL_VERSION,
-    Credit,
-    DirectoryUpdate,
-    Hello,
-    Lane,
-    Message,
-    Payload,
-    Step,
-    WeightsChunk,
-)
+from manyhands.wire.message import LANES, PROTOCOL_VERSION, Credit, DirectoryUpdate, Hello, Lane, Message, Payload, Step
 from manyhands.wire.timings import MAX_TIMINGS, TIMING
+from manyhands.wire.weights_message import WeightsChunk
 
 _FIRST: dict[int, type[Any]] = {KIND_OF[Hello]: Hello}  # on a link
 _DUE = {lane: {KIND_OF[kind]: kind for kind in kinds} for lane, kinds in LANES.items()}

@@ -13,7 +13,6 @@ from manyhands.core import MAX_STEP_IDS
 from manyhands.errors import ProtocolError
 from manyhands.wire.message import (
     ITEMSIZE,
-    MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
     Close,
@@ -37,11 +36,9 @@ from manyhands.wire.message import (
     Reassigned,
     Retract,
     Step,
-    WeightRequest,
-    WeightsChunk,
-    WeightsNotFound,
 )
 from manyhands.wire.timings import TIMING
+from manyhands.wire.weights_message import MAX_CHUNK_BYTES, WeightRequest, WeightsChunk, WeightsNotFound
 
 MAX_CONTROL_BODY = 64 << 10
 MAX_STEP_BODY = 8 << 20

@@ -31,6 +31,7 @@ from manyhands.core import (
     SpanInfo,
 )
 from manyhands.wire.rounding import Rounding
+from manyhands.wire.weights_message import WeightRequest, WeightsChunk, WeightsNotFound
 
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
@@ -46,10 +47,8 @@ ITEMSIZE: dict[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}  # by
 # The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
 Content = Literal["hidden", "ids", "logits"]
 Codec = Literal["plain", "planes", "int8"]  # how a payload's rows are laid out in its data (codec.py, int8.py)
-Part = Literal["tensor", "file"]  # what can be had of a model: bytes of a tensor, or of a small file beside the weights
 
 MAX_DIRECTORY_BYTES = 48 << 10  # of one message of the directory
-MAX_CHUNK_BYTES = 1 << 20  # of weights in one WeightsChunk: 84 ms at 100 Mbit/s
 
 
 class Payload(NamedTuple):
@@ -281,39 +280,6 @@ class DirectoryUpdate:
     """One message of the directory's back-end (gossip, dht), which alone reads its body. At most 48 KiB."""
 
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRequest:
-    """Send bytes [offset, offset + length) of `name` of `model`; `request` is the asker's number for it.
-
-    A tensor's bytes are those its manifest hashes. A file is one of a fixed list (weights/provider.py) and may be shorter than
-    asked: then fewer bytes come, perhaps none. `length` is 1 to MAX_CHUNK_BYTES.
-    """
-
-    request: int
-    model: ModelId
-    part: Part
-    name: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsChunk:
-    """The answer to WeightRequest `request`: `data` stands at `offset`. Received data is a view of the frame's body."""
-
-    request: int
-    offset: int
-    data: bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsNotFound:
-    """The answer to WeightRequest `request` if it cannot be met. `code` is an error code of errors.py."""
-
-    request: int
-    code: str
 
 
 @dataclass(frozen=True, slots=True)
