@@ -249,6 +249,12 @@ def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: HashPro
     return whole
 
 
+def described_tensors(folder: Path) -> Sequence[TensorDigest] | Sequence[TensorEntry]:
+    """Of the whole model, also where the folder holds a part of it. Raises ModelError."""
+    path = folder / MANIFEST
+    return Manifest.decode(path.read_bytes(), str(path)).tensors if path.exists() else read_entries(folder)
+
+
 def check_small(whole: Manifest, folder: Path) -> None:
     """Raise Damaged unless config.json and all FILES in `folder` are those of `whole`; some may be absent."""
     try:

@@ -70,13 +70,14 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
     """
     from manyhands.checkpoint.config_fields import parse_config
     from manyhands.checkpoint.folder import read_config
+    from manyhands.checkpoint.manifest import described_tensors
 
     folder = _local_folder(model, home)
     if folder is None:
         raw, tensors, found = _from_hub(model, home)
         shape = shape_of(model, parse_config(raw, f"{model}: config.json"), tensors, precision)
         return Checkpoint(shape, raw, None, found, tensors)
-    raw, tensors = read_config(folder), _tensors(folder)
+    raw, tensors = read_config(folder), described_tensors(folder)
     shape = shape_of(model, parse_config(raw, str(folder / "config.json")), tensors, precision)
     return Checkpoint(shape, raw, folder if _is_whole(folder, tensors) else None, tensors=tensors)
 
@@ -95,6 +96,7 @@ def stored_precision(model: str, home: Path) -> Precision:
     Blocking; asks the hub for the config, or the header of a GGUF file, that is not here. Raises ModelError.
     """
     from manyhands.checkpoint.dtypes import BLOCKS, GGUF_SUFFIX
+    from manyhands.checkpoint.manifest import described_tensors
     from manyhands.checkpoint.quantised import read_quantised
     from manyhands.weights.catalogue import SHORT_NAMES
     from manyhands.weights.names import gguf_file
@@ -103,7 +105,7 @@ def stored_precision(model: str, home: Path) -> Precision:
         how = read_quantised(_config(model, home))
         return "bf16" if how is None else "w8" if how.bits == 8 or how.is_partial else "w4"
     folder = _local_folder(model, home)
-    types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else _tensors(folder))}
+    types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else described_tensors(folder))}
     if not types & BLOCKS.keys():
         return "bf16"
     return "w4" if types & {"Q4_0", "Q4_1", "Q4_K", "MXFP4"} else "w8"
@@ -159,15 +161,6 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES if gpu() is None else GPU_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
     return ModelShape(model, precision, *sizes, process_bytes)
-
-
-def _tensors(folder: Path) -> Sequence[Any]:
-    """Of the whole model, also where the folder holds a part of it."""
-    from manyhands.checkpoint.folder import MANIFEST, read_entries
-    from manyhands.checkpoint.manifest import Manifest
-
-    path = folder / MANIFEST
-    return Manifest.decode(path.read_bytes(), str(path)).tensors if path.exists() else read_entries(folder)
 
 
 def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:

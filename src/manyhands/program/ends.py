@@ -38,7 +38,7 @@ def assemble(
     tied = fields.flag("tie_word_embeddings", ends.tied)
     fields.finish()
     embedding = Weight(f"{ends.embed}.weight", (s.vocab, s.hidden))
-    head = embedding if tied else Weight(f"{ends.head}.weight", (s.vocab, s.hidden))
+    own = Weight(f"{ends.head}.weight", (s.vocab, s.hidden))
     bias = Weight(f"{ends.head}.bias", (s.vocab,)) if ends.head_bias else None
     return Program(
         family=str(fields.raw("model_type")),
@@ -50,8 +50,9 @@ def assemble(
         layers=tuple(Layer(layer(TensorNames(f"{ends.layers}.{i}."), i)) for i in range(s.layers)),
         head=Head(
             norm=norm.op(TensorNames(""), ends.norm, s.hidden, "x", "h"),
-            product=Product("h", (Part("logits", head, bias),)),
+            product=Product("h", (Part("logits", embedding if tied else own, bias),)),
             scale=ends.scale,
             soft_cap=ends.soft_cap,
+            own=own if tied else None,
         ),
     )

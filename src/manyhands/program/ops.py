@@ -18,7 +18,7 @@ before use; only Rope.factor is used in double. The order of every sum is stated
 **Weights.** Matrices are held in the storage dtype, vectors (of norms, biases, sinks) as fp32, as the checkpoint stores them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 NormKind = Literal["rms", "layer"]
@@ -326,14 +326,14 @@ class Embed:
 class Head:
     """logits [vocab] = product . norm(x) (rounded when read) + bias, times `scale`; with `soft_cap` c: c tanh(logit / c).
 
-    `norm` goes from register "x" to register "h", `product` reads "h" and writes "logits". A tied head names the
-    embedding's tensor. Logits are fp32, unrounded.
-    """
+    `norm` goes from register "x" to register "h", `product` reads "h" and writes "logits" (fp32, unrounded). A tied head
+    names the embedding's tensor, and as `own` the one that it is where a checkpoint has it (tensors.py: with_own_head)."""
 
     norm: Norm
     product: Product
     scale: float = 1.0
     soft_cap: float | None = None
+    own: Weight | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Which tensors of the checkpoint a Program needs, by name and stored shape."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from manyhands.program.ops import (
     EXPERT,
@@ -72,3 +73,16 @@ def ends_tensors(program: Program, *, embed: bool, head: bool) -> dict[str, tupl
         for op in (program.head.norm, program.head.product):
             out.update((weight.name, weight.shape) for weight in op_weights(op))
     return out
+
+
+def with_own_head(program: Program, names: Iterable[str]) -> Program:
+    """The Program for a checkpoint with tensors of these names: where it has a head, that is used, also if the config says
+    that head and embedding are one. transformers does so if they differ; where they are equal it changes no bit."""
+    own = program.head.own
+    module = "" if own is None else own.name.removesuffix("weight")
+    is_stored = any(name.startswith(module) and name != f"{module}bias" for name in names)
+    if own is None or not is_stored:
+        return program
+    product = program.head.product
+    product = replace(product, parts=(replace(product.parts[0], weight=own),))
+    return replace(program, head=replace(program.head, product=product, own=None))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
 from manyhands.checkpoint.header import TensorEntry
-from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.manifest import Manifest, described_tensors
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import verifying
 from manyhands.config import home_from_env
@@ -28,8 +28,9 @@ from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.packing import PLAIN, Keeping, Packer
 from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
-from manyhands.engine.weights import Read
+from manyhands.engine.weights import STRETCH, Read, find
 from manyhands.program.ops import Program
+from manyhands.program.tensors import with_own_head
 from manyhands.weights.packed import PackedShelf
 from manyhands.worker.choice import device_part, is_gguf, is_quantised, position_bytes, program_of
 from manyhands.worker.gpu import open_gpu
@@ -187,12 +188,28 @@ def load_ends(
 ) -> EndsRunner:
     """The ends of the checkpoint in `folder`, as `load_span`."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
+    own = program
+    if head and program.head.own is not None:
+        named = described_tensors(folder) if manifest is None else manifest.tensors
+        own = with_own_head(program, [tensor.name for tensor in named])
     with _reading(folder, precision, manifest, lambda entries: loading.ends(entries, embed=embed, head=head)) as (
         read,
         packer,
         _,
     ):
+        if own != program and not (embed and _is_copy(own, read)):
+            program = own
         return ends_of(program, read, precision, num_threads, packer, embed=embed, head=head)
+
+
+def _is_copy(program: Program, read: Read) -> bool:
+    """Whether the head is stored as the embedding is, as Qwen3-0.6B's: it is held once then, with the same bits."""
+    (table, _), (head, _) = find(program.embed.weight, read), find(program.head.product.parts[0].weight, read)
+    if table.type != head.type or head.order is not None:
+        return False
+    step = max(1, STRETCH // program.hidden)
+    parts = (slice(at, at + step) for at in range(0, program.vocab, step))
+    return all(np.array_equal(table.array[part], head.array[part]) for part in parts)
 
 
 def ends_of(
