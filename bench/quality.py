@@ -31,6 +31,7 @@ from bench.shifted import shifted
 from manyhands.checkpoint.gguf import SUFFIX
 from manyhands.config import home_from_env
 from manyhands.place.shape import look_up
+from manyhands.text.tokenizer import load_tokenizer
 from manyhands.worker.quality import WINDOW, Divergence, Logits, Predict, Predictor, compare, windows_of
 
 TARGET = {"mean_kl_of_llama_cpp_x": 1.1}
@@ -105,7 +106,7 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
     if options.text is None:
         windows = list(right.draw(options.windows, np.random.default_rng(0)))
     else:
-        windows = windows_of([folder], options.text.read_text(), options.windows)
+        windows = windows_of([load_tokenizer(folder).encode], options.text.read_text(), options.windows)
     out = dict[str, Any](model=options.called or options.model, positions=sum(map(len, windows)))
     exact = Predictor(folder, "fp32", 1)
     from_exact = {"bf16": compare(exact, right, windows)}

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from manyhands.checkpoint.gguf_tokenizer import _CUTS
-from manyhands.testing.tiny import _byte_symbols
+from manyhands.checkpoint.tokenizer_json import byte_symbols
 
 PRES: Final = sorted(_CUTS)
 WORDS: Final = (
@@ -38,7 +38,7 @@ def texts() -> list[str]:
 
 def byte_pairs(pre: str) -> dict[str, Any]:
     """A "gpt2" vocabulary: bytes, and words made of them from the left."""
-    symbols = _byte_symbols()
+    symbols = byte_symbols()
     tokens, merges = list(symbols), list[str]()
     for word in [*WORDS, *(" " + word for word in WORDS), *SPACES]:
         spelled = [symbols[byte] for byte in word.encode()]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from manyhands.checkpoint import gguf_tokenizer
+from manyhands.checkpoint import tokenizer_json
 from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.gguf_tokenizer import tokenizer_files
 from manyhands.errors import ModelError
@@ -208,7 +208,7 @@ def test_pieces_of_pieces_are_bounded_together(
     limit: str, most: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 MB of runs of letters, each 1 to 1,024 long, were made of each other in 67 million ways: 40 GB, in minutes."""
-    monkeypatch.setattr(gguf_tokenizer, limit, most)
+    monkeypatch.setattr(tokenizer_json, limit, most)
     facts = sentencepiece(True)
     files(facts, tmp_path)
     for length in range(2, 60):

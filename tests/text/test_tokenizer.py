@@ -165,7 +165,7 @@ def test_limits_of_length_in_the_file_do_not_cut_prompts(tmp_path: Path) -> None
     assert len(load_tokenizer(tmp_path).encode("x" * 100)) == 100
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json"])
+@pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken", "vocab.json"])
 def test_other_vocabularies_are_refused_with_the_remedy(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(ModelError, match=rf"only {name}: convert it once where transformers is installed"):

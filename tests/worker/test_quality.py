@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from manyhands.cli.model import app
 from manyhands.errors import BadRequest
 from manyhands.testing.tiny import make_tiny
+from manyhands.text.tokenizer import load_tokenizer
 from manyhands.worker.quality import WINDOW, Logits, Predictor, compare, windows_of
 
 VOCAB = 7
@@ -70,18 +71,19 @@ def test_more_bits_are_nearer(llama: Path) -> None:
 
 def test_windows_are_stretches_of_the_text(llama: Path, tmp_path: Path) -> None:
     text = "ab" * WINDOW + "c"
-    whole = windows_of([llama, llama], text, 99)
+    encode = load_tokenizer(llama).encode
+    whole = windows_of([encode, encode], text, 99)
     assert [len(ids) for ids in whole] == [WINDOW, WINDOW]  # a single id predicts nothing
-    assert windows_of([llama], text, 1) == whole[:1]
+    assert windows_of([encode], text, 1) == whole[:1]
     with pytest.raises(BadRequest, match="at least 2"):
-        windows_of([llama], "a", 9)
+        windows_of([encode], "a", 9)
     other = Path(shutil.copytree(llama, tmp_path / "other"))
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(BadRequest, match="different tokenizers"):
-        windows_of([llama, other], text, 9)
+        windows_of([encode, load_tokenizer(other).encode], text, 9)
 
 
 def test_the_command_prints_them(llama: Path, tmp_path: Path) -> None:

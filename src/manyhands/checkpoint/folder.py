@@ -20,6 +20,8 @@ JOURNAL: Final = ".ranges.json"  # of a folder that `fetch` fills: which tensors
 MAX_CONFIG_BYTES: Final = 4 << 20  # the largest config.json that is known has 0.2 MB
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+RANKED: Final = ("tekken.json", "tiktoken.model")  # tokenizers where there is no TOKENIZER (ranked_tokenizer.py)
+TOKENIZER: Final = "tokenizer.json"
 # What tokenizers, chat templates and stop ids are read from: a part of what a model is.
 FILES: Final = frozenset(
     {
@@ -30,7 +32,8 @@ FILES: Final = frozenset(
         "merges.txt",
         "special_tokens_map.json",
         "spiece.model",
-        "tokenizer.json",
+        *RANKED,
+        TOKENIZER,
         "tokenizer.model",
         "tokenizer_config.json",
         "vocab.json",

@@ -11,13 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from manyhands.checkpoint.gguf import Gguf
+from manyhands.checkpoint.tokenizer_json import bpe, byte_pairs, splits, whole
 from manyhands.errors import ModelError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
-_MAX_PIECE: Final = 1 << 10  # characters of a piece that is split into merges
-# To cut a piece everywhere takes the square of its length, and pieces of pieces have many cuts: of all pieces together.
-_MAX_CUT: Final = 1 << 27  # characters that are copied: a second or two. Gemma's 262,000 pieces take 20 million
-_MAX_MERGES: Final = 1 << 21  # Gemma has 580,000
 _CONTRACTIONS: Final = "'s|'t|'re|'ve|'m|'ll|'d"
 _ANY_CASE: Final = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2: Final = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -185,14 +182,7 @@ class _Vocabulary:
         begins = self._fact("add_bos_token", bool, is_spm or self._pre in _BEGUN)
         ends = self._fact("add_eos_token", bool, False)
         parts = self._sentencepiece() if is_spm else self._byte_pairs()
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": self._added(),
-            "post_processor": self._around(bos if begins else None, eos if ends else None),
-            **parts,
-        }
+        return whole(parts, self._added(), self._ids, bos if begins else None, eos if ends else None)
 
     def _added(self) -> list[dict[str, Any]]:
         """Tokens that are matched in a text before it is cut."""
@@ -211,29 +201,7 @@ class _Vocabulary:
             if kind in (_CONTROL, _USER, _UNKNOWN)
         ]
 
-    def _around(self, bos: str | None, eos: str | None) -> dict[str, Any]:
-        def special(token: str) -> dict[str, Any]:
-            return {"SpecialToken": {"id": token, "type_id": 0}}
-
-        before, behind = [special(bos)] if bos else [], [special(eos)] if eos else []
-        used = [token for token in (bos, eos) if token]
-        return {
-            "type": "TemplateProcessing",
-            "single": [*before, {"Sequence": {"id": "A", "type_id": 0}}, *behind],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {t: {"id": t, "ids": [self._ids[t]], "tokens": [t]} for t in used},
-        }
-
-    def _model(self, merges: list[tuple[str, str]], **more: Any) -> dict[str, Any]:
-        plain = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
-        return {"type": "BPE", **plain, **more, "vocab": self._ids, "merges": merges}
-
     def _byte_pairs(self) -> dict[str, Any]:
-        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        cuts: list[dict[str, Any]] = [
-            {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
-            for cut in _CUTS[self._pre]
-        ]
         merges: dict[tuple[str, str], None] = {}  # of one that occurs twice the first place counts
         for merge in self._fact("merges", list):
             left, _, right = merge[1:].partition(" ")  # the first character may be a space
@@ -241,15 +209,7 @@ class _Vocabulary:
             if not {left, right, left + right} <= self._ids.keys():
                 raise self._refused(f"its merge {merge!r:.60} is not of two tokens that make a third: convert it again")
             merges[left, right] = None
-        whole_first = self._pre in _WHOLE_FIRST
-        return {
-            "normalizer": None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, level]},
-            "decoder": {**level, "use_regex": True},
-            "model": self._model(
-                list(merges), unk_token=None, fuse_unk=False, byte_fallback=False, ignore_merges=whole_first
-            ),
-        }
+        return byte_pairs(_CUTS[self._pre], self._ids, list(merges), whole_first=self._pre in _WHOLE_FIRST)
 
     def _sentencepiece(self) -> dict[str, Any]:
         if self._fact("remove_extra_whitespaces", bool, False):
@@ -265,7 +225,8 @@ class _Vocabulary:
                 "type": "Sequence",
                 "decoders": [_replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
             },
-            "model": self._model(
+            "model": bpe(
+                self._ids,
                 self._merges(),
                 unk_token=unknown,
                 fuse_unk=True,
@@ -278,16 +239,7 @@ class _Vocabulary:
         """Every way to make a piece of two others, best score first."""
         scores = self._numbers("scores")
         pieces = {t: id for id, t in enumerate(self._tokens) if self._types[id] in (_NORMAL, _USER, _UNUSED)}
-        if max(map(len, pieces), default=0) > _MAX_PIECE:
-            raise self._refused(f"its vocabulary has a piece of more than {_MAX_PIECE} characters")
-        if (copied := sum(len(token) ** 2 for token in pieces)) > _MAX_CUT:
-            raise self._refused(f"to cut its pieces takes {copied} characters; at most {_MAX_CUT} are read")
-        made: list[tuple[float, str, str]] = []
-        for token, id in pieces.items():
-            cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
-            made += [(scores[id], left, right) for left, right in cuts if left in pieces and right in pieces]
-            if len(made) > _MAX_MERGES:
-                raise self._refused(f"its pieces are made of each other in more than {_MAX_MERGES} ways")
+        made = [(scores[pieces[token]], left, right) for token, left, right in splits(pieces, self._gguf.file)]
         made.sort(key=lambda merge: -merge[0])
         if len(made) > 1 and made[0][0] == made[-1][0]:
             raise self._refused(

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.dtypes import is_known
-from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, read_config, read_entries
+from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, RANKED, TOKENIZER, read_config, read_entries
 from manyhands.checkpoint.header import TensorEntry, check_values
 from manyhands.checkpoint.partition import span_tensors
 from manyhands.config import home_from_env
@@ -186,8 +186,11 @@ def config_digest(raw: bytes, where: str = "config.json") -> str:
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """Those of FILES that lie in `folder`, with the SHA-256 (hex) of their bytes. Raises ModelError."""
+    """Those of FILES that lie in `folder`, with the SHA-256 (hex) of their bytes; those of RANKED only where they are read.
+    Raises ModelError."""
     there = [name for name in sorted(FILES) if (folder / name).is_file()]
+    if TOKENIZER in there:
+        there = [name for name in there if name not in RANKED]
     try:
         return {name: _sha256((folder / name).read_bytes()) for name in there}
     except OSError as error:

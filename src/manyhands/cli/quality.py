@@ -39,13 +39,15 @@ def quality(
         import numpy as np
 
         from manyhands.resources import num_cores
+        from manyhands.text.tokenizer import load_tokenizer
         from manyhands.weights.fetch import resolve_model
         from manyhands.worker.quality import Predictor, compare, windows_of
 
         precisions = [precision_of(dtype_a, a, cache_dtype_a), precision_of(dtype_b, b, cache_dtype_b)]
         count = threads or num_cores()
         folders = [resolve_model(model, None, True, home_from_env(), progress) for model in (a, b)]
-        chosen = None if given is None else windows_of(folders, given, windows)
+        encoders = [] if given is None else [load_tokenizer(folder).encode for folder in folders]
+        chosen = None if given is None else windows_of(encoders, given, windows)
         right, other = (Predictor(folder, at, count) for folder, at in zip(folders, precisions, strict=True))
         if right.vocab_size != other.vocab_size:
             raise BadRequest(

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from manyhands.checkpoint.tokenizer_json import byte_symbols
 from manyhands.core import Precision
 from manyhands.errors import BadRequest
 
@@ -311,7 +312,7 @@ def _noise(stream: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.f
 
 def _tokenizer(context: int) -> Any:
     """Bytes in, bytes out: ids 0-255 are byte values, so every text round-trips."""
-    alphabet = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    alphabet = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -325,10 +326,3 @@ def _tokenizer(context: int) -> Any:
         clean_up_tokenization_spaces=False,
         model_max_length=context,
     )
-
-
-def _byte_symbols() -> list[str]:
-    """The printable character that byte-level BPE writes for each byte (GPT-2's table, in byte order)."""
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(spare)) for byte in range(256)]

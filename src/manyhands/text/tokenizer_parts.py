@@ -15,6 +15,7 @@ from typing import Any, Final
 from tokenizers import normalizers, pre_tokenizers
 
 from manyhands.checkpoint.gguf_tokenizer import KNOWN_CUTS
+from manyhands.checkpoint.ranked_tokenizer import KIMI_CUT
 from manyhands.errors import BadRequest, ModelError
 
 # Bytes of a token as the vocabulary spells it: the longest of the hub have some 500, runs of blanks.
@@ -31,6 +32,7 @@ _CASED: Final = tuple(
 )
 # Expressions that cut texts in time that grows as their length does, as the hub's models have them; all others are not trusted.
 _CUTS: Final = KNOWN_CUTS | {
+    KIMI_CUT,
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL,
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,
     "|".join(f"{cased}{_CONTRACTIONS}?" for cased in _CASED)

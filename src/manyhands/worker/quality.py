@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from manyhands.core import Precision, Span
 from manyhands.engine.span import Piece
@@ -21,10 +20,10 @@ from manyhands.worker.runner import describe, load_ends, load_span
 WINDOW: Final = 256  # positions that see each other
 _AT_ONCE: Final = 64  # rows whose logits are compared at once
 _FIRST_IDS: Final = 4  # of a drawn window, at random
-TOKENIZER: Final = "tokenizer.json"
 
 Logits = NDArray[np.float32]  # [positions, vocab]
 Predict = Callable[[Sequence[int]], Logits]
+Encode = Callable[[str], list[int]]
 
 
 class Predictor:
@@ -57,10 +56,10 @@ class Predictor:
             yield ids
 
 
-def windows_of(folders: Sequence[Path], text: str, windows: int) -> list[list[int]]:
-    """At most `windows` windows of a text's ids. Raises BadRequest if the tokenizers of the folders differ on it, or it is
+def windows_of(encoders: Sequence[Encode], text: str, windows: int) -> list[list[int]]:
+    """At most `windows` windows of a text's ids. Raises BadRequest if the tokenizers of the models differ on it, or it is
     too short to predict anything."""
-    found = [Tokenizer.from_file(str(folder / TOKENIZER)).encode(text).ids for folder in folders]
+    found = [encode(text) for encode in encoders]
     if any(ids != found[0] for ids in found):
         raise BadRequest("the two models have different tokenizers: compare models whose texts are the same ids")
     if len(found[0]) < 2:
