@@ -187,6 +187,22 @@ def test_tekken_ids_are_those_of_the_ranks(tmp_path: Path) -> None:
     assert ours.chat_template is None
 
 
+@pytest.mark.parametrize("version", ["v3", "v7", "v11"])
+def test_old_files_list_no_special_tokens(version: str, tmp_path: Path) -> None:
+    body = tekken_body()
+    del body["special_tokens"]
+    body["config"] |= {"version": version, "default_num_special_tokens": 30, "default_vocab_size": 30 + len(TOKENS)}
+    (tmp_path / "tekken.json").write_text(json.dumps(body))
+    if version == "v11":
+        with pytest.raises(ModelError, match="lists no special tokens, and is of version 'v11'"):
+            load_tokenizer(tmp_path)
+        return
+    ours = load_tokenizer(tmp_path)
+    told = {"<s>": 1, "[INST]": 3, "[TOOL_CALLS]": 9, "<pad>": 11, "[TOOL_CONTENT]": 19, "<SPECIAL_20>": 20}
+    assert told.items() <= ours.special_ids.items() and len(ours.special_ids) == 30
+    assert ours.encode("t[/INST]") == [1, 30 + ord("t"), 4]
+
+
 def test_tekken_is_converted_as_transformers_converts_it(tmp_path: Path) -> None:
     theirs: Tokenizer = MistralConverter(str(tekken(tmp_path) / "tekken.json")).converted()
     ours = load_tokenizer(tmp_path).backend_tokenizer
@@ -275,7 +291,8 @@ def set_in(part: str, **values: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda body: body.pop("special_tokens"), "it lists no special tokens .version 'v7'."),
+        (lambda body: body.pop("special_tokens"), "20 of 10 special tokens"),
+        (lambda body: body.update(special_tokens=[]), "lists no special tokens, and is of version 'v7'"),
         (lambda body: body["special_tokens"].reverse(), "ranks of its special tokens are not 0, 1, 2"),
         (lambda body: body["special_tokens"].append({"rank": 6, "token_str": "<s>"}), "occurs twice"),
         (lambda body: body["vocab"][300].update(rank=299), "the rank 299 occurs twice"),

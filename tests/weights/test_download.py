@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manyhands.checkpoint import store
-from manyhands.checkpoint.folder import FILES, MANIFEST, SINGLE, read_entries
+from manyhands.checkpoint.folder import FILES, MANIFEST, RANKED, SINGLE, TOKENIZER, read_entries
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import LENGTH_BYTES, parse_header
 from manyhands.checkpoint.manifest import Manifest, TensorDigest, build_manifest, config_digest
@@ -369,6 +369,15 @@ def test_the_tokenizer_comes_along_if_asked_for(llama: Path, home: Path) -> None
     assert {name: (pulled.folder / name).read_bytes() for name in there} == {
         name: (llama / name).read_bytes() for name in there
     }
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_so_does_a_tokenizer_by_ranks(llama: Path, home: Path, tmp_path: Path, name: str) -> None:
+    source = shutil.copytree(llama, tmp_path / "ranked")
+    (source / TOKENIZER).rename(source / name)
+    pulled = get(need(source, with_files=True), [FromDisk("a", source)], home)
+    assert (pulled.folder / name).read_bytes() == (source / name).read_bytes()
+    assert not (pulled.folder / TOKENIZER).exists()
 
 
 def changed(source: Path, to: Path, name: str = "tokenizer_config.json") -> Path:

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from manyhands import tales
 from manyhands.checkpoint import gguf, store
-from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, read_entries
+from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, RANKED, SINGLE, TOKENIZER, read_entries
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import Silent, build_manifest
@@ -328,6 +328,18 @@ def test_hidden_files_of_the_repository_stay_there(start: StartHub, home: Path, 
     hub = start(llama, with_manifest=True)
     (hub.folder / JOURNAL).write_text('{"tensors": {"model.safetensors": ["model.norm.weight"]}}')
     assert "model.norm.weight" not in check_holds(fetch(home), llama)
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_a_tokenizer_by_ranks_comes_along(start: StartHub, home: Path, llama: Path, tmp_path: Path, name: str) -> None:
+    source = shutil.copytree(llama, tmp_path / "ranked")
+    (source / TOKENIZER).unlink()
+    (source / name).write_bytes(b"AA== 0\n")
+    start(source)
+    folder = fetch(home)
+    assert (folder / name).read_bytes() == b"AA== 0\n"
+    assert name in dict(build_manifest(folder).files)
+    check_holds(folder, source)
 
 
 def test_span_outside_the_model_is_refused(start: StartHub, home: Path, llama: Path) -> None:

@@ -29,6 +29,11 @@ KIMI_CUT: Final = "|".join(
     ]
 )
 _FORM: Final = ("single_word", "lstrip", "rstrip", "normalized")
+# Of files that list none, as mistral-common has them.
+_UNLISTED: Final = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] "
+    "<pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
 _NAMED: Final = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
@@ -36,24 +41,27 @@ def from_tekken(raw: bytes, where: str) -> tuple[dict[str, Any], dict[str, str]]
     """tokenizer.json, and what special tokens are called. Raises ModelError; any other Exception for what is no such file."""
     check_values(raw, where)
     body = json.loads(raw)
-    config, listed = body["config"], body.get("special_tokens")
-    if not listed:
-        raise _refused(where, f"it lists no special tokens (version {config.get('version')!r:.20})")
-    special = [each["token_str"] for each in sorted(listed, key=lambda each: int(each["rank"]))]
-    if [each["rank"] for each in listed] != list(range(len(listed))):
-        raise _refused(where, "the ranks of its special tokens are not 0, 1, 2 ...")
+    config, vocab, special = body["config"], body["vocab"], _special(body, where)
     first = config.get("default_num_special_tokens", len(special))
-    size = config.get("default_vocab_size", first + len(body["vocab"]))
-    if not len(special) <= first <= _MAX_SPECIAL or not first < size <= first + len(body["vocab"]):
-        raise _refused(
-            where, f"{len(special)} of {first} special tokens and {len(body['vocab'])} others are not {size}"
-        )
+    size = config.get("default_vocab_size", first + len(vocab))
+    if not len(special) <= first <= _MAX_SPECIAL or not first < size <= first + len(vocab):
+        raise _refused(where, f"{len(special)} of {first} special tokens and {len(vocab)} others are not {size}")
     special += [f"<SPECIAL_{id}>" for id in range(len(special), first)]
-    tokens = [(each["rank"], each["token_bytes"]) for each in body["vocab"][: size - first]]
+    tokens = _by_rank([(each["rank"], each["token_bytes"]) for each in vocab[: size - first]], where)
     added = [_added(id, text, {"special": True}) for id, text in enumerate(special)]
     named = {name: text for name, text in _NAMED.items() if text in special}
-    made = _made(_by_rank(tokens, where), first, config["pattern"], added, named.get("bos_token"), where)
-    return made, named
+    return _made(tokens, first, config["pattern"], added, named.get("bos_token"), where), named
+
+
+def _special(body: Mapping[str, Any], where: str) -> list[str]:
+    listed, version = body.get("special_tokens"), body["config"].get("version")
+    if listed is None and version in ("v3", "v7"):
+        return _UNLISTED.split()
+    if not listed:
+        raise _refused(where, f"it lists no special tokens, and is of version {version!r:.20}")
+    if [each["rank"] for each in listed] != list(range(len(listed))):
+        raise _refused(where, "the ranks of its special tokens are not 0, 1, 2 ...")
+    return [each["token_str"] for each in listed]
 
 
 def from_tiktoken(raw: bytes, config: Mapping[str, Any], where: str) -> dict[str, Any]:
