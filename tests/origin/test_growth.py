@@ -87,6 +87,23 @@ def test_hops_that_die_are_replaced_with_leases_that_have_grown(bench: Bench, vi
     bench.play(main)
 
 
+def test_a_standby_that_opens_late_has_the_lease_of_the_others(bench: Bench) -> None:
+    """It hears of the Open after the lease has grown, and follows to the end: a hop that dies then costs one short step."""
+
+    async def main() -> None:
+        async with bench.scene(request=replace(REQUEST, standby=True)) as scene:
+            origin, standby, victim = scene.swarm.origin.node, scene.hops[3], scene.hops[1]
+            scene.faults.slow(scene.hops[0], 0.01)  # the clock waits for a step before each decode step
+            scene.faults.delay(origin, standby, "control", 0.08)
+            scene.faults.at("decode", victim, lambda: scene.faults.die(victim), 20)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            (repair,) = scene.answers[0].repairs
+            assert repair.replacement == ("n3",)
+            assert not scene.answers[0].session.standbys.refused  # type: ignore[union-attr]
+
+    bench.play(main)
+
+
 def test_an_answer_ends_where_no_room_comes(bench: Bench) -> None:
     """It is told as at its limit, with all that the positions allow: the last token needs none."""
 

@@ -22,10 +22,12 @@ from manyhands.wire.message import STANDBY, Close, Extend, Extended, Fault, Feed
 class Standby:
     """A standby for the hop with the same span. Positions [0, fed) were sent to it, all committed; it has computed some.
 
-    In a star those of [passed, fed) have yet to come by here on their way to it, from the hop before.
+    In a star those of [passed, fed) have yet to come by here on their way to it, from the hop before. `leased`: positions of
+    its lease.
     """
 
     hop: Hop
+    leased: int = 0
     fed: int = 0
     computed: int = 0
     passed: int = 0
@@ -54,8 +56,8 @@ class Standbys:
 
     def open(self, hop: Hop) -> None:
         """Ask `hop`, whose node is not in the route, to stand by for the hop of its span, which is."""
-        self.by_span[hop.offer.info.span] = Standby(hop)
-        self._place(hop)
+        self.by_span[hop.offer.info.span] = standby = Standby(hop)
+        self._place(standby)
 
     def promote(self, nodes: Collection[NodeId]) -> None:
         """Those on `nodes` joined the route: no standbys now; places beside the route's are freed when it stands."""
@@ -71,7 +73,7 @@ class Standbys:
                 self._drop(span)
             else:
                 standby.fed = standby.passed = standby.computed
-                self._place(standby.hop)
+                self._place(standby)
 
     def dismiss(self, span: Span) -> None:
         """Let the standby of the hop of `span` go."""
@@ -80,7 +82,7 @@ class Standbys:
     def extend(self, capacity: int) -> None:
         """Ask all of them for a lease of so many positions."""
         for standby in self.by_span.values():
-            try_send(standby.hop.control, Extend(self._route.session, self._route.epoch, capacity))
+            self._extend(standby, capacity)
 
     def close(self) -> None:
         """Tell all of them to free the session."""
@@ -131,15 +133,17 @@ class Standbys:
         match message:
             case Opened():
                 standby.hop.epoch, standby.hop.arithmetic = message.epoch, message.arithmetic
+                self._extend(standby, self._route.asked)  # which may be more than as its Open was sent
             case Extended():
-                pass  # one without room for what it is fed says so then, and is let go
+                standby.leased = max(standby.leased, message.capacity)
+                if standby.leased < self._route.asked:
+                    self._found_full(standby)
             case Progress():
                 standby.computed = max(standby.computed, min(message.computed, standby.fed))
             case Fault(code=LinkClosed.code | Detour.code):
                 pass  # of a link that it needs once it is promoted; then its Open finds a way
             case Fault(code=Busy.code):
-                self.full[standby.hop.offer.node] += 1
-                self._drop(standby.hop.offer.info.span)
+                self._found_full(standby)
             case Fault():
                 self.refused.add(node := standby.hop.offer.node)
                 for span in [span for span, each in self.by_span.items() if each.hop.offer.node == node]:
@@ -154,10 +158,20 @@ class Standbys:
         hops = self._route.hops
         return self.by_span.get(hops[hop].offer.info.span) if hop < len(hops) else None
 
-    def _place(self, hop: Hop) -> None:
+    def _place(self, standby: Standby) -> None:
+        hop, standby.leased = standby.hop, max(standby.leased, self._route.lease.capacity)
         index = self._route.index_of(hop.offer.info.span)
         assert index is not None
         try_send(hop.control, self._route.open_message(index, Slot(hop.offer, None, emit_from=STANDBY), hop.control))
+
+    def _extend(self, standby: Standby, capacity: int) -> None:
+        if standby.is_open and capacity > standby.leased:
+            try_send(standby.hop.control, Extend(self._route.session, self._route.epoch, capacity))
+
+    def _found_full(self, standby: Standby) -> None:
+        """It is let go, and may be asked again."""
+        self.full[standby.hop.offer.node] += 1
+        self._drop(standby.hop.offer.info.span)
 
     def _drop(self, span: Span) -> None:
         gone = self.by_span.pop(span).hop

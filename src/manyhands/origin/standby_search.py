@@ -82,9 +82,10 @@ class Followers:
         """The standbys that have computed all they got and lag, with the position up to which to feed them now."""
         session = self._session
         return [
-            (span, standby, min(committed, standby.fed + MAX_FEED_ROWS))
+            (span, standby, min(committed, standby.leased, standby.fed + MAX_FEED_ROWS))
             for span, standby in session.standbys.by_span.items()
-            if standby.hop.epoch == session.route.epoch and standby.computed == standby.fed <= committed - FEED_ROWS
+            if standby.hop.epoch == session.route.epoch
+            and standby.computed == standby.fed <= min(committed, standby.leased) - FEED_ROWS
         ]
 
     async def _find(self, span: Span, excluded: set[NodeId], *, is_for_good: bool) -> None:
