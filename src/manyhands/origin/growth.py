@@ -5,11 +5,14 @@ ask ─ Extend ─► hops and standbys ─ Extended ─► extended: the lease 
 
 import asyncio
 import contextlib
+import logging
 import math
 from typing import Final
 
 from manyhands.config import RequestConfig
 from manyhands.origin.session import Session
+
+logger = logging.getLogger(__name__)
 
 LEASE_TOKENS: Final = 1024  # of an answer, for which a lease has room at first, and by which it grows
 AHEAD: Final = 256  # positions before the end of a lease from which on more are asked for
@@ -63,6 +66,8 @@ class Growth:
         while self.leased == before:
             waited_s = loop.time() - began
             if waited_s > config.patience_s:
+                full = [hop.offer.name for hop in session.route.hops if hop.extended <= before]
+                logger.warning("session=%s ends at %d positions: %s have cache for no more", session.name, before, full)
                 return False
             self._ask()
             if waited_s > config.reopen_timeout_s + late_s:
