@@ -52,7 +52,7 @@ export const chat = $state<{
   draft: string;
   form: "conversation" | "text";
   temperature: number;
-  maxTokens: number;
+  maxTokens: number | null; // null: a conversation may use the context, a text goes on for some lines
   seed: string;
   colourBy: "slowest" | "last" | "none";
   selected: { answer: number; index: number } | null; // a token; null: the newest
@@ -63,13 +63,14 @@ export const chat = $state<{
   draft: "",
   form: "conversation",
   temperature: 0.8,
-  maxTokens: 256,
+  maxTokens: null,
   seed: "",
   colourBy: "slowest",
   selected: null,
   said: "",
 });
 
+const TEXT_TOKENS = 256;
 // How long an answer that broke off is gone on with, and how often it is tried.
 const PATIENCE_MS = 30_000;
 const AGAIN_MS = 1000;
@@ -106,9 +107,10 @@ export async function retry(): Promise<void> {
 function request(question: string): Record<string, unknown> {
   const body: Record<string, unknown> = {
     model: chat.model,
-    max_tokens: chat.maxTokens,
     temperature: chat.temperature,
   };
+  const most = chat.maxTokens ?? (chat.form === "text" ? TEXT_TOKENS : null);
+  if (most !== null) body.max_tokens = most;
   if (/^\d+$/.test(chat.seed.trim())) body.seed = Number(chat.seed.trim());
   if (chat.form === "text") return { ...body, prompt: question };
   const messages = [];

@@ -92,12 +92,12 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
         "seed": given.get("seed", secrets.randbits(53)),
         "stop": tuple(given.get("stop", ())),
     }  # 53: any JSON reader
+    if "prompt" in given:
+        ids = encode(given["prompt"], speaker, desk)
+    else:
+        ids = render(Conversation(given["messages"]), speaker, desk)
+        values["max_tokens"] = room(speaker, ids, given.get("max_tokens"), desk.default_max_tokens)
     params = SamplingParams(**values)
-    ids = (
-        encode(given["prompt"], speaker, desk)
-        if "prompt" in given
-        else render(Conversation(given["messages"]), speaker, desk)
-    )
     received = encode_received([given["received"]] if "received" in given else [], 1, "received", speaker, desk)
     echoed = _shown(given["prompt"]) if "prompt" in given else b""
     return Prepared(speaker.name, given, [ids], params, received=received, shown=echoed)
