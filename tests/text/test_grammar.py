@@ -21,12 +21,15 @@ from manyhands.text.dialects import (
     GLM,
     GRANITE,
     HERMES,
+    HUNYUAN,
     KIMI,
     LLAMA3,
+    MINIMAX,
     MISTRAL,
     MISTRAL11,
     PHI4,
     QWEN3,
+    SEED,
     Dialect,
 )
 from manyhands.text.grammar import (
@@ -48,6 +51,7 @@ from manyhands.text.history import write_calls
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import CallArguments, CallStart, ToolReader
+from tests.text.test_tools import tagged
 
 VOCAB = 264
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -121,23 +125,16 @@ def test_drafts_do_not_change_what_is_drawn(grammars: Grammars) -> None:
         assert write(drafted)[: len(alone)] == alone
 
 
-ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM, DEEPSEEK, DEEPSEEK31, KIMI, GRANITE, PHI4, COMMAND]
+TAGGED = [QWEN3, SEED, MINIMAX, GLM]
+ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, *TAGGED, DEEPSEEK, DEEPSEEK31, KIMI, GRANITE, PHI4, HUNYUAN, COMMAND]
 FUNCTIONS = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
 
 
 def written(dialect: Dialect, arguments: str, *names: str) -> str:
     """Calls of functions with the same arguments, as a model is taught to write them."""
-    pairs = json.loads(arguments).items()
-    qwen3 = "".join(f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in pairs)
-    glm = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{json.dumps(v)}</arg_value>\n" for k, v in pairs)
-    calls = {
-        QWEN3: "<function={name}>\n" + qwen3 + "</function>\n",
-        GLM: "{name}\n" + glm,
-    }
-    if dialect not in calls:
+    if dialect.tags is None:
         return write_calls(dialect, [(name, arguments) for name in names or ("f",)])
-    said = [calls[dialect].replace("{name}", name) for name in names or ("f",)]
-    return "\n".join(f"{dialect.marker}{dialect.lead}{each}{dialect.close}" for each in said)
+    return tagged(dialect, {key: json.dumps(value) for key, value in json.loads(arguments).items()}, *names)
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
@@ -198,7 +195,7 @@ VALUES = [{"where": 'a\n"b" <i>', "unit": "c"}, {"where": "", "unit": 3, "deep":
 
 
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", TAGGED, ids=lambda d: d.name)
 def test_values_between_tags(dialect: Dialect, values: dict[str, object], grammars: Grammars) -> None:
     """What the grammar lets through is what the reader makes JSON of."""
     forced = grammars.compile(calls_grammar(dialect, [Function("f", MANY)], {}, parallel=False))
@@ -218,13 +215,14 @@ def test_values_between_tags(dialect: Dialect, values: dict[str, object], gramma
     assert json.loads(made) == values
 
 
-@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", TAGGED, ids=lambda d: d.name)
 @pytest.mark.parametrize(
     "schema",
     [
         {"properties": {"a": {"type": "string", "pattern": "x"}}},
         {"properties": {"a": {"type": "string", "maxLength": 3}}},
         {"properties": {"a>b": {"type": "string"}}},
+        {"properties": {'a"b': {"type": "string"}}},
         {"properties": {"a": {"enum": ["<"]}}},
         {"properties": {"a": {"not": {}}}},
         {"properties": {"a": {"type": "integer", "not": {}}}},
@@ -263,7 +261,7 @@ _SCHEMAS = st.recursive(
 )
 
 
-@given(dialect=st.sampled_from([QWEN3, GLM]), schema=st.dictionaries(st.sampled_from(_WORDS), _SCHEMAS, max_size=4))
+@given(dialect=st.sampled_from(TAGGED), schema=st.dictionaries(st.sampled_from(_WORDS), _SCHEMAS, max_size=4))
 @settings(deadline=None, max_examples=40)
 def test_any_schema_is_enforced_or_refused(dialect: Dialect, schema: dict[str, object], grammars: Grammars) -> None:
     try:

@@ -17,12 +17,15 @@ from manyhands.text.dialects import (
     GLM,
     GRANITE,
     HERMES,
+    HUNYUAN,
     KIMI,
     LLAMA3,
+    MINIMAX,
     MISTRAL,
     MISTRAL11,
     PHI4,
     QWEN3,
+    SEED,
     Dialect,
     find_dialect,
 )
@@ -110,6 +113,47 @@ GLM45 = (
     "{%- elif m.role == 'tool' %}<|observation|>\n<tool_response>\n{{ m.content }}\n</tool_response>"
     "{%- elif m.role == 'system' %}<|system|>\n{{ m.content }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}<|assistant|>{{- '\n<think></think>' if enable_thinking is false else '' }}{%- endif %}"
+)
+SEED_OSS = (
+    "{%- set bos_token = '<seed:bos>' -%}{%- set eos_token = '<seed:eos>' -%}"
+    "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set loop_messages = messages[1:] %}"
+    "{%- else %}{%- set loop_messages = messages %}{%- endif %}"
+    "{%- if not tools is defined or tools is none %}{%- set tools = [] %}{%- endif %}"
+    "{%- if system is defined or tools %}{{- bos_token + 'system\n' + (system or 'You may call functions.') }}"
+    "{%- for t in tools if t.type == 'function' %}{{- '\nFunction:\ndef ' + t.function.name + '(' }}"
+    "{%- for name, spec in t.function.parameters.properties.items() %}{{- name }}: {{ spec.type }}, {%- endfor %})"
+    "{%- endfor %}{%- if tools %}{{- '\n<seed:tool_call>\n<function=name>\n<parameter=key>value</parameter>\n</function>\n"
+    "</seed:tool_call>\n' }}{%- endif %}{{- eos_token }}{%- endif %}"
+    "{%- for m in loop_messages %}{%- if m.role == 'assistant' %}{{- bos_token + m.role }}"
+    "{%- if m.reasoning_content %}{{- '\n<seed:think>' + m.reasoning_content + '</seed:think>' }}{%- endif %}"
+    "{%- if m.content %}{{- '\n' + (m.content | trim) }}{%- endif %}"
+    "{%- for c in m.tool_calls or [] %}{%- set c = c.function %}{{- '\n<seed:tool_call>\n<function=' + c.name + '>\n' }}"
+    "{%- for k, v in c.arguments | items %}{{- '<parameter=' + k + '>' }}"
+    "{{- (v if v is string else v | string) + '</parameter>\n' }}{%- endfor %}{{- '</function>\n</seed:tool_call>' }}"
+    "{%- endfor %}{{- eos_token }}"
+    "{%- else %}{{- bos_token + m.role + '\n' + m.content + eos_token }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- bos_token + 'assistant\n' }}{%- endif %}"
+)
+MINIMAX_M2 = (
+    "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set loop_messages = messages[1:] %}"
+    "{%- else %}{%- set loop_messages = messages %}{%- endif %}"
+    "{{- ']~!b[]~b]system\n' ~ (system or 'You are helpful.') }}"
+    "{%- if tools %}{{- '\n<tools>\n' }}{%- for t in tools %}<tool>{{ t.function | tojson(ensure_ascii=False) }}</tool>\n"
+    '{%- endfor %}{{- \'</tools>\n<minimax:tool_call>\n<invoke name="name">\n<parameter name="key">value</parameter>\n</invoke>'
+    "\n</minimax:tool_call>' }}{%- endif %}{{- '[e~[\n' }}"
+    "{%- set last = namespace(name=none) %}{%- for m in loop_messages %}"
+    "{%- if m.role == 'assistant' %}{{- ']~b]ai\n' }}"
+    "{%- set content = m.content %}{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}"
+    "{{- content }}{%- set last.name = none %}"
+    "{%- if m.tool_calls %}{{- '\n<minimax:tool_call>\n' }}"
+    "{%- for c in m.tool_calls %}{%- set c = c.function %}{{- '<invoke name=\"' + c.name + '\">\n' }}"
+    "{%- for k, v in c.arguments.items() %}{{- '<parameter name=\"' + k + '\">' }}"
+    "{{- v | tojson(ensure_ascii=False) if v is not string else v }}{{- '</parameter>\n' }}{%- endfor %}{{- '</invoke>\n' }}"
+    "{%- set last.name = c.name %}{%- endfor %}{{- '</minimax:tool_call>' }}{%- endif %}{{- '[e~[\n' }}"
+    "{%- elif m.role == 'tool' %}{%- if last.name is none %}{{- raise_exception('no call before') }}{%- endif %}"
+    "{{- ']~b]tool\n<response>' + m.content + '</response>[e~[\n' }}"
+    "{%- else %}{{- ']~b]user\n' + m.content + '[e~[\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- ']~b]ai\n<think>\n' }}{%- endif %}"
 )
 _ALTERNATE = (
     "{%- set ns = namespace(count=0) %}{%- for m in loop_messages %}"
@@ -233,6 +277,17 @@ PHI4_FIXED = (  # llama.cpp's
     "{%- for c in m.tool_calls %}{{- '<|tool_call|>' + (c['function'] | tojson) + '<|/tool_call|>' }}{%- endfor %}"
     "{{- '<|end|>' }}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
 )
+HUNYUAN_A13B = (  # vLLM's
+    "{%- set ns = namespace(first=true) %}{%- for m in messages %}{%- set content = m.content %}"
+    "{%- if m.role == 'assistant' and m.tool_calls %}{%- set ns.calls = '[' %}{%- for c in m.tool_calls %}"
+    '{%- set ns.calls = ns.calls + \'{"name": "\' + c.function.name + \'", "arguments": \' %}'
+    "{%- set ns.calls = ns.calls + (c.function.arguments | tojson) + ('}' if loop.last else '}, ') %}{%- endfor %}"
+    "{%- set content = content + '<tool_calls>' + ns.calls + ']</tool_calls>' %}{%- endif %}"
+    "{%- if m.role == 'tool' %}{%- set content = '<tool_response>' + content + '</tool_response>' %}{%- endif %}"
+    "{%- if ns.first %}{{- '<|startoftext|>' }}{%- if tools %}{{- 'Say <tool_calls>[{}]</tool_calls>.\n' + (tools | tojson) }}"
+    "{%- endif %}{%- set ns.first = false %}{%- endif %}"
+    "{{- content + {'system': '<|extra_4|>', 'assistant': '<|eos|>'}.get(m.role, '<|extra_0|>') }}{%- endfor %}"
+)
 COMMAND_R7B = (
     "{{ bos_token }}{%- macro number(messages, wanted) %}{%- set ns = namespace(value=0, seen=false) %}{%- for m in messages %}"
     "{%- for c in m.tool_calls or [] %}{%- if c.id == wanted and not ns.seen -%}{{ ns.value }}{%- set ns.seen = true %}"
@@ -265,6 +320,9 @@ FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
     "qwen3": (QWEN3_CHAT, HERMES, "<|im_start|>assistant\n"),
     "qwen3-coder": (QWEN3_CODER, QWEN3, "<|im_start|>assistant\n"),
     "glm-4.5": (GLM45, GLM, "<|assistant|>"),
+    "seed-oss": (SEED_OSS, SEED, "<seed:bos>assistant\n"),
+    "minimax-m2": (MINIMAX_M2, MINIMAX, "]~b]ai\n<think>\n"),
+    "hunyuan-a13b": (HUNYUAN_A13B, HUNYUAN, "<|extra_0|>"),
     "mistral-v3": (MISTRAL_V3, MISTRAL, "[/INST]"),
     "mistral-v13": (MISTRAL_V13, MISTRAL11, "[/INST]"),
     "deepseek-v3": (DEEPSEEK_V3, DEEPSEEK, "<｜Assistant｜>"),

@@ -17,12 +17,15 @@ from manyhands.text.dialects import (
     GLM,
     GRANITE,
     HERMES,
+    HUNYUAN,
     KIMI,
     LLAMA3,
+    MINIMAX,
     MISTRAL,
     MISTRAL11,
     PHI4,
     QWEN3,
+    SEED,
     Dialect,
     find_dialect,
 )
@@ -41,6 +44,10 @@ WRAPPED = {
     MISTRAL11: f"[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{json.dumps(ARGUMENTS)}",
     QWEN3: f"<tool_call>\n<function=f>\n<parameter=a>\n{A_JSON}\n</parameter>\n<parameter=c>\n{C_TEXT}\n</parameter>\n"
     "</function>\n</tool_call>",
+    SEED: f"<seed:tool_call>\n<function=f>\n<parameter=a>{A_JSON}</parameter>\n<parameter=c>{C_TEXT}</parameter>\n"
+    "</function>\n</seed:tool_call>",
+    MINIMAX: f'<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">{A_JSON}</parameter>\n'
+    f'<parameter name="c">{C_TEXT}</parameter>\n</invoke>\n</minimax:tool_call>',
     GLM: f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{A_JSON}</arg_value>\n<arg_key>c</arg_key>\n"
     f"<arg_value>{C_TEXT}</arg_value>\n</tool_call>",
     DEEPSEEK: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
@@ -51,12 +58,14 @@ WRAPPED = {
     f"{json.dumps(ARGUMENTS)}<|tool_call_end|><|tool_calls_section_end|>",
     GRANITE: f"<|tool_call|>[{CALL}]",
     PHI4: f"<|tool_call|>[{CALL}]<|/tool_call|>",
+    HUNYUAN: f"<tool_calls>[{CALL}]</tool_calls>",
     COMMAND: f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "f", '
     f'"parameters": {json.dumps(ARGUMENTS)}}}\n]<|END_ACTION|>',
 }
 SCHEMA: dict[str, Any] = {"properties": {"a": {"type": "array"}, "c": {"type": "string"}, "n": {"type": "integer"}}}
 FUNCTIONS = {"f": SCHEMA, "g": dict[str, Any]()}
 ALL = list(WRAPPED)
+TAGGED = [dialect for dialect in ALL if dialect.tags is not None]
 
 
 def read(dialect: Dialect, parts: list[str]) -> tuple[str, list[tuple[str, str]], ToolReader]:
@@ -116,7 +125,7 @@ def test_several_calls() -> None:
     ):
         content, calls, _ = read(LLAMA3, list(text))
         assert content == "" and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
-    for dialect in (MISTRAL11, QWEN3, GLM):
+    for dialect in (MISTRAL11, *TAGGED):
         content, calls, _ = read(dialect, [f"So.\n{WRAPPED[dialect]}\n{WRAPPED[dialect]}\n"])
         assert content == "So." and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
 
@@ -174,6 +183,12 @@ def test_arguments_are_read_by_either_name(dialect: Dialect, other: str, places:
         "<tool_call><function=f",
         "<tool_call><func",
         "<tool_call>unknown\n</tool_call>",
+        "<tool_call>f         \n</tool_call>",
+        '<minimax:tool_call><invoke name="unknown"></invoke></minimax:tool_call>',
+        '<minimax:tool_call><invoke name="f" ></invoke></minimax:tool_call>',
+        '<minimax:tool_call>\n<invoke name="f"',
+        "<seed:tool_call><function=f",
+        '<tool_calls>[{"name": "unknown"}]',
         "<tool_call>f or not</tool_call>",
         "{}",
         "[1, 2]",
@@ -203,7 +218,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(dialect: Dialect, text: str
     assert read(dialect, [text])[:2] == read(dialect, cut(text, places))[:2]
 
 
-@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", TAGGED, ids=lambda d: d.name)
 @given(HOSTILE, st.text(max_size=30), CUTS)
 def test_arguments_between_tags_are_json_whatever_stands_there(
     dialect: Dialect, between: str, value: str, places: list[int]
@@ -214,20 +229,29 @@ def test_arguments_between_tags_are_json_whatever_stands_there(
         assert isinstance(json.loads(arguments), dict)
 
 
-@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", TAGGED, ids=lambda d: d.name)
 @given(st.text().filter(lambda text: "</" not in text), CUTS)
 def test_a_text_between_tags_is_what_was_written(dialect: Dialect, value: str, places: list[int]) -> None:
     _, calls, _ = read(dialect, cut(tagged(dialect, {"c": value}), places))
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"c": value})]
 
 
-def tagged(dialect: Dialect, values: dict[str, str]) -> str:
-    """A call as the templates write one."""
-    if dialect is GLM:
-        pairs = [f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items()]
-        return f"<tool_call>f\n{''.join(pairs)}</tool_call>"
-    pairs = [f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items()]
-    return f"<tool_call>\n<function=f>\n{''.join(pairs)}</function>\n</tool_call>"
+def tagged(dialect: Dialect, values: dict[str, str], *names: str) -> str:
+    """Calls as the templates write them, each with the same arguments."""
+    tags = dialect.tags
+    assert tags is not None
+    pad = "\n" if tags.is_padded else ""
+    between = f"{tags.key_close}{tags.gap}{tags.value_open}"
+    pairs = "".join(f"{tags.key_open}{k}{between}{v}{pad}{tags.value_close}\n" for k, v in values.items())
+    end = f"{tags.ends[0]}\n" if tags.begin else ""
+    calls = [f"{tags.begin}{name}{tags.name_end.replace('<', '')}\n{pairs}{end}" for name in names or ("f",)]
+    inside = calls if dialect.between is None else ["".join(calls)]
+    return "\n".join(f"{dialect.marker}{dialect.lead}{each}{dialect.close}" for each in inside)
+
+
+def test_what_is_written_between_tags_is_as_the_families_write_it() -> None:
+    for dialect in TAGGED:
+        assert tagged(dialect, {"a": A_JSON, "c": C_TEXT}) == WRAPPED[dialect]
 
 
 def test_a_text_between_tags_streams_and_all_else_is_read_whole() -> None:
@@ -319,6 +343,11 @@ def test_hostile_ends_of_a_tagged_call() -> None:
         ),
     ):
         assert [json.loads(arguments) for _, arguments in read(GLM, list(text))[1]] == [wanted]
+    for text in (
+        '<minimax:tool_call><invoke name="f"></minimax:tool_call>',
+        '<minimax:tool_call><invoke name="f"> junk </invoke> tail',
+    ):
+        assert [json.loads(arguments) for _, arguments in read(MINIMAX, list(text))[1]] == [{}]
     for text in ("<tool_call><function=f></tool_call>", "<tool_call><function=f> junk </function> tail"):
         assert [json.loads(arguments) for _, arguments in read(QWEN3, list(text))[1]] == [{}]
 
@@ -329,6 +358,9 @@ def test_hostile_ends_of_a_tagged_call() -> None:
         ("{% if tools %}<tool_call>{% endif %}", HERMES),
         ("{% if tools %}<tool_call><function=name>{% endif %}", QWEN3),
         ("{% if tools %}<tool_call>name<arg_key>{% endif %}", GLM),
+        ("{% if tools %}<seed:tool_call><function=name>{% endif %}", SEED),
+        ("{% if tools %}<minimax:tool_call>{% endif %}", MINIMAX),
+        ("{% if tools %}<tool_calls>[{% endif %}", HUNYUAN),
         ("{% if tools %}[TOOL_CALLS][{% endif %}", MISTRAL),
         ("{% if tools %}[TOOL_CALLS]name[ARGS]{% endif %}", MISTRAL11),
         ("{% if tools %}ipython{% endif %}", LLAMA3),

@@ -7,12 +7,15 @@ mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may pre
 mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
 qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
 harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
+seed      <seed:tool_call><function=f><parameter=k>v</parameter></function></seed:tool_call>                   (seed-oss)
+minimax   <minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call> (minimax-m2)
 glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
 deepseek  <|calls begin><|call begin>function<|sep>f ```json {...} ```<|call end><|calls end>  in a section  (v3, r1)
 deepseek31 the same without the word function and the fence                                                  (v3.1)
 kimi      <|section begin|><|call begin|>functions.f:0<|argument begin|>{...}<|call end|><|section end|>         (kimi k2)
 granite   <|tool_call|>[{"name": "f", "arguments": {...}}, ...]     text may precede                      (granite 3)
 phi4      <|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>                                 (phi-4-mini)
+hunyuan   <tool_calls>[{"name": "f", "arguments": {...}}]</tool_calls>                                  (hunyuan-a13b)
 command   <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]<|END_ACTION|>  (command r7b, a)
 """
 
@@ -23,7 +26,7 @@ from typing import Any, Literal
 
 from manyhands.text.calls import JsonCall, NamedCall
 from manyhands.text.reasoning import CHANNEL, template_of, variables_of
-from manyhands.text.tagged import GLM_TAGS, QWEN3_TAGS, TaggedCall, Tags
+from manyhands.text.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, TaggedCall, Tags
 
 Schema = Mapping[str, Any]
 
@@ -44,6 +47,7 @@ class Dialect:
     lead: str = ""  # between `marker` and the first call
     trail: str = ""  # between the last call and `close`
     between: str | None = None  # between calls behind one `marker`; None: each has its own
+    apart: str = ""  # between calls that each have their own
     end: str = ""  # the mark that ends one of several calls
     skipped: str = ""  # what may stand between and around calls
     begins: str = "{"  # with what a call begins behind its marker ("": with its name)
@@ -64,12 +68,22 @@ class Dialect:
 
 
 _OBJECT, _ID_ARGS = '{"name": "{name}", "arguments": ', "{name}[CALL_ID]{id}[ARGS]"
-HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", (_OBJECT,), "}", "\n", "\n")
+HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", (_OBJECT,), "}", "\n", "\n", apart="\n")
 LLAMA3 = Dialect("llama3", "", "", ('{"name": "{name}", "parameters": ',), "}", skipped=";,]", after="start")
 MISTRAL = Dialect("mistral", "[TOOL_CALLS]", "", (_OBJECT,), "}", "[", "]", ", ", skipped="[,]")
 MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", "", ("{name}[ARGS]", _ID_ARGS), begins="", after="text")
-QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", lead="\n", begins="<function=", tags=QWEN3_TAGS)
-GLM = Dialect("glm", "<tool_call>", "</tool_call>", begins="", after="text", tags=GLM_TAGS)
+QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", lead="\n", apart="\n", begins="<function=", tags=QWEN3_TAGS)
+SEED = replace(QWEN3, name="seed", marker="<seed:tool_call>", close="</seed:tool_call>", tags=SEED_TAGS)
+MINIMAX = Dialect(
+    "minimax",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    lead="\n",
+    between="",
+    begins=MINIMAX_TAGS.begin,
+    tags=MINIMAX_TAGS,
+)
+GLM = Dialect("glm", "<tool_call>", "</tool_call>", apart="\n", begins="", after="text", tags=GLM_TAGS)
 HARMONY = Dialect("harmony", CHANNEL, "", ("{name}[ARGS]",), begins="", after="text")
 _BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCED, _PLAIN = f"{_BEGIN}function{_SEP}{{name}}\n```json\n", f"{_BEGIN}{{name}}{_SEP}"
@@ -97,6 +111,7 @@ KIMI = Dialect(
 )
 GRANITE = replace(MISTRAL, name="granite", marker="<|tool_call|>")
 PHI4 = replace(GRANITE, name="phi4", close="<|/tool_call|>")
+HUNYUAN = replace(PHI4, name="hunyuan", marker="<tool_calls>", close="</tool_calls>")
 COMMAND = Dialect(
     "command",
     "<|START_ACTION|>",
@@ -124,7 +139,7 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
         return HARMONY
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
-    for dialect in (KIMI, GRANITE, COMMAND):
+    for dialect in (SEED, MINIMAX, KIMI, GRANITE, HUNYUAN, COMMAND):
         if dialect.marker in template:
             return dialect
     if MISTRAL.marker in template:

@@ -97,8 +97,8 @@ def _calls(
     if not dialect.marker:
         return f"calls: call\n{body}"
     one = f"{marker_rule(dialect.marker, marks)} {_inside(dialect, marks, parallel=parallel)}"
-    separator = '"\\n" ' if dialect.close else ""
-    several = f" ({separator}one)*" if parallel and dialect.between is None else ""
+    apart = f"{marked(dialect.apart, marks)} " if dialect.apart else ""
+    several = f" ({apart}one)*" if parallel and dialect.between is None else ""
     return f"calls: one{several}\none: {one}\n{body}"
 
 

@@ -111,9 +111,7 @@ def write_calls(dialect: Dialect, calls: Sequence[tuple[str, str]]) -> str:
         for n, (name, arguments) in enumerate(calls)
     ]
     inside = said if dialect.between is None else [dialect.between.join(said)]
-    return ("\n" if dialect.close else "").join(
-        f"{dialect.marker}{dialect.lead}{each}{dialect.trail}{dialect.close}" for each in inside
-    )
+    return dialect.apart.join(f"{dialect.marker}{dialect.lead}{each}{dialect.trail}{dialect.close}" for each in inside)
 
 
 def _with_tools(messages: Messages, tools: Sequence[Any], dialect: Dialect) -> Messages:

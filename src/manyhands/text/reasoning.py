@@ -11,7 +11,12 @@ from manyhands.text.detokenize import overlap
 from manyhands.text.template import find_variables
 
 # Pairs that chat templates write; the first whose closing marker a template names is the model's.
-_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+_PAIRS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
 CHANNEL, MESSAGE, START, END, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"
 # Variables by which templates are told whether to think: the usual one, and that of deepseek v3.1 and granite.
 _SWITCHES = ("enable_thinking", "thinking")

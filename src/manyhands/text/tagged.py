@@ -1,6 +1,8 @@
 """Calls whose values stand between tags, bare: read as they come, and made JSON by the function's schema. Sans-I/O.
 
     qwen3   <function=f> <parameter=k> v </parameter> ... </function>
+    seed    the same, but that line breaks around a value are its own
+    minimax <invoke name="f"> <parameter name="k">v</parameter> ... </invoke>
     glm     f <arg_key>k</arg_key> <arg_value>v</arg_value> ... </tool_call>
 
 A value that can only be a text streams; any other is read to its end, and is the JSON it looks like if the schema allows that,
@@ -19,12 +21,15 @@ _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 # Schemas, values and steps of references that are looked at for one value: a millisecond of the event loop. References that
 # lead back multiply, and a request may bring 8,000 of them.
 MAX_LOOKS: Final = 4096
+MAX_SPACE: Final = 8  # characters between a name and what stands behind it
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some templates write them
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How a dialect writes a call. Any of `ends` ends one. `is_padded`: the line breaks around a value are not its own."""
+    """How a dialect writes a call. Any of `ends` ends one: the first as the model is taught it, unless `begin` is "" (then the
+    mark that ends calls does). `gap` is written before `value_open`. `is_padded`: line breaks around a value are not its own.
+    """
 
     begin: str
     name_end: str
@@ -33,34 +38,35 @@ class Tags:
     value_open: str
     value_close: str
     ends: tuple[str, ...]
-    is_padded: bool
+    gap: str = ""
+    is_padded: bool = False
 
     @property
     def all(self) -> frozenset[str]:
         return frozenset({self.key_open, self.value_open, self.value_close, *self.ends} - {""})
 
 
-QWEN3_TAGS: Final = Tags(
-    "<function=", ">", "<parameter=", ">", "", "</parameter>", ("</function>", "</tool_call>"), is_padded=True
+_FUNCTION, _PARAMETER = ("<function=", ">"), ("<parameter=", ">", "", "</parameter>")
+QWEN3_TAGS: Final = Tags(*_FUNCTION, *_PARAMETER, ("</function>", "</tool_call>"), "\n", is_padded=True)
+SEED_TAGS: Final = Tags(*_FUNCTION, *_PARAMETER, ("</function>", "</seed:tool_call>"))
+MINIMAX_TAGS: Final = Tags(
+    '<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", ("</invoke>", "</minimax:tool_call>")
 )
-GLM_TAGS: Final = Tags(
-    "", "<", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ("</tool_call>",), is_padded=False
-)
+GLM_TAGS: Final = Tags("", "<", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ("</tool_call>",), "\n")
 
 
-class TaggedCall:
-    """Reads one call (calls.py says what a reader is)."""
+class HeadedCall:
+    """What calls share that begin with a name, not with JSON: the text of the arguments, and the name (calls.py says what a
+    reader is). A subclass has a method for each state, which returns whether it got on."""
 
-    def __init__(self, tags: Tags, functions: Mapping[str, Schema]) -> None:
-        self._tags, self._functions = tags, functions
+    def __init__(self, begin: str, name_end: str, functions: Mapping[str, Schema]) -> None:
+        self._begin, self._name_end, self._functions = begin, name_end, functions
         self.raw = ""  # until the name is complete
         self.name: str | None = None
         self.is_done = self.is_told = False
         self._fresh: list[str] = []
         self._held = ""
         self._state = "name"
-        self._seen: set[str] = set()
-        self._value = _Value("", frozenset(), is_padded=False)
 
     def take(self) -> str:
         """The JSON of the arguments since the last time."""
@@ -79,18 +85,28 @@ class TaggedCall:
         """One character. A name that no function has is done without one: it is text."""
         char, self._held = self._held[0], self._held[1:]
         self.raw += char
-        name = self.raw[len(self._tags.begin) :]
-        if len(self.raw) <= len(self._tags.begin):
+        name, end = self.raw[len(self._begin) :], self._name_end
+        if not name:
             return True
-        if char == self._tags.name_end and name[:-1].rstrip() in self._functions:
-            self.name, self._state = name[:-1].rstrip(), "between"
+        if name.endswith(end) and (whole := name.removesuffix(end).rstrip()) in self._functions:
+            self.name, self._state = whole, "between"
             self._fresh.append("{")
-            if char == "<":  # it begins the next tag
+            if end == "<":  # it begins the next tag
                 self._held = char + self._held
-        else:
-            is_name = char in _NAME and any(known.startswith(name) for known in self._functions)
-            self.is_done = not is_name and not (char.isspace() and name.rstrip() in self._functions)
+        elif char not in _NAME or not any(known.startswith(name) for known in self._functions):
+            begun = name[: len(name) - overlap(name, end)].rstrip()
+            self.is_done = begun not in self._functions or len(name) > len(begun) + MAX_SPACE
         return True
+
+
+class TaggedCall(HeadedCall):
+    """Reads one call whose values stand between tags."""
+
+    def __init__(self, tags: Tags, functions: Mapping[str, Schema]) -> None:
+        super().__init__(tags.begin, tags.name_end, functions)
+        self._tags = tags
+        self._seen: set[str] = set()
+        self._value = _Value("", frozenset(), is_padded=False)
 
     def _in_between(self) -> bool:
         """Before a key, or the end."""

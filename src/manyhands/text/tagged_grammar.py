@@ -18,14 +18,13 @@ STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 _NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$defs", "definitions"}
 )
-_KEY: Final = r"/[^<>\s]+/"
+_KEY: Final = r"/[^<>\"\s]+/"
 _TEXT: Final = _NOTES | {"type"}
 _OBJECT: Final = _TEXT | {"properties", "required", "additionalProperties"}
 
 
 def tagged_rules(name: str, index: int, schema: Schema, tags: Tags, marks: Mapping[str, int]) -> str:
     """Rules for a call of one function, `call_{index}` their first. Raises BadRequest for what cannot be enforced."""
-    pad = "\n" if tags.is_padded else ""
     writer = _Rules(tags, marks, f"{index}", schema)
     known, required = schema.get("properties", {}), schema.get("required", [])
     if schema.keys() - _OBJECT or not isinstance(known, Mapping) or not isinstance(required, list):
@@ -37,7 +36,7 @@ def tagged_rules(name: str, index: int, schema: Schema, tags: Tags, marks: Mappi
     if not known and schema.get("additionalProperties", True) is not False:
         body = [writer.anything()]
     head = marked(f"{tags.begin}{name}{tags.name_end.replace('<', '')}\n", marks)
-    end = marked(f"{tags.ends[0]}{pad}", marks) if tags.is_padded else ""  # else it is the call's own end mark
+    end = marked(f"{tags.ends[0]}\n", marks) if tags.begin else ""
     return f"call_{index}: {' '.join(filter(None, [head, *body, end]))}\n" + "".join(writer.rules)
 
 
@@ -50,7 +49,7 @@ class _Rules:
 
     def parameter(self, at: int, key: str, schema: Any, is_required: bool) -> str:
         """One parameter, left out if it may be."""
-        if not key.strip() or set(key) & set("<>\n\r") or not isinstance(schema, Mapping | bool):
+        if not key.strip() or set(key) & set('<>"\n\r') or not isinstance(schema, Mapping | bool):
             raise BadRequest(f"{key!r:.60} cannot be a parameter between tags: rename it, and give it a schema")
         name = f"parameter_{self._prefix}_{at}"
         self.rules.append(
@@ -66,7 +65,7 @@ class _Rules:
 
     def _open(self, key: str) -> str:
         tags = self._tags
-        between = f"{tags.key_close}\n{tags.value_open}"
+        between = f"{tags.key_close}{tags.gap}{tags.value_open}"
         return f"{marked(tags.key_open, self._marks)} {key} {marked(between, self._marks)}"
 
     def _value(self, name: str, key: str, schema: Any) -> str:
