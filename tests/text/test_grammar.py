@@ -19,6 +19,7 @@ from manyhands.text.dialects import (
     DEEPSEEK,
     DEEPSEEK31,
     GLM,
+    GLM4,
     GRANITE,
     HERMES,
     HUNYUAN,
@@ -126,14 +127,15 @@ def test_drafts_do_not_change_what_is_drawn(grammars: Grammars) -> None:
 
 
 TAGGED = [QWEN3, SEED, MINIMAX, GLM]
-ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, *TAGGED, DEEPSEEK, DEEPSEEK31, KIMI, GRANITE, PHI4, HUNYUAN, COMMAND]
+ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, *TAGGED, GLM4, DEEPSEEK, DEEPSEEK31, KIMI, GRANITE, PHI4, HUNYUAN, COMMAND]
 FUNCTIONS = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
 
 
 def written(dialect: Dialect, arguments: str, *names: str) -> str:
     """Calls of functions with the same arguments, as a model is taught to write them."""
     if dialect.tags is None:
-        return write_calls(dialect, [(name, arguments) for name in names or ("f",)])
+        said = write_calls(dialect, [(name, arguments) for name in names or ("f",)])
+        return said.removeprefix(dialect.marker) if dialect.is_begun else said
     return tagged(dialect, {key: json.dumps(value) for key, value in json.loads(arguments).items()}, *names)
 
 
@@ -145,11 +147,13 @@ def test_calls(dialect: Dialect, grammars: Grammars) -> None:
     for text in (bad, "hello", "", good + " ", written(dialect, "{}", "h")):
         assert not accepts(forced, text)
     free = grammars.compile(strict_grammar(dialect, FUNCTIONS, {}))
-    assert accepts(free, good) and accepts(free, "hello") and accepts(free, "") and not accepts(free, bad)
+    before = "\n" if dialect.is_begun else ""
+    assert accepts(free, good) and accepts(free, before + "hello") and accepts(free, "") and not accepts(free, bad)
     if dialect is LLAMA3:  # a list of calls is read too
         assert not accepts(free, f"[{bad}]")
     else:
-        assert accepts(free, f"I will.\n{good}") and not accepts(free, f"I will.\n{bad}")
+        before, mark = (f"{before}I will.\n", dialect.marker if dialect.is_begun else "")
+        assert accepts(free, before + mark + good) and not accepts(free, before + mark + bad)
 
 
 @pytest.mark.parametrize("dialect", [d for d in ALL if d is not LLAMA3], ids=lambda d: d.name)
@@ -320,7 +324,7 @@ def test_behind_a_thought_that_no_token_ends(dialect: Dialect, grammars: Grammar
         for made in (call, strict):
             assert accepts(made, thought + written(dialect, '{"a": 1}'))
             assert not accepts(made, thought + written(dialect, '{"a": "x"}'))
-    assert not accepts(bound, '{"a": 1}') and accepts(strict, "hm</think>So.")
+    assert not accepts(bound, '{"a": 1}') and accepts(strict, "hm</think>\nSo.")
 
 
 class _Never:

@@ -15,6 +15,7 @@ from manyhands.text.dialects import (
     DEEPSEEK,
     DEEPSEEK31,
     GLM,
+    GLM4,
     GRANITE,
     HERMES,
     HUNYUAN,
@@ -114,6 +115,17 @@ GLM45 = (
     "{%- elif m.role == 'system' %}<|system|>\n{{ m.content }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}<|assistant|>{{- '\n<think></think>' if enable_thinking is false else '' }}{%- endif %}"
 )
+GLM4_0414 = (
+    "[gMASK]<sop>{%- if tools -%}<|system|>\n{% for t in tools %}{%- set f = t.function if t.get('function') else t %}"
+    "## {{ f.name }}\n{{ f | tojson(indent=4, ensure_ascii=False) }}\n{%- endfor %}{%- endif -%}"
+    "{%- for m in messages %}{%- if m.role == 'system' %}<|system|>\n{{ m.content }}{%- endif %}{%- endfor %}"
+    "{%- for m in messages if m.role != 'system' %}{%- set meta = m.get('metadata', '') %}"
+    "{%- if m.role == 'user' %}<|user|>\n{{ m.content }}"
+    "{%- elif m.role == 'assistant' and not meta %}<|assistant|>\n{{ m.content }}"
+    "{%- elif m.role == 'assistant' and meta %}<|assistant|>{{ meta }}\n{{ m.content }}"
+    "{%- elif m.role == 'observation' %}<|observation|>\n{{ m.content }}{%- endif %}{%- endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 SEED_OSS = (
     "{%- set bos_token = '<seed:bos>' -%}{%- set eos_token = '<seed:eos>' -%}"
     "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set loop_messages = messages[1:] %}"
@@ -143,8 +155,8 @@ MINIMAX_M2 = (
     "\n</minimax:tool_call>' }}{%- endif %}{{- '[e~[\n' }}"
     "{%- set last = namespace(name=none) %}{%- for m in loop_messages %}"
     "{%- if m.role == 'assistant' %}{{- ']~b]ai\n' }}"
-    "{%- set content = m.content %}{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}"
-    "{{- content }}{%- set last.name = none %}"
+    "{%- set said = m.content %}{%- if '</think>' in said %}{%- set said = said.split('</think>')[-1] %}{%- endif %}"
+    "{{- said }}{%- set last.name = none %}"
     "{%- if m.tool_calls %}{{- '\n<minimax:tool_call>\n' }}"
     "{%- for c in m.tool_calls %}{%- set c = c.function %}{{- '<invoke name=\"' + c.name + '\">\n' }}"
     "{%- for k, v in c.arguments.items() %}{{- '<parameter name=\"' + k + '\">' }}"
@@ -320,6 +332,7 @@ FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
     "qwen3": (QWEN3_CHAT, HERMES, "<|im_start|>assistant\n"),
     "qwen3-coder": (QWEN3_CODER, QWEN3, "<|im_start|>assistant\n"),
     "glm-4.5": (GLM45, GLM, "<|assistant|>"),
+    "glm-4-0414": (GLM4_0414, GLM4, "<|assistant|>"),
     "seed-oss": (SEED_OSS, SEED, "<seed:bos>assistant\n"),
     "minimax-m2": (MINIMAX_M2, MINIMAX, "]~b]ai\n<think>\n"),
     "hunyuan-a13b": (HUNYUAN_A13B, HUNYUAN, "<|extra_0|>"),
@@ -447,6 +460,14 @@ def test_tools_are_told_where_the_template_takes_none(family: str, tokenizer: To
         said.index("Be brief.") < said.index("### tide") < said.index(json.dumps(PARAMETERS)) < said.index("How high")
     )
     assert write_calls(dialect, [("tool_call_name", "tool_call_arguments")]) in said
+
+
+def test_glm4_is_told_of_a_call_by_metadata_and_of_what_it_returned_as_an_observation(tokenizer: Tokenizer) -> None:
+    result = {"role": "tool", "tool_call_id": "call12345", "content": "seven metres"}
+    said = say(tokenizer, "glm-4-0414", USER, {**call({"place": "x"}), "content": "I look."}, result)
+    turns = '<|assistant|>\nI look.<|assistant|>tide\n{"place": "x"}<|observation|>\nseven metres<|assistant|>'
+    assert said.endswith(turns)
+    assert say(tokenizer, "glm-4-0414", USER, result).endswith("<|observation|>\nseven metres<|assistant|>")
 
 
 def test_kimi_is_told_by_the_ids_of_calls_what_was_called(tokenizer: Tokenizer) -> None:

@@ -15,6 +15,7 @@ from manyhands.text.dialects import (
     DEEPSEEK,
     DEEPSEEK31,
     GLM,
+    GLM4,
     GRANITE,
     HERMES,
     HUNYUAN,
@@ -50,6 +51,7 @@ WRAPPED = {
     f'<parameter name="c">{C_TEXT}</parameter>\n</invoke>\n</minimax:tool_call>',
     GLM: f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{A_JSON}</arg_value>\n<arg_key>c</arg_key>\n"
     f"<arg_value>{C_TEXT}</arg_value>\n</tool_call>",
+    GLM4: f"f\n{json.dumps(ARGUMENTS)}",
     DEEPSEEK: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
     f"{json.dumps(ARGUMENTS)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     DEEPSEEK31: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
@@ -110,7 +112,8 @@ def test_marks_within_arguments_are_text(dialect: Dialect, places: list[int]) ->
 @pytest.mark.parametrize("dialect", [d for d in ALL if d is not LLAMA3], ids=lambda d: d.name)
 @given(places=st.lists(st.integers(0, 10_000)))
 def test_text_before_a_call_is_content(dialect: Dialect, places: list[int]) -> None:
-    content, calls, _ = read(dialect, cut(f"I look <it> up.\n\n{WRAPPED[dialect]}", places))
+    mark = dialect.marker if dialect.is_begun else ""
+    content, calls, _ = read(dialect, cut(f"I look <it> up.\n\n{mark}{WRAPPED[dialect]}", places))
     assert content == "I look <it> up." and len(calls) == 1
 
 
@@ -128,6 +131,17 @@ def test_several_calls() -> None:
     for dialect in (MISTRAL11, *TAGGED):
         content, calls, _ = read(dialect, [f"So.\n{WRAPPED[dialect]}\n{WRAPPED[dialect]}\n"])
         assert content == "So." and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
+
+
+@given(places=st.lists(st.integers(0, 10_000)))
+def test_calls_of_glm4_are_messages(places: list[int]) -> None:
+    """Its prompt ends with the mark of the first; an answer begins with a line break."""
+    two = f"{WRAPPED[GLM4]}<|assistant|>g\n{{}}"
+    for before, wanted in (("", ""), ("\nSo.\n<|assistant|>", "\nSo."), ("f is<|assistant|>", "f is")):
+        content, calls, _ = read(GLM4, cut(before + two, places))
+        assert content == wanted and [name for name, _ in calls] == ["f", "g"]
+    for text in (f"\n{WRAPPED[GLM4]}", "f\n[1]", "<|assistant|>\nf\n{}", "f<|assistant|>"):
+        assert read(GLM4, cut(text, places))[:2] == (text, [])
 
 
 def test_arguments_come_before_the_call_is_complete() -> None:
@@ -361,6 +375,8 @@ def test_hostile_ends_of_a_tagged_call() -> None:
         ("{% if tools %}<seed:tool_call><function=name>{% endif %}", SEED),
         ("{% if tools %}<minimax:tool_call>{% endif %}", MINIMAX),
         ("{% if tools %}<tool_calls>[{% endif %}", HUNYUAN),
+        ("{% if tools %}<|observation|>{{ messages[0].metadata }}{% endif %}", GLM4),
+        ("<|observation|>{{ messages[0].metadata }}", None),  # glm-4-9b-chat: tools of a message
         ("{% if tools %}[TOOL_CALLS][{% endif %}", MISTRAL),
         ("{% if tools %}[TOOL_CALLS]name[ARGS]{% endif %}", MISTRAL11),
         ("{% if tools %}ipython{% endif %}", LLAMA3),

@@ -139,18 +139,19 @@ class NamedCall(_Call):
             else:
                 self._read(char)
             if self.is_done:
-                return count
+                return count if self.name is not None else count - 1
         return len(text)
 
     def _read_head(self, char: str) -> None:
-        """A head that cannot become one of ours is done without a name: it is text."""
+        """A head that cannot become one of ours is done without a name: it is text. `char`, which may begin a marker, is then not
+        of it."""
         heads = [whole.fullmatch(self.raw) for whole, _ in map(_head_of, self._forms)] if char == "{" else []
         self.name = next((head["name"] for head in heads if head and head["name"] in self._functions), None)
         if self.name is not None:
             self._read(char)
         else:
-            self.raw += char
-            self.is_done = not any(begun.fullmatch(self.raw) for _, begun in map(_head_of, self._forms))
+            self.is_done = not any(begun.fullmatch(self.raw + char) for _, begun in map(_head_of, self._forms))
+            self.raw += "" if self.is_done else char
 
     def _read(self, char: str) -> None:
         self._fresh.append(char)

@@ -10,6 +10,7 @@ harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message o
 seed      <seed:tool_call><function=f><parameter=k>v</parameter></function></seed:tool_call>                   (seed-oss)
 minimax   <minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call> (minimax-m2)
 glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
+glm4      <|assistant|>f, a line break, {...}   any number, each a message: the prompt has the first mark    (glm-4-0414)
 deepseek  <|calls begin><|call begin>function<|sep>f ```json {...} ```<|call end><|calls end>  in a section  (v3, r1)
 deepseek31 the same without the word function and the fence                                                  (v3.1)
 kimi      <|section begin|><|call begin|>functions.f:0<|argument begin|>{...}<|call end|><|section end|>         (kimi k2)
@@ -53,6 +54,7 @@ class Dialect:
     begins: str = "{"  # with what a call begins behind its marker ("": with its name)
     after: Literal["start", "gap", "text"] = "gap"  # where the reader is after a call
     tags: Tags | None = None
+    is_begun: bool = False  # the prompt ends with the first `marker`; no white space stands between one and a call
 
     @property
     def marks(self) -> frozenset[str]:
@@ -84,6 +86,7 @@ MINIMAX = Dialect(
     tags=MINIMAX_TAGS,
 )
 GLM = Dialect("glm", "<tool_call>", "</tool_call>", apart="\n", begins="", after="text", tags=GLM_TAGS)
+GLM4 = Dialect("glm4", "<|assistant|>", "", ("{name}\n",), begins="", after="text", is_begun=True)
 HARMONY = Dialect("harmony", CHANNEL, "", ("{name}[ARGS]",), begins="", after="text")
 _BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCED, _PLAIN = f"{_BEGIN}function{_SEP}{{name}}\n```json\n", f"{_BEGIN}{{name}}{_SEP}"
@@ -142,6 +145,8 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
     for dialect in (SEED, MINIMAX, KIMI, GRANITE, HUNYUAN, COMMAND):
         if dialect.marker in template:
             return dialect
+    if "<|observation|>" in template and "metadata" in template:
+        return GLM4
     if MISTRAL.marker in template:
         return MISTRAL11 if "[ARGS]" in template else MISTRAL
     is_llama3 = "ipython" in template or PYTHON_TAG in template

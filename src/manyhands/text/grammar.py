@@ -96,10 +96,11 @@ def _calls(
     body = _body(dialect, functions, marks, forced=forced)
     if not dialect.marker:
         return f"calls: call\n{body}"
-    one = f"{marker_rule(dialect.marker, marks)} {_inside(dialect, marks, parallel=parallel)}"
+    inside, marker = _inside(dialect, marks, parallel=parallel), marker_rule(dialect.marker, marks)
     apart = f"{marked(dialect.apart, marks)} " if dialect.apart else ""
-    several = f" ({apart}one)*" if parallel and dialect.between is None else ""
-    return f"calls: one{several}\none: {one}\n{body}"
+    several = f" ({apart}{marker} inside)*" if parallel and dialect.between is None else ""
+    first = "inside" if dialect.is_begun else f"{marker} inside"
+    return f"calls: {first}{several}\ninside: {inside}\n{body}"
 
 
 def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int]) -> str:
@@ -108,10 +109,12 @@ def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mappi
     if dialect.name == "llama3":
         return f"start: (call | OTHER)?\nOTHER: /[^{{\\[\\s](.|\\n)*/\n{body}"
     inside = _inside(dialect, marks, parallel=True)
+    # Where a call may stand first, a text begins with a line break: so it does in the model's training.
+    start = "start: (call rest | /\\n/ rest)?\nrest" if dialect.is_begun else "start"
     if dialect.marker in marks:
-        return f"start: tag* TEXT\ntag: TEXT {marker_rule(dialect.marker, marks)} {inside}\n{body}"
+        return f"{start}: tag* TEXT\ntag: TEXT {marker_rule(dialect.marker, marks)} {inside}\n{body}"
     trigger = f"trigger[lazy]: TEXT {json.dumps(dialect.marker)}\n"
-    return f"start: tag* tail\ntail: TEXT\ntag: trigger {inside}\n{trigger}{body}"
+    return f"{start}: tag* tail\ntail: TEXT\ntag: trigger {inside}\n{trigger}{body}"
 
 
 def _inside(dialect: Dialect, marks: Mapping[str, int], *, parallel: bool) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from manyhands.text.dialects import HARMONY, KIMI, PHI4, Dialect, find_dialect
+from manyhands.text.dialects import GLM4, HARMONY, KIMI, PHI4, Dialect, find_dialect
 from manyhands.text.reasoning import variables_of
 from manyhands.text.template import ChatTemplate, RenderBudget
 
@@ -27,18 +27,24 @@ class _Habits(NamedTuple):
 
 def as_taught(tokenizer: Any, template: ChatTemplate, messages: Messages, tools: Sequence[Any]) -> Messages:
     """The messages of a conversation with `tools`, or with calls, as the template takes them."""
-    has_calls = any(message.get("tool_calls") for message in messages)
+    has_calls = any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
     dialect = find_dialect(tokenizer) if tools or has_calls else None
     if dialect is None:
         return messages
     if has_calls:
-        habits = _habits(template, tuple(tokenizer.special_tokens_map.items()))
-        messages = [
-            _with_calls(message, dialect, habits) if message.get("tool_calls") else message for message in messages
-        ]
-    if has_calls and dialect is KIMI:
-        messages = _with_named_ids(messages)
+        messages = with_calls(messages, dialect, template, tuple(tokenizer.special_tokens_map.items()))
     return messages if "tools" in variables_of(tokenizer) or not tools else _with_tools(messages, tools, dialect)
+
+
+def with_calls(
+    messages: Messages, dialect: Dialect, template: ChatTemplate, named: tuple[tuple[str, str], ...]
+) -> Messages:
+    """A conversation with calls, and what functions returned, as the template takes them. `named`: its special tokens."""
+    habits = _habits(template, named)
+    if dialect is GLM4 and not habits.writes_calls:
+        return _with_metadata(messages)
+    messages = [_with_calls(message, dialect, habits) if message.get("tool_calls") else message for message in messages]
+    return _with_named_ids(messages) if dialect is KIMI else messages
 
 
 @lru_cache(maxsize=16)
@@ -97,6 +103,20 @@ def _with_named_ids(messages: Messages) -> Messages:
         if (asked := message.get("tool_call_id")) in ids:
             told["tool_call_id"] = ids[asked]
         out.append({**message, **told})
+    return out
+
+
+def _with_metadata(messages: Messages) -> Messages:
+    """The same with each call as a message of its own, the name of its function in what GLM-4 calls metadata, and with what
+    functions returned as observations."""
+    out: list[Mapping[str, Any]] = []
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        if message["role"] == "tool":
+            out.append({**message, "role": "observation"})
+        elif message.get("content") or not calls:
+            out.append({key: value for key, value in message.items() if key != "tool_calls"})
+        out += [{"role": "assistant", "metadata": f["name"], "content": _json(f["arguments"])} for f in calls]
     return out
 
 

@@ -10,7 +10,8 @@ from jinja2 import TemplateError
 
 from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import BadRequest, ModelError
-from manyhands.text.history import as_taught
+from manyhands.text.dialects import Dialect, find_dialect
+from manyhands.text.history import as_taught, with_calls
 from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
 
 # Stands behind the words that an answer goes on from: where they end cannot be told by themselves, as "<" and "end" stand in
@@ -67,7 +68,7 @@ def render_text(
         raise BadRequest("messages is empty: send at least one message")
     try:
         template = find_template(tokenizer, has_tools=bool(tools))
-        _check_heard(template, messages, tokenizer.special_tokens_map, has_tools=bool(tools))
+        _check_heard(tokenizer, template, messages, has_tools=bool(tools))
         known = {**tokenizer.special_tokens_map, "tools": list(tools) or None, **variables}
         return template.render(as_taught(tokenizer, template, messages, tools), known, budget)
     except (
@@ -86,10 +87,10 @@ def render_text(
 
 
 def _check_heard(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], named: Mapping[str, str], *, has_tools: bool
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *, has_tools: bool
 ) -> None:
     """Raise BadRequest for a conversation of which the template leaves out what users say, or what functions returned."""
-    unheard = _unheard(template, tuple(named.items()), has_tools)
+    unheard = _unheard(template, tuple(tokenizer.special_tokens_map.items()), find_dialect(tokenizer), has_tools)
     if "user" in unheard:
         raise BadRequest("the chat template of this model leaves out what users say in plain text: use /v1/completions")
     if "tool" in unheard and any(message.get("role") == "tool" for message in messages):
@@ -100,7 +101,9 @@ def _check_heard(
 
 
 @lru_cache(maxsize=16)
-def _unheard(template: ChatTemplate, named: tuple[tuple[str, str], ...], has_tools: bool) -> frozenset[str]:
+def _unheard(
+    template: ChatTemplate, named: tuple[tuple[str, str], ...], dialect: Dialect | None, has_tools: bool
+) -> frozenset[str]:
     """The roles, user or tool, whose words a template leaves out of a conversation."""
     function = {"name": "f", "arguments": {}}
     call = {"id": "call00000", "type": "function", "function": function}
@@ -113,11 +116,12 @@ def _unheard(template: ChatTemplate, named: tuple[tuple[str, str], ...], has_too
     unheard = set[str]()
     said: tuple[list[Mapping[str, Any]], ...] = ([asked], [asked, called, returned])
     for messages in said:
+        last = messages[-1]
         try:
-            text = template.render(messages, known, RenderBudget(passes=4096, seconds=0.05, size=1 << 17))
+            taught = messages if dialect is None else with_calls(messages, dialect, template, named)
+            text = template.render(taught, known, RenderBudget(passes=4096, seconds=0.05, size=1 << 17))
         except Exception:  # a template raises what it likes; what it refuses it does not leave out silently
             continue
-        last = messages[-1]
         unheard |= set() if str(last["content"]).lower() in text.lower() else {str(last["role"])}
     return frozenset(unheard)
 

@@ -48,7 +48,8 @@ class ToolReader:
 
     def __init__(self, dialect: Dialect, functions: Mapping[str, Schema]) -> None:
         self._dialect, self._functions = dialect, functions
-        self._state: Literal["start", "text", "gap", "call"] = "text" if dialect.marker else "start"
+        self._state: Literal["start", "text", "gap", "call"]
+        self._state = "gap" if dialect.is_begun else "text" if dialect.marker else "start"
         self._held = ""
         self._call = dialect.new_call(functions)
         self._opened = ""  # what has been swallowed of a marker, should no call follow
@@ -105,7 +106,7 @@ class ToolReader:
     def _in_gap(self) -> Iterator[Piece]:
         """Between a marker and an object, between objects, or between an object and the end marker."""
         close, end, begins = self._dialect.close, self._dialect.end, self._dialect.begins
-        rest = self._held.lstrip(_SPACE + self._dialect.skipped)
+        rest = self._held if self._dialect.is_begun else self._held.lstrip(_SPACE + self._dialect.skipped)
         if close and rest.startswith(close):
             self._held, self._state, self._opened = rest[len(close) :], "text", ""
         elif self.num_calls and end and rest.startswith(end):
@@ -152,7 +153,8 @@ class ToolReader:
 
     def _give_up(self) -> Iterator[Piece]:
         self._state = "text"
-        yield Content(self._opened + self._call.raw)
+        if text := self._opened + self._call.raw:
+            yield Content(text)
         self._opened = ""
 
 
