@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from manyhands.text.dialects import (
     COMMAND,
     DEEPSEEK,
     DEEPSEEK31,
+    GEMMA4,
     GLM,
     GLM4,
     GRANITE,
@@ -28,6 +30,7 @@ from manyhands.text.dialects import (
     MINIMAX,
     MISTRAL,
     MISTRAL11,
+    OLMO3,
     PHI4,
     QWEN3,
     SEED,
@@ -126,17 +129,56 @@ def test_drafts_do_not_change_what_is_drawn(grammars: Grammars) -> None:
         assert write(drafted)[: len(alone)] == alone
 
 
+LITERAL = [GEMMA4, OLMO3]
 TAGGED = [QWEN3, SEED, MINIMAX, GLM]
-ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, *TAGGED, GLM4, DEEPSEEK, DEEPSEEK31, KIMI, GRANITE, PHI4, HUNYUAN, COMMAND]
+ALL = [
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL11,
+    *TAGGED,
+    *LITERAL,
+    GLM4,
+    DEEPSEEK,
+    DEEPSEEK31,
+    KIMI,
+    GRANITE,
+    PHI4,
+    HUNYUAN,
+    COMMAND,
+]
 FUNCTIONS = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
 
 
 def written(dialect: Dialect, arguments: str, *names: str) -> str:
     """Calls of functions with the same arguments, as a model is taught to write them."""
+    if dialect.notation is not None:
+        return literal(dialect, json.loads(arguments), *names)
     if dialect.tags is None:
         said = write_calls(dialect, [(name, arguments) for name in names or ("f",)])
         return said.removeprefix(dialect.marker) if dialect.is_begun else said
     return tagged(dialect, {key: json.dumps(value) for key, value in json.loads(arguments).items()}, *names)
+
+
+def literal(dialect: Dialect, values: dict[str, object], *names: str) -> str:
+    """Calls as Gemma 4's template and OLMo 3's write them."""
+    names = names or ("f",)
+    if dialect is GEMMA4:
+        said = gemma(values)
+        return "".join(f"<|tool_call>call:{name}{said}<tool_call|>" for name in names)
+    said = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+    return f"<function_calls>{chr(10).join(f'{name}({said})' for name in names)}</function_calls>"
+
+
+def gemma(value: object) -> str:
+    match value:
+        case dict():
+            return f"{{{','.join(f'{key}:{gemma(value[key])}' for key in sorted(value, key=str.lower))}}}"
+        case list():
+            return f"[{','.join(map(gemma, value))}]"
+        case str():
+            return f'<|"|>{value}<|"|>'
+    return json.dumps(value)
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
@@ -182,7 +224,7 @@ def test_several_calls(dialect: Dialect, grammars: Grammars) -> None:
     assert "".join(p.text for p in pieces if isinstance(p, CallArguments)) == '{"a": 1}{"a": 1}'
 
 
-MANY = {
+MANY: dict[str, Any] = {
     "type": "object",
     "properties": {
         "where": {"type": "string", "description": "free"},
@@ -217,6 +259,119 @@ def test_values_between_tags(dialect: Dialect, values: dict[str, object], gramma
     reader = ToolReader(dialect, {"f": MANY})
     made = "".join(p.text for p in reader.feed(text) if isinstance(p, CallArguments))
     assert json.loads(made) == values
+
+
+DEEP: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        **MANY["properties"],
+        "tree": {"$ref": "#/$defs/tree"},
+        "any": {},
+        "one": {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "array", "items": {"const": {"x": ["y"]}}}]},
+    },
+    "required": ["where", "unit"],
+    "$defs": {
+        **MANY["$defs"],
+        "tree": {
+            "type": "object",
+            "properties": {"B": {"$ref": "#/$defs/tree"}, "a": {"type": "string"}},
+            "required": ["a"],
+        },
+    },
+}
+DEEP_VALUES = [
+    *VALUES,
+    {
+        "any": {"k": [1, None, "x", {"l": True}]},
+        "one": 3,
+        "tree": {"B": {"a": ""}, "a": "1"},
+        "unit": "f",
+        "where": "é",
+    },
+    {"any": "", "one": [{"x": ["y"]}], "unit": "c", "where": "x"},
+]
+
+
+@pytest.mark.parametrize("values", DEEP_VALUES)
+@pytest.mark.parametrize("dialect", LITERAL, ids=lambda d: d.name)
+def test_values_of_literals(dialect: Dialect, values: dict[str, object], grammars: Grammars) -> None:
+    """What the grammar lets through is what the reader makes JSON of."""
+    forced = grammars.compile(calls_grammar(dialect, [Function("f", DEEP)], {}, parallel=False))
+    order = [key for key in DEEP["properties"] if key in values]
+    text = literal(dialect, {key: values[key] for key in order})
+    assert accepts(forced, text)
+    for wrong in (
+        {key: value for key, value in values.items() if key != "where"},
+        {**values, "unit": "d"},
+        {**values, "one": 2},
+        {**values, "tree": {"B": {"a": "x"}}},
+        {**values, "z": 1},
+        {**values, "where": 5},
+    ):
+        assert not accepts(forced, literal(dialect, {key: wrong[key] for key in [*order, *wrong] if key in wrong}))
+    reader = ToolReader(dialect, {"f": DEEP})
+    made = "".join(p.text for p in reader.feed(text) if isinstance(p, CallArguments))
+    assert json.loads(made) == values
+
+
+def test_any_of_some_literals_may_be_left_out(grammars: Grammars) -> None:
+    for required in ([], ["b"], ["a", "c"]):
+        schema = {"properties": {key: {"type": "integer"} for key in "abc"}, "required": required}
+        for dialect in LITERAL:
+            forced = grammars.compile(calls_grammar(dialect, [Function("f", schema)], {}, parallel=False))
+            for number in range(8):
+                values: dict[str, object] = {key: 1 for place, key in enumerate("abc") if number >> place & 1}
+                assert accepts(forced, literal(dialect, values)) == (set(required) <= set(values)), values
+    nothing = {"properties": {}, "additionalProperties": False}
+    forced = grammars.compile(calls_grammar(OLMO3, [Function("f", nothing)], {}, parallel=False))
+    assert accepts(forced, "<function_calls>f()</function_calls>") and not accepts(forced, literal(OLMO3, {"a": 1}))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "x"}}},
+        {"properties": {"a": {"enum": ['<|"|>']}}},
+        {"properties": {"a:b": {"type": "string"}}},
+        {"properties": {"a": {"not": {}}}},
+        {"properties": {"a": {"type": "array", "minItems": 1}}},
+        {"properties": {"a": {"type": "object", "minProperties": 1}}},
+        {"properties": {"a": {"type": "integer", "not": {}}}},
+        {"properties": {"a": {"anyOf": [{"type": "string"}], "minLength": 1}}},
+        {"properties": {"a": {"$ref": "#/gone"}}},
+        {"properties": {"a": {"type": "word"}}},
+        {"properties": {"a": False}},
+        {"properties": {"a": {"enum": []}}},
+        {"properties": {"a": {"type": []}}},
+        {"minProperties": 1},
+        {"required": ["a"]},
+    ],
+)
+def test_what_cannot_be_enforced_in_gemmas_notation_is_refused(schema: dict[str, object], grammars: Grammars) -> None:
+    with pytest.raises(BadRequest, match="cannot"):
+        grammars.compile(calls_grammar(GEMMA4, [Function("f", schema)], {}, parallel=False))
+
+
+def test_a_schema_that_is_too_deep_is_refused() -> None:
+    deep: dict[str, object] = {"type": "string"}
+    for _ in range(1000):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(BadRequest, match="more than 32 in each other"):
+        calls_grammar(GEMMA4, [Function("f", {"properties": {"a": deep}})], {}, parallel=False)
+
+
+def test_gemmas_marks_are_tokens(grammars: Grammars) -> None:
+    marks = {"<|tool_call>": 258, "<tool_call|>": 259, '<|"|>': 260}
+    function = Function("f", DEEP, is_strict=True)
+    forced = grammars.compile(calls_grammar(GEMMA4, [function], marks, parallel=True))
+    free = grammars.compile(strict_grammar(GEMMA4, [function], marks))
+    call = [258, *b"call:f{unit:", 260, *b"c", 260, *b",where:", 260, *b'a"<|', 260, *b"}", 259]
+    for grammar, ids in ((forced, [*call, *call, EOS]), (free, [*b"So.", *call, EOS])):
+        for length, token in enumerate(ids):
+            allowed = grammar.allowed(ids[:length])
+            assert allowed is not None and allowed[token], length
+    allowed = forced.allowed([])
+    assert allowed is not None and list(np.flatnonzero(allowed)) == [258]
 
 
 @pytest.mark.parametrize("dialect", TAGGED, ids=lambda d: d.name)
@@ -265,7 +420,7 @@ _SCHEMAS = st.recursive(
 )
 
 
-@given(dialect=st.sampled_from(TAGGED), schema=st.dictionaries(st.sampled_from(_WORDS), _SCHEMAS, max_size=4))
+@given(dialect=st.sampled_from(TAGGED + LITERAL), schema=st.dictionaries(st.sampled_from(_WORDS), _SCHEMAS, max_size=4))
 @settings(deadline=None, max_examples=40)
 def test_any_schema_is_enforced_or_refused(dialect: Dialect, schema: dict[str, object], grammars: Grammars) -> None:
     try:

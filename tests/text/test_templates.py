@@ -14,6 +14,7 @@ from manyhands.text.dialects import (
     COMMAND,
     DEEPSEEK,
     DEEPSEEK31,
+    GEMMA4,
     GLM,
     GLM4,
     GRANITE,
@@ -24,6 +25,7 @@ from manyhands.text.dialects import (
     MINIMAX,
     MISTRAL,
     MISTRAL11,
+    OLMO3,
     PHI4,
     QWEN3,
     SEED,
@@ -209,6 +211,51 @@ GEMMA2 = (
     "{{ '<start_of_turn>' + role + '\n' + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
+GEMMA4_IT = (
+    "{%- macro said(v) -%}{%- if v is string %}{{- '<|\"|>' + v + '<|\"|>' }}"
+    "{%- elif v is boolean %}{{- 'true' if v else 'false' }}"
+    "{%- elif v is mapping %}{{- '{' }}{%- for k, w in v | dictsort %}{{- k ~ ':' }}{{- said(w) }}"
+    "{{- '' if loop.last else ',' }}{%- endfor %}{{- '}' }}"
+    "{%- elif v is sequence %}{{- '[' }}{%- for w in v %}{{- said(w) }}{{- '' if loop.last else ',' }}{%- endfor %}{{- ']' }}"
+    "{%- else %}{{- v }}{%- endif %}{%- endmacro -%}"
+    "{%- macro answer(text) -%}{%- set ns = namespace(text='') %}{%- for part in text.split('<channel|>') %}"
+    "{%- set ns.text = ns.text + part.split('<|channel>')[0] %}{%- endfor %}{{- ns.text | trim }}{%- endmacro -%}"
+    "{{ bos_token }}{%- set ns = namespace(last='') %}"
+    "{%- if enable_thinking or tools or messages[0].role == 'system' %}{{- '<|turn>system\n' }}"
+    "{%- if enable_thinking %}{{- '<|think|>\n' }}{%- endif %}"
+    "{%- if messages[0].role == 'system' %}{{- messages[0].content | trim }}{%- endif %}"
+    "{%- for t in tools or [] %}{{- '<|tool>declaration:' + t.function.name }}{{- said(t.function.parameters) + '<tool|>' }}"
+    "{%- endfor %}{{- '<turn|>\n' }}{%- endif %}"
+    "{%- for m in messages if m.role not in ('system', 'tool') %}{%- set ns.last = '' %}"
+    "{{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{%- for c in m.tool_calls or [] %}{{- '<|tool_call>call:' + c.function.name + '{' }}"
+    "{%- for k, v in c.function.arguments | dictsort %}{{- k ~ ':' }}{{- said(v) }}{{- '' if loop.last else ',' }}{%- endfor %}"
+    "{{- '}<tool_call|>' }}{%- set ns.last = 'call' %}{%- endfor %}"
+    "{%- if m.tool_calls %}{%- for r in messages if r.role == 'tool' %}"
+    "{{- '<|tool_response>response:' + m.tool_calls[0].function.name + '{value:' }}{{- said(r.content) + '}<tool_response|>' }}"
+    "{%- set ns.last = 'response' %}{%- endfor %}{%- endif %}"
+    "{{- answer(m.content) if m.role == 'assistant' else m.content | trim }}"
+    "{%- if ns.last == 'call' %}{{- '<|tool_response>' }}{%- elif ns.last == '' or m.content %}{{- '<turn|>\n' }}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt and ns.last == '' %}{{- '<|turn>model\n' }}"
+    "{%- if not enable_thinking | default(false) %}{{- '<|channel>thought\n<channel|>' }}{%- endif %}{%- endif %}"
+)
+OLMO3_INSTRUCT = (
+    "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nYou are Olmo.' }}"
+    "{%- if not tools %}{{- ' <functions></functions><|im_end|>\n' }}{%- else %}{{- ' Call within <function_calls>.' }}"
+    "{{- '<functions>' }}{{- tools | tojson }}{{- '</functions><|im_end|>\n' }}{%- endif %}{%- endif %}"
+    "{%- for m in messages %}{%- if m['role'] == 'system' %}{{- '<|im_start|>system\n' + m['content'] }}"
+    "{%- if tools is not none %}{{- '<functions>' }}{{- tools | tojson }}{{- '</functions>' }}{%- endif %}{{- '<|im_end|>\n' }}"
+    "{%- elif m['role'] == 'assistant' %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if m.get('content', none) is not none %}{{- m['content'] }}{%- endif %}"
+    "{%- if m.get('tool_calls', none) is not none %}{{- '<function_calls>' }}{%- for c in m['tool_calls'] %}"
+    "{%- set ns = namespace(list=[]) %}{%- for k, v in c['function']['arguments'].items() %}"
+    "{%- set ns.list = ns.list + [k ~ '=' ~ (v | tojson)] %}{%- endfor %}"
+    "{{- c['function']['name'] + '(' + (ns.list | join(', ')) + ')' }}{{- '' if loop.last else '\n' }}{%- endfor %}"
+    "{{- '</function_calls>' }}{%- endif %}{{- '<|im_end|>\n' if not loop.last else eos_token }}"
+    "{%- else %}{{- '<|im_start|>' + ('environment' if m['role'] == 'tool' else m['role']) + '\n' + m['content'] }}"
+    "{{- '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
 PHI3 = (
     "{% for m in messages %}{% if m['role'] in ('system', 'user', 'assistant') and m['content'] %}"
     "{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endif %}{% endfor %}"
@@ -345,6 +392,8 @@ FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
     "phi-4-mini": (PHI4_MINI, PHI4, "<|assistant|>"),
     "phi-4-mini-fixed": (PHI4_FIXED, PHI4, "<|assistant|>"),
     "command-r7b": (COMMAND_R7B, COMMAND, "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"),
+    "olmo-3": (OLMO3_INSTRUCT, OLMO3, "<|im_start|>assistant\n"),
+    "gemma-4": (GEMMA4_IT, GEMMA4, "<|turn>model\n<|channel>thought\n<channel|>"),
     "gemma-2": (GEMMA2, None, "<start_of_turn>model\n"),
     "phi-3": (PHI3, None, "<|assistant|>\n"),
 }

@@ -14,6 +14,7 @@ from manyhands.text.dialects import (
     COMMAND,
     DEEPSEEK,
     DEEPSEEK31,
+    GEMMA4,
     GLM,
     GLM4,
     GRANITE,
@@ -24,6 +25,7 @@ from manyhands.text.dialects import (
     MINIMAX,
     MISTRAL,
     MISTRAL11,
+    OLMO3,
     PHI4,
     QWEN3,
     SEED,
@@ -51,6 +53,8 @@ WRAPPED = {
     f'<parameter name="c">{C_TEXT}</parameter>\n</invoke>\n</minimax:tool_call>',
     GLM: f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{A_JSON}</arg_value>\n<arg_key>c</arg_key>\n"
     f"<arg_value>{C_TEXT}</arg_value>\n</tool_call>",
+    GEMMA4: '<|tool_call>call:f{a:[1,{b:<|"|>}"{<|"|>}],c:<|"|>é </tool_call><|"|>}<tool_call|>',
+    OLMO3: f"<function_calls>f(a={A_JSON}, c={json.dumps(C_TEXT)})</function_calls>",
     GLM4: f"f\n{json.dumps(ARGUMENTS)}",
     DEEPSEEK: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
     f"{json.dumps(ARGUMENTS)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -68,6 +72,7 @@ SCHEMA: dict[str, Any] = {"properties": {"a": {"type": "array"}, "c": {"type": "
 FUNCTIONS = {"f": SCHEMA, "g": dict[str, Any]()}
 ALL = list(WRAPPED)
 TAGGED = [dialect for dialect in ALL if dialect.tags is not None]
+LITERAL = [GEMMA4, OLMO3]
 
 
 def read(dialect: Dialect, parts: list[str]) -> tuple[str, list[tuple[str, str]], ToolReader]:
@@ -128,7 +133,7 @@ def test_several_calls() -> None:
     ):
         content, calls, _ = read(LLAMA3, list(text))
         assert content == "" and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
-    for dialect in (MISTRAL11, *TAGGED):
+    for dialect in (MISTRAL11, *TAGGED, *LITERAL):
         content, calls, _ = read(dialect, [f"So.\n{WRAPPED[dialect]}\n{WRAPPED[dialect]}\n"])
         assert content == "So." and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
 
@@ -202,6 +207,11 @@ def test_arguments_are_read_by_either_name(dialect: Dialect, other: str, places:
         '<minimax:tool_call><invoke name="f" ></invoke></minimax:tool_call>',
         '<minimax:tool_call>\n<invoke name="f"',
         "<seed:tool_call><function=f",
+        "<|tool_call>call:unknown{}<tool_call|>",
+        "<|tool_call>call:f(a=1)<tool_call|>",
+        "<function_calls>unknown()</function_calls>",
+        "<function_calls>f{}</function_calls>",
+        "<function_calls>f",
         '<tool_calls>[{"name": "unknown"}]',
         "<tool_call>f or not</tool_call>",
         "{}",
@@ -314,16 +324,83 @@ def test_a_value_between_tags_becomes_what_its_schema_says(schema: Any, text: st
     assert json.loads(made) == {"v": wanted} and type(json.loads(made)["v"]) is type(wanted)
 
 
+@pytest.mark.parametrize(
+    "dialect, text, wanted",
+    [
+        (OLMO3, "a='it\\'s', b=\"\\\"\\n\"", {"a": "it's", "b": '"\n'}),
+        (
+            OLMO3,
+            r"""a="\u00e9\x41\U0001f600\ud83d\ude00\d\u12zz\
+.", b='\0'""",
+            {"a": "éA😀😀\\d\\u12zz.", "b": "\0"},
+        ),
+        (OLMO3, 'a="x\ny\t"', {"a": "x\ny\t"}),
+        (OLMO3, "a=(1, 2), b=[], c={}, d=()", {"a": [1, 2], "b": [], "c": {}, "d": []}),
+        (OLMO3, "a={'k': {'l': [True, None]}, \"m n\":1.5}", {"a": {"k": {"l": [True, None]}, "m n": 1.5}}),
+        (OLMO3, "a=true, b = null,\n d=-1e3", {"a": True, "b": None, "d": -1000.0}),
+        (OLMO3, "a=someone, b=1_000", {"a": "someone", "b": "1_000"}),
+        (OLMO3, "1, 'two', a=3, [4]", {"a": 3}),
+        (OLMO3, "a=, b=1,", {"a": None, "b": 1}),
+        (OLMO3, "a='x' 'y', b=1", {"a": "x", "b": 1}),
+        (OLMO3, "a={'x'}, b={1: 2}", {"a": {}, "b": {"1": 2}}),
+        (OLMO3, "c=12, n=12", {"c": "12", "n": 12}),
+        (GEMMA4, 'a:<|"|>x\\n,}"<|<|"|>,n:-1.5', {"a": 'x\\n,}"<|', "n": -1.5}),
+        (GEMMA4, 'o:{a:[{b:<|"|><|"|>}],<|"|>c d<|"|>:true}', {"o": {"a": [{"b": ""}], "c d": True}}),
+        (GEMMA4, "a:None,b:null,d:word (it), c:007", {"a": None, "b": None, "d": "word (it)", "c": "007"}),
+        (GEMMA4, " a : 1 , b : [ 1 , 2 ] ", {"a": 1, "b": [1, 2]}),
+        (GEMMA4, "a:]", {"a": None}),
+    ],
+)
+@given(places=CUTS)
+def test_literals_become_json(dialect: Dialect, text: str, wanted: Any, places: list[int]) -> None:
+    notation = dialect.notation
+    assert notation is not None
+    whole = f"{dialect.marker}{notation.begin}f{notation.open}{text}{notation.close}{dialect.close}"
+    _, calls, _ = read(dialect, cut(whole, places))
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", wanted)]
+
+
+@pytest.mark.parametrize("dialect", LITERAL, ids=lambda d: d.name)
+@given(HOSTILE | st.text("=:,(){}[]\"'\\ux1 \na", max_size=40), CUTS)
+def test_arguments_of_literals_are_json_whatever_stands_there(dialect: Dialect, text: str, places: list[int]) -> None:
+    notation = dialect.notation
+    assert notation is not None
+    whole = f"{dialect.marker}{notation.begin}f{notation.open}{text}"
+    content, calls, reader = read(dialect, cut(whole, places))
+    assert (content, calls) == read(dialect, [whole])[:2] and calls[0][0] == "f"
+    for _, arguments in calls[: reader.num_calls]:
+        assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize("dialect", LITERAL, ids=lambda d: d.name)
+def test_a_text_among_literals_streams(dialect: Dialect) -> None:
+    notation = dialect.notation
+    assert notation is not None
+    quote = notation.quotes[0]
+    reader = ToolReader(dialect, FUNCTIONS)
+    begun = f"{dialect.marker}{notation.begin}f{notation.open}c{notation.assign}{quote}ab"
+    assert reader.feed(begun) == [CallStart(0, "f"), CallArguments(0, '{"c": "ab')]
+    assert reader.feed("c\n") == [CallArguments(0, "c\\n")]
+    assert reader.feed(f"{quote}{notation.close}{dialect.close}") == [CallArguments(0, '"}')]
+
+
+def test_a_long_call_is_read_in_linear_time() -> None:
+    """By what is copied: 256 characters at a step. A million of them at once took minutes."""
+    items = ",".join(["1"] * 100_000)
+    _, ((_, arguments),), _ = read(OLMO3, [f"<function_calls>f(a=[{items}])</function_calls>"])
+    assert len(json.loads(arguments)["a"]) == 100_000
+
+
 def test_of_what_a_value_may_be_so_much_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty references to themselves were followed 8,421 times, 8,000 for ever, on the event loop of a gateway."""
     looked: list[str] = []
-    referred = tagged_calls._referred
+    referred = tagged_calls.referred
 
     def counted(ref: str, root: Any) -> Any:
         looked.append(ref)
         return referred(ref, root)
 
-    monkeypatch.setattr(tagged_calls, "_referred", counted)
+    monkeypatch.setattr(tagged_calls, "referred", counted)
     back = {"x": {"anyOf": [{"$ref": "#/x"}] * 20}}
     assert kinds_of({"$ref": "#/x"}, back) == frozenset() and len(looked) < MAX_LOOKS
     assert kinds_of({"enum": ["a"] * (MAX_LOOKS - 1)}, {}) == {"string"}
@@ -375,6 +452,8 @@ def test_hostile_ends_of_a_tagged_call() -> None:
         ("{% if tools %}<seed:tool_call><function=name>{% endif %}", SEED),
         ("{% if tools %}<minimax:tool_call>{% endif %}", MINIMAX),
         ("{% if tools %}<tool_calls>[{% endif %}", HUNYUAN),
+        ("{% if tools %}<|tool_call>call:{% endif %}", GEMMA4),
+        ("{% if tools %}<function_calls>{% endif %}", OLMO3),
         ("{% if tools %}<|observation|>{{ messages[0].metadata }}{% endif %}", GLM4),
         ("<|observation|>{{ messages[0].metadata }}", None),  # glm-4-9b-chat: tools of a message
         ("{% if tools %}[TOOL_CALLS][{% endif %}", MISTRAL),

@@ -143,8 +143,7 @@ class NamedCall(_Call):
         return len(text)
 
     def _read_head(self, char: str) -> None:
-        """A head that cannot become one of ours is done without a name: it is text. `char`, which may begin a marker, is then not
-        of it."""
+        """A head that cannot become one of ours is done without a name: it is text, but for `char`, which may begin a mark."""
         heads = [whole.fullmatch(self.raw) for whole, _ in map(_head_of, self._forms)] if char == "{" else []
         self.name = next((head["name"] for head in heads if head and head["name"] in self._functions), None)
         if self.name is not None:

@@ -11,6 +11,8 @@ seed      <seed:tool_call><function=f><parameter=k>v</parameter></function></see
 minimax   <minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call> (minimax-m2)
 glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
 glm4      <|assistant|>f, a line break, {...}   any number, each a message: the prompt has the first mark    (glm-4-0414)
+gemma4    <|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>                      any number, text may precede   (gemma 4)
+olmo3     <function_calls>f(k="v")</function_calls>                            any number, each in its line   (olmo 3)
 deepseek  <|calls begin><|call begin>function<|sep>f ```json {...} ```<|call end><|calls end>  in a section  (v3, r1)
 deepseek31 the same without the word function and the fence                                                  (v3.1)
 kimi      <|section begin|><|call begin|>functions.f:0<|argument begin|>{...}<|call end|><|section end|>         (kimi k2)
@@ -26,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from manyhands.text.calls import JsonCall, NamedCall
+from manyhands.text.literals import GEMMA4_NOTATION, PYTHON_NOTATION, LiteralCall, Notation
 from manyhands.text.reasoning import CHANNEL, template_of, variables_of
 from manyhands.text.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, TaggedCall, Tags
 
@@ -37,7 +40,7 @@ class Dialect:
     """How calls are written. `marker` opens one call or several, `close` ends them ("": none).
 
     `forms`: what stands before the arguments, the first as the model is taught it, with {name}, {n} (a number) and {id} (up to
-    64 characters); `tail`: what stands behind them. None where values stand between `tags`.
+    64 characters); `tail`: what stands behind them. None where values stand between `tags`, or are literals of a `notation`.
     """
 
     name: str
@@ -54,16 +57,20 @@ class Dialect:
     begins: str = "{"  # with what a call begins behind its marker ("": with its name)
     after: Literal["start", "gap", "text"] = "gap"  # where the reader is after a call
     tags: Tags | None = None
+    notation: Notation | None = None
     is_begun: bool = False  # the prompt ends with the first `marker`; no white space stands between one and a call
 
     @property
     def marks(self) -> frozenset[str]:
         """All the markers, which a tokenizer may have as special tokens."""
         inner = {mark for form in self.forms for mark in re.findall(r"<[^<>]+>|\[\w+\]", form)}
-        return frozenset({self.marker, self.close, self.end, *inner, *(self.tags.all if self.tags else ())} - {""})
+        values = self.tags.all if self.tags else self.notation.marks if self.notation else frozenset[str]()
+        return frozenset({self.marker, self.close, self.end, *inner, *values} - {""})
 
-    def new_call(self, functions: Mapping[str, Schema]) -> JsonCall | NamedCall | TaggedCall:
+    def new_call(self, functions: Mapping[str, Schema]) -> JsonCall | NamedCall | TaggedCall | LiteralCall:
         """A reader of the next call."""
+        if self.notation is not None:
+            return LiteralCall(self.notation, functions)
         if self.tags is not None:
             return TaggedCall(self.tags, functions)
         return JsonCall() if self.begins == "{" else NamedCall(self.forms, functions)
@@ -87,6 +94,16 @@ MINIMAX = Dialect(
 )
 GLM = Dialect("glm", "<tool_call>", "</tool_call>", apart="\n", begins="", after="text", tags=GLM_TAGS)
 GLM4 = Dialect("glm4", "<|assistant|>", "", ("{name}\n",), begins="", after="text", is_begun=True)
+GEMMA4 = Dialect("gemma4", "<|tool_call>", "<tool_call|>", begins="call:", notation=GEMMA4_NOTATION)
+OLMO3 = Dialect(
+    "olmo3",
+    "<function_calls>",
+    "</function_calls>",
+    between="\n",
+    skipped="[,]",
+    begins="",
+    notation=PYTHON_NOTATION,
+)
 HARMONY = Dialect("harmony", CHANNEL, "", ("{name}[ARGS]",), begins="", after="text")
 _BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCED, _PLAIN = f"{_BEGIN}function{_SEP}{{name}}\n```json\n", f"{_BEGIN}{{name}}{_SEP}"
@@ -142,7 +159,7 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
         return HARMONY
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
-    for dialect in (SEED, MINIMAX, KIMI, GRANITE, HUNYUAN, COMMAND):
+    for dialect in (SEED, MINIMAX, GEMMA4, OLMO3, KIMI, GRANITE, HUNYUAN, COMMAND):
         if dialect.marker in template:
             return dialect
     if "<|observation|>" in template and "metadata" in template:

@@ -19,6 +19,7 @@ from llguidance._lib import LLParserLimits  # it has no public name
 
 from manyhands.errors import BadRequest
 from manyhands.text.dialects import Dialect
+from manyhands.text.literal_grammar import literal_rules
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tagged_grammar import STYLE, marked, tagged_rules
 from manyhands.text.tokenizer_parts import for_grammars
@@ -135,6 +136,8 @@ def _call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[
     schema = function.parameters if function.is_strict or forced else {"type": "object"}
     if dialect.tags is not None:
         return tagged_rules(function.name, index, schema, dialect.tags, marks)
+    if dialect.notation is not None:
+        return literal_rules(function.name, index, schema, dialect.notation, marks)
     form = dialect.forms[0].replace("{name}", function.name)
     head = [_NUMBER if part == "{n}" else marked(part, marks) for part in re.split(r"(\{n\})", form)]
     parts = filter(None, [*head, f"args_{index}", marked(dialect.tail, marks)])

@@ -22,6 +22,7 @@ _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 # lead back multiply, and a request may bring 8,000 of them.
 MAX_LOOKS: Final = 4096
 MAX_SPACE: Final = 8  # characters between a name and what stands behind it
+_AT_ONCE: Final = 256  # characters: what is held is cut at each step, so a long text would be copied again and again
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some templates write them
 
 
@@ -76,10 +77,14 @@ class HeadedCall:
 
     def feed(self, text: str) -> int:
         """Read on; return how many characters belong to the call."""
-        self._held += text
-        while not self.is_done and self._held and getattr(self, f"_in_{self._state}")():
-            pass
-        return len(text) - len(self._held) if self.is_done else len(text)
+        for at in range(0, len(text), _AT_ONCE):
+            part = text[at : at + _AT_ONCE]
+            self._held += part
+            while not self.is_done and self._held and getattr(self, f"_in_{self._state}")():
+                pass
+            if self.is_done:
+                return at + len(part) - len(self._held)
+        return len(text)
 
     def _in_name(self) -> bool:
         """One character. A name that no function has is done without one: it is text."""
@@ -96,6 +101,8 @@ class HeadedCall:
         elif char not in _NAME or not any(known.startswith(name) for known in self._functions):
             begun = name[: len(name) - overlap(name, end)].rstrip()
             self.is_done = begun not in self._functions or len(name) > len(begun) + MAX_SPACE
+            if self.is_done:  # what is no name may begin a marker
+                self.raw, self._held = self.raw[:-1], char + self._held
         return True
 
 
@@ -171,7 +178,7 @@ class TaggedCall(HeadedCall):
                 self._value.is_new = False
                 self._value.is_told = key not in self._seen
                 if self._value.is_told:
-                    self._fresh.append(f"{', ' if self._seen else ''}{_dump(key)}: ")
+                    self._fresh.append(f"{', ' if self._seen else ''}{dumped(key)}: ")
                     self._seen.add(key)
             if self._value.is_told:
                 self._fresh.append(text)
@@ -202,7 +209,7 @@ class _Value:
         kept = int(self._is_padded and self._held.endswith("\n"))
         safe, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         if safe:
-            yield _dump(safe)[1:-1]
+            yield dumped(safe)[1:-1]
 
     def end(self, text: str) -> Iterator[str]:
         if not self._streams:
@@ -211,7 +218,7 @@ class _Value:
         yield from self.grow(text)
         if not self._has_begun:
             yield '"'
-        yield _dump(self._held.removesuffix("\n") if self._is_padded else self._held)[1:]
+        yield dumped(self._held.removesuffix("\n") if self._is_padded else self._held)[1:]
 
     def _unpadded(self, text: str) -> str:
         return text.removeprefix("\n").removesuffix("\n") if self._is_padded else text
@@ -242,12 +249,12 @@ def _look(schema: Any, root: Schema, left: int) -> tuple[set[str], list[Any], in
         return {kind for kind in kinds[:left] if isinstance(kind, str)}, [], 1 + len(kinds)
     if isinstance(ref := schema.get("$ref"), str):
         cost = 1 + ref.count("/")
-        return set(), [_referred(ref, root)] if cost <= left else [], cost
+        return set(), [referred(ref, root)] if cost <= left else [], cost
     others: list[Any] = next((schema[word] for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list)), [])
     return set(), others, 1 + len(others)
 
 
-def _referred(ref: str, root: Any) -> Any:
+def referred(ref: str, root: Any) -> Any:
     """What a reference within the document points to; None for any other."""
     for word in ref.removeprefix("#/").split("/") if ref.startswith("#/") else ["\0"]:
         root = root.get(word) if isinstance(root, Mapping) else None
@@ -260,13 +267,13 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
     try:
         value = json.loads(looks, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return _dump(text)
+        return dumped(text)
     kind = _kind(value)
     if not kinds or (kind in kinds and kind != "string"):
         return looks
     is_whole = isinstance(value, float) and value.is_integer()
     is_number = (kind == "integer" and "number" in kinds) or (kind == "number" and "integer" in kinds and is_whole)
-    return looks if is_number else _dump(text)
+    return looks if is_number else dumped(text)
 
 
 def _refuse(constant: str) -> None:
@@ -290,5 +297,6 @@ def _kind(value: Any) -> str:
     return "object"
 
 
-def _dump(text: str) -> str:
+def dumped(text: str) -> str:
+    """A text as JSON."""
     return json.dumps(text, ensure_ascii=False)

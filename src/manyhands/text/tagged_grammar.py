@@ -15,29 +15,41 @@ Schema = Mapping[str, Any]
 # As json.dumps writes: no room for endless white space, and what models have read most of.
 STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # What may be said of a value without changing which are allowed.
-_NOTES: Final = frozenset(
+NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$defs", "definitions"}
 )
 _KEY: Final = r"/[^<>\"\s]+/"
-_TEXT: Final = _NOTES | {"type"}
+_TEXT: Final = NOTES | {"type"}
 _OBJECT: Final = _TEXT | {"properties", "required", "additionalProperties"}
 
 
 def tagged_rules(name: str, index: int, schema: Schema, tags: Tags, marks: Mapping[str, int]) -> str:
     """Rules for a call of one function, `call_{index}` their first. Raises BadRequest for what cannot be enforced."""
     writer = _Rules(tags, marks, f"{index}", schema)
-    known, required = schema.get("properties", {}), schema.get("required", [])
-    if schema.keys() - _OBJECT or not isinstance(known, Mapping) or not isinstance(required, list):
-        said = ", ".join(sorted(schema.keys() - _OBJECT)) or "properties, required"
-        raise BadRequest(f"{name}: {said[:100]} of its arguments cannot be enforced in this model's dialect")
-    if missing := [key for key in required if key not in list(known)]:
-        raise BadRequest(f"{name}: required {missing[0]!r:.60} cannot be given, it is not among the properties")
+    known, required = properties_of(name, schema)
     body = [writer.parameter(at, key, one, key in required) for at, (key, one) in enumerate(known.items())]
     if not known and schema.get("additionalProperties", True) is not False:
         body = [writer.anything()]
     head = marked(f"{tags.begin}{name}{tags.name_end.replace('<', '')}\n", marks)
     end = marked(f"{tags.ends[0]}\n", marks) if tags.begin else ""
     return f"call_{index}: {' '.join(filter(None, [head, *body, end]))}\n" + "".join(writer.rules)
+
+
+def properties_of(name: str, schema: Schema) -> tuple[Mapping[str, Any], list[Any]]:
+    """The properties of an object, and which are required. Raises BadRequest where its schema says more of it."""
+    known, required = schema.get("properties", {}), schema.get("required", [])
+    if schema.keys() - _OBJECT or not isinstance(known, Mapping) or not isinstance(required, list):
+        said = ", ".join(sorted(schema.keys() - _OBJECT)) or "properties, required"
+        raise BadRequest(f"{name}: {said[:100]} of its arguments cannot be enforced in this model's dialect")
+    if missing := [key for key in required if key not in list(known)]:
+        raise BadRequest(f"{name}: required {missing[0]!r:.60} cannot be given, it is not among the properties")
+    return known, required
+
+
+def with_root(schema: Any, root: Schema) -> Mapping[str, Any]:
+    """A part of a schema, with what its references may point to."""
+    shared = {word: root[word] for word in ("$defs", "definitions") if word in root}
+    return {**shared, **schema}
 
 
 class _Rules:
@@ -71,17 +83,13 @@ class _Rules:
     def _value(self, name: str, key: str, schema: Any) -> str:
         kinds = kinds_of(schema, self._root)
         if "string" not in kinds and kinds:
-            return f"%json {json.dumps({**self._with_root(schema), 'x-guidance': STYLE})} {self._close()}"
+            return f"%json {json.dumps({**with_root(schema, self._root), 'x-guidance': STYLE})} {self._close()}"
         if isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
             return f"({' | '.join(self._bare(key, value) for value in schema['enum'])}) {self._close()}"
         if isinstance(schema, Mapping) and schema.keys() - _TEXT:
             said = ", ".join(sorted(schema.keys() - _TEXT))[:100]
             raise BadRequest(f"{key}: {said} of a text between tags cannot be enforced: leave it out, or not strict")
         return self._until_close(name)
-
-    def _with_root(self, schema: Any) -> Mapping[str, Any]:
-        shared = {word: self._root[word] for word in ("$defs", "definitions") if word in self._root}
-        return {**shared, **schema}
 
     def _bare(self, key: str, value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value)
