@@ -519,6 +519,25 @@ def test_glm4_is_told_of_a_call_by_metadata_and_of_what_it_returned_as_an_observ
     assert say(tokenizer, "glm-4-0414", USER, result).endswith("<|observation|>\nseven metres<|assistant|>")
 
 
+def test_the_turn_that_gemmas_template_leaves_out_is_begun(tokenizer: Tokenizer) -> None:
+    """Behind calls with words beside them it ends the turn, and begins none."""
+    result = {"role": "tool", "tool_call_id": "call12345", "content": "seven metres"}
+    said = say(tokenizer, "gemma-4", USER, {**call(), "content": "I look."}, result)
+    assert said.endswith('seven metres<|"|>}<tool_response|>I look.<turn|>\n<|turn>model\n')
+    assert say(tokenizer, "gemma-4", USER, call(), result).endswith('seven metres<|"|>}<tool_response|>')
+    assert say(tokenizer, "gemma-4", USER, ANSWER, add_generation_prompt=False).endswith("High.<turn|>\n")
+
+
+def test_thoughts_of_seed_and_gemma_are_known(tokenizer: Tokenizer) -> None:
+    for template, opens, switch in (
+        (SEED_OSS, "<seed:think>", None),
+        (GEMMA4_IT, "<|channel>thought", "enable_thinking"),
+    ):
+        tokenizer.chat_template = template
+        thinking = find_thinking(tokenizer)
+        assert thinking is not None and (thinking.opens, thinking.switch) == (opens, switch)
+
+
 def test_kimi_is_told_by_the_ids_of_calls_what_was_called(tokenizer: Tokenizer) -> None:
     calls = [{**call()["tool_calls"][0], "id": f"call_{n}"} for n in range(3)]
     turns = [{**call(), "tool_calls": calls[:2]}, {**call(), "tool_calls": calls[2:]}]

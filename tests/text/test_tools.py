@@ -478,8 +478,8 @@ def test_a_dialect_is_known_by_its_template(template: str, wanted: Dialect | Non
 THINKING = Thinking("<think>", "</think>", None, None, None)
 
 
-def split(parts: list[str], *, is_open: bool) -> tuple[str, str]:
-    reader = ThoughtReader(THINKING, is_open=is_open)
+def split(parts: list[str], *, is_open: bool, thinking: Thinking = THINKING) -> tuple[str, str]:
+    reader = ThoughtReader(thinking, is_open=is_open)
     pairs = [reader.feed(part) for part in parts] + [reader.finish()]
     return "".join(a for a, _ in pairs), "".join(b for _, b in pairs)
 
@@ -498,6 +498,21 @@ def split(parts: list[str], *, is_open: bool) -> tuple[str, str]:
 def test_thoughts(text: str, is_open: bool, wanted: tuple[str, str]) -> None:
     assert split([text], is_open=is_open) == wanted
     assert split(list(text), is_open=is_open) == wanted
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("<|channel>thought\nhm\n<channel|>Yes.", ("hm", "Yes.")),
+        ("<|channel>thought\n<channel|>Yes.", ("", "Yes.")),
+        ("<|channel>other", ("", "<|channel>other")),
+    ],
+)
+def test_thoughts_of_gemma(text: str, wanted: tuple[str, str]) -> None:
+    thinking = Thinking("<|channel>thought", "<channel|>", None, None, None)
+    assert thinking.marks == {"<|channel>", "<channel|>"}
+    assert split([text], is_open=False, thinking=thinking) == wanted
+    assert split(list(text), is_open=False, thinking=thinking) == wanted
 
 
 @given(st.text(alphabet="<think>/ \na", max_size=60), st.lists(st.integers(0, 100)), st.booleans())

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from manyhands.text.dialects import GLM4, HARMONY, KIMI, PHI4, Dialect, find_dialect
+from manyhands.text.dialects import GEMMA4, GLM4, HARMONY, KIMI, PHI4, Dialect, find_dialect
 from manyhands.text.reasoning import variables_of
 from manyhands.text.template import ChatTemplate, RenderBudget
 
@@ -118,6 +118,12 @@ def _with_metadata(messages: Messages) -> Messages:
             out.append({key: value for key, value in message.items() if key != "tool_calls"})
         out += [{"role": "assistant", "metadata": f["name"], "content": _json(f["arguments"])} for f in calls]
     return out
+
+
+def with_turn(text: str, dialect: Dialect | None) -> str:
+    """A prompt in which the assistant's turn has begun: Gemma 4's template leaves it out behind what functions returned, if
+    there were words beside the calls."""
+    return text + "<|turn>model\n" if dialect is GEMMA4 and text.endswith("<turn|>\n") else text
 
 
 def _json(arguments: Any) -> str:

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.dialects import Dialect, find_dialect
-from manyhands.text.history import as_taught, with_calls
+from manyhands.text.history import as_taught, with_calls, with_turn
 from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
 
 # Stands behind the words that an answer goes on from: where they end cannot be told by themselves, as "<" and "end" stand in
@@ -70,7 +70,8 @@ def render_text(
         template = find_template(tokenizer, has_tools=bool(tools))
         _check_heard(tokenizer, template, messages, has_tools=bool(tools))
         known = {**tokenizer.special_tokens_map, "tools": list(tools) or None, **variables}
-        return template.render(as_taught(tokenizer, template, messages, tools), known, budget)
+        text = template.render(as_taught(tokenizer, template, messages, tools), known, budget)
+        return with_turn(text, find_dialect(tokenizer)) if known.get("add_generation_prompt", True) else text
     except (
         TemplateError,
         TypeError,

@@ -14,6 +14,7 @@ from manyhands.text.template import find_variables
 _PAIRS = (
     ("<think>", "</think>"),
     ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought", "<channel|>"),
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
@@ -36,7 +37,8 @@ class Thinking:
     @property
     def marks(self) -> frozenset[str]:
         """All the markers, which a tokenizer may have as special tokens."""
-        return frozenset((CHANNEL, MESSAGE, START, END, CONSTRAIN) if self.in_channels else (self.opens, self.closes))
+        own = (_first_mark(self.opens), self.closes)
+        return frozenset((CHANNEL, MESSAGE, START, END, CONSTRAIN) if self.in_channels else own)
 
 
 def find_thinking(tokenizer: Any) -> Thinking | None:
@@ -48,8 +50,13 @@ def find_thinking(tokenizer: Any) -> Thinking | None:
         if closes in template:
             vocabulary: Mapping[str, int] = tokenizer.get_added_vocab()
             switch = next((name for name in _SWITCHES if name in variables_of(tokenizer)), None)
-            return Thinking(opens, closes, vocabulary.get(opens), vocabulary.get(closes), switch)
+            return Thinking(opens, closes, vocabulary.get(_first_mark(opens)), vocabulary.get(closes), switch)
     return None
+
+
+def _first_mark(opens: str) -> str:
+    """What of an opening marker can be a token: gemma 4 writes a word behind it."""
+    return opens.removesuffix("thought")
 
 
 def template_of(tokenizer: Any) -> str:
