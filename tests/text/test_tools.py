@@ -226,7 +226,7 @@ def test_arguments_are_read_by_either_name(dialect: Dialect, other: str, places:
 def test_what_is_no_call_is_text(text: str) -> None:
     """Nothing is lost of what the model said."""
     for dialect in ALL:
-        for before in ("", "The tag \n "):
+        for before in ("", " \n ", "The tag \n "):
             for parts in ([before + text], list(before + text)):
                 assert read(dialect, parts)[:2] == (before + text, [])
 
@@ -382,6 +382,16 @@ def test_a_text_among_literals_streams(dialect: Dialect) -> None:
     assert reader.feed(begun) == [CallStart(0, "f"), CallArguments(0, '{"c": "ab')]
     assert reader.feed("c\n") == [CallArguments(0, "c\\n")]
     assert reader.feed(f"{quote}{notation.close}{dialect.close}") == [CallArguments(0, '"}')]
+
+
+@pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
+def test_white_space_is_not_looked_at_again(dialect: Dialect) -> None:
+    """20,000 spaces before a call took a second: each looked at all before it."""
+    for before in ("", "x", "[", dialect.marker):
+        reader = ToolReader(dialect, FUNCTIONS)
+        reader.feed(before)
+        reader.feed("  ")
+        assert not reader._held.startswith(" ")
 
 
 def test_a_long_call_is_read_in_linear_time() -> None:

@@ -79,6 +79,10 @@ class _Rules:
             return self._any() if schema else self._refuse("false as a schema")
         if isinstance(ref := schema.get("$ref"), str):
             return self._reference(ref, depth)
+        return self._described(schema, depth)
+
+    def _described(self, schema: Schema, depth: int) -> str:
+        """A value by what a schema says of it."""
         if "enum" in schema or "const" in schema:
             values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
             if not values:

@@ -8,6 +8,7 @@ that the arguments are JSON whatever the model writes.
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "
     char: char for char in "\\'\"/"
 }
 _LENGTHS: Final = {"x": 4, "u": 6, "U": 10}  # of escapes that give a character's number
+_HALF: Final = re.compile("[\ud800-\udfff]")
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 
 
@@ -89,20 +91,27 @@ class LiteralCall(HeadedCall):
             self._is_key = True
             return began is not None
         assign = self._notation.assign if len(self._opened) == 1 else ":"
-        found = self._key_ends[assign].search(self._held)
-        bare = self._held if found is None else self._held[: found.start()]
+        bare, end = self._read_until(self._key_ends[assign])
         self._part.append(_escaped(bare.translate(_AS_SPACE)))
-        self._held = self._held[len(bare) :]
-        if found is None:
-            return False
+        if end:
+            self._end_key(is_given=end == assign)
+        return bool(end)
+
+    def _end_key(self, *, is_given: bool) -> None:
         key = "".join(self._part).rstrip()
         self._part.clear()
         self._state = "between"
-        if found[0] == assign:
+        if is_given:
             self._held = self._held[1:]
             self._key = key if len(self._opened) == 1 else self._key
             self._begin_item(f'"{key}": ')
-        return True
+
+    def _read_until(self, ends: re.Pattern[str]) -> tuple[str, str]:
+        """What stands before the first of `ends`, stepping over it, and that one; "": not there yet."""
+        found = ends.search(self._held)
+        before = self._held[: found.start()] if found else self._held
+        self._held = self._held[len(before) :]
+        return before, found[0] if found else ""
 
     def _begins_text(self) -> bool | None:
         """Whether a text begins here, stepping over its quote; None: not known yet."""
@@ -116,37 +125,37 @@ class LiteralCall(HeadedCall):
 
     def _in_value(self) -> bool:
         self._held = self._held.lstrip(_SPACE)
-        if not self._held:
+        char = self._held[:1]
+        if not char:
             return False
-        char = self._held[0]
         if self._ends.match(char):
             self._fresh.append("null")
             self._state = "between"
         elif char in "{[" or (char == "(" and self._notation.is_python):
-            self._held = self._held[1:]
-            self._fresh.append("{" if char == "{" else "[")
-            self._opened.append(_CLOSES[char])
-            self._is_first, self._state = True, "between"
-        elif (began := self._begins_text()) is False:
-            self._state = "scalar"
-        elif began:
-            self._fresh.append('"')
+            self._open(char)
         else:
-            return False
+            began = self._begins_text()
+            self._fresh += ['"'] if began else []
+            self._state = "scalar" if began is False else self._state
+            return began is not None
         return True
 
+    def _open(self, char: str) -> None:
+        """A list or an object begins."""
+        self._held = self._held[1:]
+        self._fresh.append("{" if char == "{" else "[")
+        self._opened.append(_CLOSES[char])
+        self._is_first, self._state = True, "between"
+
     def _in_scalar(self) -> bool:
-        found = self._ends.search(self._held)
-        bare = self._held if found is None else self._held[: found.start()]
+        bare, end = self._read_until(self._ends)
         self._part.append(bare)
-        self._held = self._held[len(bare) :]
-        if found is None:
-            return False
-        text = "".join(self._part).rstrip(_SPACE)
-        self._fresh.append(dumped(text) if self._kinds() == {"string"} else json_of(text, frozenset()))
-        self._part.clear()
-        self._state = "between"
-        return True
+        if end:
+            text = "".join(self._part).rstrip(_SPACE)
+            self._fresh.append(dumped(text) if self._kinds() == {"string"} else json_of(text, frozenset()))
+            self._part.clear()
+            self._state = "between"
+        return bool(end)
 
     def _kinds(self) -> frozenset[str]:
         """What the schema allows a value of the call itself to be; within one it is not asked."""
@@ -160,23 +169,23 @@ class LiteralCall(HeadedCall):
         place = self._held.find(self._quote)
         slash = self._held.find("\\", 0, place if place >= 0 else None) if self._notation.is_python else -1
         if slash >= 0:
-            self._say(self._held[:slash])
-            self._held = self._held[slash:]
+            self._say(slash)
             return self._read_escape()
         if place < 0:
-            safe = len(self._held) - overlap(self._held, self._quote)
-            self._say(self._held[:safe])
-            self._held = self._held[safe:]
+            self._say(len(self._held) - overlap(self._held, self._quote))
             return False
-        self._say(self._held[:place])
-        self._held = self._held[place + len(self._quote) :]
+        self._say(place)
+        self._held = self._held[len(self._quote) :]
+        self._end_text()
+        return True
+
+    def _end_text(self) -> None:
         if self._is_key:
             self._is_key, self._state = False, "key"
             self._part.append("")  # it has begun, empty as it may be
         else:
             self._fresh.append('"')
             self._state = "after"
-        return True
 
     def _read_escape(self) -> bool:
         """One that is none is a backslash."""
@@ -184,33 +193,34 @@ class LiteralCall(HeadedCall):
         length = _LENGTHS.get(kind, 2)
         if len(self._held) < length:
             return False
-        digits = self._held[2:length]
-        if kind in _ESCAPED:
-            self._say(_ESCAPED[kind])
-        elif length > 2 and _HEX.fullmatch(digits) and int(digits, 16) <= 0x10FFFF:
-            number = int(digits, 16)  # half of a pair of surrogates stays an escape: its other half may follow
-            self._say_json(f"\\u{number:04x}" if 0xD800 <= number < 0xE000 else _escaped(chr(number)))
-        else:
-            length = 1
-            self._say("\\")
-        self._held = self._held[length:]
+        said = _ESCAPED.get(kind) if length == 2 else _numbered(self._held[2:length])
+        self._say_json(_escaped("\\") if said is None else _escaped(said))
+        self._held = self._held[length if said is not None else 1 :]
         return True
 
     def _in_after(self) -> bool:
         """Behind a text."""
-        found = self._ends.search(self._held)
-        self._held = self._held[found.start() :] if found else ""
-        self._state = "between" if found else "after"
-        return found is not None
+        _, end = self._read_until(self._ends)
+        self._state = "between" if end else "after"
+        return bool(end)
 
-    def _say(self, text: str) -> None:
-        if text:
-            self._say_json(_escaped(text))
+    def _say(self, count: int) -> None:
+        """The next characters, of a text or a key."""
+        if count:
+            self._say_json(_escaped(self._held[:count]))
+        self._held = self._held[count:]
 
     def _say_json(self, text: str) -> None:
         (self._part if self._is_key else self._fresh).append(text)
 
 
+def _numbered(digits: str) -> str | None:
+    """The character of a number; None if there is none."""
+    number = int(digits, 16) if _HEX.fullmatch(digits) else sys.maxunicode + 1
+    return chr(number) if number <= sys.maxunicode else None
+
+
 def _escaped(text: str) -> str:
-    """As a text of JSON has it, without quotes."""
-    return dumped(text)[1:-1]
+    """As a text of JSON has it, without quotes. Half of a pair of surrogates is an escape there: its other half may follow."""
+    said = dumped(text)[1:-1]
+    return said if said.isascii() else _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", said)

@@ -98,12 +98,17 @@ class HeadedCall:
             self._fresh.append("{")
             if end == "<":  # it begins the next tag
                 self._held = char + self._held
-        elif char not in _NAME or not any(known.startswith(name) for known in self._functions):
-            begun = name[: len(name) - overlap(name, end)].rstrip()
-            self.is_done = begun not in self._functions or len(name) > len(begun) + MAX_SPACE
-            if self.is_done:  # what is no name may begin a marker
-                self.raw, self._held = self.raw[:-1], char + self._held
+        elif not self._may_be_name(name):  # its last character may begin a marker
+            self.is_done = True
+            self.raw, self._held = self.raw[:-1], char + self._held
         return True
+
+    def _may_be_name(self, name: str) -> bool:
+        """Whether it begins one that a function has, perhaps with white space and the beginning of what ends names."""
+        if name[-1] in _NAME and any(known.startswith(name) for known in self._functions):
+            return True
+        begun = name[: len(name) - overlap(name, self._name_end)].rstrip()
+        return begun in self._functions and len(name) <= len(begun) + MAX_SPACE
 
 
 class TaggedCall(HeadedCall):

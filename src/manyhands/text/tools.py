@@ -52,7 +52,8 @@ class ToolReader:
         self._state = "gap" if dialect.is_begun else "text" if dialect.marker else "start"
         self._held = ""
         self._call = dialect.new_call(functions)
-        self._opened = ""  # what has been swallowed of a marker, should no call follow
+        self._swallowed: list[str] = []  # white space and marks before a call, should none follow
+        self._is_list = False  # one of them is the bracket of a list, where a call is the whole message
         self.num_calls = 0  # that are complete
 
     def feed(self, text: str) -> list[Piece]:
@@ -66,68 +67,81 @@ class ToolReader:
 
     def finish(self) -> list[Piece]:
         """What was held back, at the end of the text. A call that is not complete stays so, or is text if it has no name."""
-        text = self._held
-        self._held = ""
-        if self._state == "call" and not self._call.is_told:
-            text = self._opened + self._call.raw + text
-        elif self._state in ("call", "gap"):
-            text = "" if self.num_calls or self._call.is_told else self._opened + text
-        elif self._state == "start" and self.num_calls:
+        begun = self._give_back() + (self._call.raw if self._state == "call" else "")
+        text, self._held = begun + self._held, ""
+        if self._state == "start" and self.num_calls:
             text = text.strip(_SPACE + self._dialect.skipped)
-        elif self.num_calls and not text.strip():
+        elif (
+            self._call.is_told
+            if self._state == "call"
+            else self.num_calls and (self._state == "gap" or not text.strip())
+        ):
             text = ""
         return [Content(text)] if text else []
 
+    def _swallow(self, count: int) -> None:
+        self._swallowed.append(self._held[:count])
+        self._held = self._held[count:]
+
+    def _give_back(self) -> str:
+        swallowed = "".join(self._swallowed)
+        self._swallowed.clear()
+        return swallowed
+
     def _in_start(self) -> Iterator[Piece]:
         """Only where a call is the whole message."""
-        start = self._held.lstrip(_SPACE + self._dialect.skipped if self.num_calls else _SPACE)
-        inner = start.removeprefix("[").lstrip(_SPACE)
-        if start.startswith(PYTHON_TAG):
-            self._opened, self._held = PYTHON_TAG, start[len(PYTHON_TAG) :]
-        elif inner.startswith("{"):
-            self._opened += start[: len(start) - len(inner)]
-            self._begin(inner)
-        elif inner and not PYTHON_TAG.startswith(start):
-            self._state = "text"
+        rest = self._held.lstrip(_SPACE + self._dialect.skipped if self.num_calls else _SPACE)
+        self._swallow(len(self._held) - len(rest))
+        if rest.startswith("{"):
+            self._begin()
+        elif self._is_list or not PYTHON_TAG.startswith(rest[: len(PYTHON_TAG)]):
+            if rest.startswith("[") and not self._is_list:
+                self._is_list = True
+                self._swallow(1)
+            elif rest:
+                self._state, self._held = "text", self._give_back() + rest
+        elif len(rest) >= len(PYTHON_TAG):
+            self._swallow(len(PYTHON_TAG))
         yield from ()
 
     def _in_text(self) -> Iterator[Piece]:
         marker = self._dialect.marker
-        before, found, after = self._held.partition(marker) if marker else (self._held, "", "")
+        before, found, _ = self._held.partition(marker) if marker else (self._held, "", "")
+        text = before if found or not marker else before[: len(before) - overlap(before, marker)]
+        if kept := text.rstrip():
+            yield Content(self._give_back() + kept)
+            self._held = self._held[len(kept) :]
+        self._swallow(len(text) - len(kept))
         if found:
-            kept = before.rstrip()
-            self._held, self._opened, self._state = after, before[len(kept) :] + marker, "gap"
-        else:
-            kept = before[: len(before) - overlap(before, marker)].rstrip() if marker else before
-            self._held = before[len(kept) :]
-        if kept:
-            yield Content(kept)
+            self._swallow(len(marker))
+            self._state = "gap"
 
     def _in_gap(self) -> Iterator[Piece]:
         """Between a marker and an object, between objects, or between an object and the end marker."""
         close, end, begins = self._dialect.close, self._dialect.end, self._dialect.begins
         rest = self._held if self._dialect.is_begun else self._held.lstrip(_SPACE + self._dialect.skipped)
         if close and rest.startswith(close):
-            self._held, self._state, self._opened = rest[len(close) :], "text", ""
+            self._held, self._state = rest[len(close) :], "text"
+            self._swallowed.clear()
         elif self.num_calls and end and rest.startswith(end):
             self._held = rest[len(end) :]
         elif not rest:  # not looked at again
-            self._opened, self._held = self._opened + self._held, ""
+            self._swallow(len(self._held))
         elif close.startswith(rest) or (self.num_calls and end.startswith(rest)):
             return
         elif rest.startswith(begins):
-            self._opened += self._held[: len(self._held) - len(rest)]
-            self._begin(rest)
+            self._swallow(len(self._held) - len(rest))
+            self._begin()
         elif not begins.startswith(rest):
             self._state = "text"
-            self._held = rest if self.num_calls else self._opened + self._held
-            if self._opened and not self.num_calls:  # the marker itself is text now: step over it
-                self._held = self._held[len(self._opened) :]
-                yield Content(self._opened)
-            self._opened = ""
+            swallowed = self._give_back()
+            if self.num_calls:
+                self._held = rest
+            elif swallowed:  # the marker itself is text now: step over it
+                yield Content(swallowed)
 
-    def _begin(self, held: str) -> None:
-        self._held, self._state = held, "call"
+    def _begin(self) -> None:
+        self._state, self._is_list = "call", False
         self._call = self._dialect.new_call(self._functions)
 
     def _in_call(self) -> Iterator[Piece]:
@@ -149,13 +163,12 @@ class ToolReader:
         if call.is_done:
             self.num_calls += 1
             self._state = self._dialect.after
-            self._opened = ""
+            self._swallowed.clear()
 
     def _give_up(self) -> Iterator[Piece]:
         self._state = "text"
-        if text := self._opened + self._call.raw:
+        if text := self._give_back() + self._call.raw:
             yield Content(text)
-        self._opened = ""
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
