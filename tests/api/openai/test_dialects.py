@@ -6,12 +6,30 @@ from typing import Any
 
 import pytest
 
-from manyhands.text.dialects import COMMAND, DEEPSEEK31, GRANITE, KIMI, Dialect
+from manyhands.text.dialects import COMMAND, DEEPSEEK31, GEMMA4, GLM4, GRANITE, KIMI, OLMO3, SEED, Dialect
 from tests.api.openai.test_chat import HI, TOOLS, play
 from tests.api.served import MODEL, Served, make_model
-from tests.text.test_templates import COMMAND_R7B, DEEPSEEK_V31, GRANITE33, KIMI_K2
+from tests.text.test_templates import (
+    COMMAND_R7B,
+    DEEPSEEK_V31,
+    GEMMA4_IT,
+    GLM4_0414,
+    GRANITE33,
+    KIMI_K2,
+    OLMO3_INSTRUCT,
+    SEED_OSS,
+)
 
-TEMPLATES = {DEEPSEEK31: DEEPSEEK_V31, KIMI: KIMI_K2, GRANITE: GRANITE33, COMMAND: COMMAND_R7B}
+TEMPLATES = {
+    DEEPSEEK31: DEEPSEEK_V31,
+    KIMI: KIMI_K2,
+    GRANITE: GRANITE33,
+    COMMAND: COMMAND_R7B,
+    SEED: SEED_OSS,
+    GLM4: GLM4_0414,
+    GEMMA4: GEMMA4_IT,
+    OLMO3: OLMO3_INSTRUCT,
+}
 
 
 @pytest.fixture(scope="module", params=TEMPLATES, ids=lambda dialect: dialect.name)
@@ -22,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     text = (out / "tokenizer.json").read_text()
     spare = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>")
     for name, mark in zip(spare, sorted(dialect.marks - {"[ARGS]"}), strict=False):
-        text = text.replace(name, mark)
+        text = text.replace(name, json.dumps(mark, ensure_ascii=False)[1:-1])
     (out / "tokenizer.json").write_text(text)
     return out
 
