@@ -78,6 +78,7 @@ class _Rules:
         if isinstance(schema, bool):
             return self._any() if schema else self._refuse("false as a schema")
         if isinstance(ref := schema.get("$ref"), str):
+            self._check(schema, {"$ref"})
             return self._reference(ref, depth)
         return self._described(schema, depth)
 
@@ -85,12 +86,13 @@ class _Rules:
         """A value by what a schema says of it."""
         if "enum" in schema or "const" in schema:
             values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+            self._check(schema, {"enum", "const", "type"})
             if not values:
                 self._refuse("an empty enum")
             return self._rule(" | ".join(marked(self._literal(value, 0), self._marks) for value in values))
         for word in ("anyOf", "oneOf"):
             if isinstance(others := schema.get(word), list) and others:
-                self._check(schema, {word, "type"})
+                self._check(schema, {word})
                 return self._rule(" | ".join(self.value(other, depth + 1) for other in others))
         if not schema.keys() - NOTES:
             return self._any()

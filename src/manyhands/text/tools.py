@@ -67,15 +67,12 @@ class ToolReader:
 
     def finish(self) -> list[Piece]:
         """What was held back, at the end of the text. A call that is not complete stays so, or is text if it has no name."""
-        begun = self._give_back() + (self._call.raw if self._state == "call" else "")
+        is_call = self._state == "call"
+        begun = self._give_back() + (self._call.raw if is_call else "")
         text, self._held = begun + self._held, ""
         if self._state == "start" and self.num_calls:
             text = text.strip(_SPACE + self._dialect.skipped)
-        elif (
-            self._call.is_told
-            if self._state == "call"
-            else self.num_calls and (self._state == "gap" or not text.strip())
-        ):
+        elif self._call.is_told if is_call else self.num_calls and (self._state == "gap" or not text.strip()):
             text = ""
         return [Content(text)] if text else []
 
