@@ -69,3 +69,20 @@ def test_limits_are_not_reserved(folder: Path) -> None:
             await it.freed()
 
     asyncio.run(main())
+
+
+def test_the_native_api_has_no_limit_for_a_conversation(folder: Path) -> None:
+    """A text goes on for 50 tokens."""
+
+    async def main() -> None:
+        async with served(folder) as it:
+            for what, given in (("messages", HI), ("prompt", "hi")):
+                body = {"model": MODEL, what: given, "seed": 1}
+                status, said = await raw_slowly(it, post("/api/infer", json.dumps(body).encode()))
+                assert status == 200, said
+            most = [job.max_tokens for job in it.watcher.ended_jobs]
+            prompts = [job.prompt_tokens for job in it.watcher.ended_jobs]
+            assert most == [it.swarm.origin.model.context_length - prompts[0], 50]
+            await it.freed()
+
+    asyncio.run(main())
