@@ -26,7 +26,8 @@ from manyhands.worker.worker import Worker
 from tests.hostile.test_sessions import overhear
 from tests.kill import Bench, Scene, kept_models
 from tests.origin.test_session import ORIGIN, star_hop
-from tests.worker.hop import AFTER, BEFORE, MODEL, Notes, opening
+from tests.worker.hop import AFTER, BEFORE, MODEL, Notes, hidden, opening
+from tests.worker.tensors import encode_tensor
 
 U32 = (1 << 32) - 1
 ONE = SessionId((1).to_bytes(16, "big"))
@@ -303,6 +304,28 @@ def test_a_flood_of_feeds_is_one_at_a_time(bench: Bench) -> None:
                 assert num_tasks(flooder.victim) <= before + 1
         assert nowhere.most == 1
         control.send(Close(session))
+
+    attack(bench, work)
+
+
+@pytest.mark.parametrize(("start", "until"), [(10, 5), (5, 5), (U32, 5), (U32, 0)])
+def test_rows_that_end_before_they_begin_are_none(bench: Bench, start: int, until: int) -> None:
+    """Asked for in a Feed and in an Open, of a log with a step around both positions. (The Feed stopped the whole node.)"""
+
+    async def work(flooder: Flooder) -> None:
+        control, data = await flooder.link(), await flooder.link("data")
+        addr = flooder.node.address
+        assert addr is not None
+        control.send(flooder.open(control))
+        await flooder.heard(Opened, 1)
+        data.send(Step(ONE, 1, 1, 0, 16, 15, 0, "hidden", None, encode_tensor(hidden(16))))
+        await flooder.heard(Step, 1)
+        control.send(Feed(ONE, 1, 1, addr, start, until))
+        await asyncio.sleep(1)
+        control.send(flooder.open(control, epoch=2, replay_from=start, replay_until=until))
+        await flooder.heard(Opened, 2)
+        assert len(flooder.of(Step)) == 1 and not flooder.of(Fault)
+        control.send(Close(ONE))
 
     attack(bench, work)
 

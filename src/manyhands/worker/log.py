@@ -234,9 +234,9 @@ def rows_from(step: Step, skipped: int) -> Step:
 
 
 def _within(steps: list[Step], until: int, start: int) -> Iterator[Step]:
-    """Positions [start, until) of consecutive steps."""
+    """Positions [start, until) of consecutive steps; none if they end before they begin: who asks for them is not trusted."""
     for step in steps:
-        if step.position >= until:
+        if step.position >= until or start >= until:
             return
         if step.position >= start and step.position + step.count <= until:
             yield step
