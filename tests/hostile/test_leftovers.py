@@ -23,8 +23,9 @@ from manyhands.net.tls import TlsTransport
 from manyhands.origin.node import FullNode
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Close, Fault, Opened, Payload, Step
+from manyhands.wire.message import Close, Fault, Message, Opened, Payload, Step
 from tests.hostile.test_floods import Flooder, attack
+from tests.hostile.test_sessions import overhear
 from tests.kill import Bench, kept_models
 from tests.waiting import until
 
@@ -155,6 +156,25 @@ def test_sessions_leave_nothing(
 
     attack(bench, work)
     left.check()
+
+
+def test_rows_that_come_by_an_origin_after_the_end_are_not_kept(bench: Bench) -> None:
+    """A stream over a star ends while rows of its first hop are on their way. (They were kept, as early rows of a session that
+    is to be opened here, while the link lived.)"""
+
+    async def main() -> None:
+        async with bench.scene(spares=[]) as scene:
+            first, origin, heard = scene.hops[0], scene.swarm.origin.node, list[Message]()
+            overhear(origin, "_dispatch", heard)
+            scene.faults.delay(first, origin, "data", 1.0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await scene.ask(path="star")
+            assert not any(isinstance(message, Step) for message in heard)
+            await until(lambda: any(isinstance(message, Step) for message in heard))
+            assert not any(held.sessions for held in origin.worker.unopened._by_link.values())
+
+    bench.play(main)
 
 
 async def settle(flooder: Flooder) -> None:

@@ -163,7 +163,7 @@ def test_rows_of_other_sessions_on_a_shared_link_cost_a_request_one_more_opening
         async with swarm_with(folder) as swarm:
             calm = await swarm.origin.complete(swarm.origin.request_ids(prompt, LONGER))
             victim, dropped = swarm.hops[1].worker, list[Step]()
-            hold, on_open = victim._unopened.hold, victim.on_open
+            hold, on_open = victim.unopened.hold, victim.on_open
 
             def flooded(step: Step, link: Link) -> bool:
                 if not dropped:
@@ -177,7 +177,7 @@ def test_rows_of_other_sessions_on_a_shared_link_cost_a_request_one_more_opening
             def late(message: Open, link: Link) -> None:
                 asyncio.get_running_loop().call_later(0.0 if dropped else 0.1, on_open, message, link)
 
-            monkeypatch.setattr(victim._unopened, "hold", flooded)
+            monkeypatch.setattr(victim.unopened, "hold", flooded)
             monkeypatch.setattr(victim, "on_open", late)
             began = asyncio.get_running_loop().time()
             told = await swarm.origin.complete(swarm.origin.request_ids(prompt, LONGER))

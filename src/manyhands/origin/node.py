@@ -32,7 +32,7 @@ class FullNode(HostNode):
         super().__init__(make_transport, sampling, name=name, worker=worker)
 
     def _register(self) -> None:
-        self.requests = Sessions(self, self._key, self.worker.owners, self.request)
+        self.requests = Sessions(self, self._key, self.worker.owners, self.worker.unopened.end, self.request)
         self.requests.register()  # first: a step back from the last hop is never for a span of this node
         super()._register()
 

@@ -25,12 +25,20 @@ MAX_LOADED: Final = 64  # spans of one node, of which there are no more records 
 
 
 class Sessions:
-    """`open` gives a session and `close` frees it. `owners`: whose sessions the spans of this node hold."""
+    """`open` gives a session and `close` frees it. `owners`: whose sessions the spans of this node hold. `ended` is told of
+    each that is closed."""
 
-    def __init__(self, node: Node, key: Ed25519PrivateKey, owners: Owners, request: RequestConfig) -> None:
+    def __init__(
+        self,
+        node: Node,
+        key: Ed25519PrivateKey,
+        owners: Owners,
+        ended: Callable[[SessionId], None],
+        request: RequestConfig,
+    ) -> None:
         self.request = request
         self.active: dict[SessionId, Session] = {}
-        self._node, self._owners, self._signer = node, owners, Signer(key)
+        self._node, self._owners, self._ended, self._signer = node, owners, ended, Signer(key)
         self._num_opening = 0
         # What peers have loaded for sessions of ours since their Hello: as they said it last, the latest last.
         self._loaded: dict[NodeId, dict[tuple[ModelId, Precision, Span], SpanInfo]] = {}
@@ -151,6 +159,7 @@ class Sessions:
         """Free the session on every hop at once, or park it (Session.close). Only the first call counts."""
         if self.active.pop(session.id, None) is not None:
             self._owners.release(session.id)
+            self._ended(session.id)
             session.close(parked_as, positions)
 
     def forget(self, name: SessionId, route: Sequence[Offer]) -> None:

@@ -71,7 +71,7 @@ class Worker:
         self.owners, self.dials = Owners(), Dials(pool, setbacks)
         self._switched_off: list[SpanHost] = []  # and not drained for another reason
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
-        self._unopened = Unopened()
+        self.unopened = Unopened()
         self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
         self._loadable: list[Loadable] = []
         self._running: dict[SpanHost, asyncio.Task[None]] = {}
@@ -237,7 +237,7 @@ class Worker:
                 return True
         if message.hop == ORIGIN_HOP:
             return False
-        return any(host.hold(message, link) for host in self.hosts) or self._unopened.hold(message, link)
+        return any(host.hold(message, link) for host in self.hosts) or self.unopened.hold(message, link)
 
     def _on_credit(self, message: Credit, link: Link) -> bool:
         sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
@@ -249,7 +249,7 @@ class Worker:
         return False
 
     def _on_close(self, message: Close, link: Link) -> bool:
-        self._unopened.end(message.session)
+        self.unopened.end(message.session)
         for host in self.hosts:
             host.close(message, link.peer)
         return True
@@ -263,7 +263,7 @@ class Worker:
 
     def on_open(self, message: Open, link: Link) -> None:
         """Reserve a place or refuse, at once; open it as soon as its links are there."""
-        early = self._unopened.take(message)
+        early = self.unopened.take(message)
         try:
             check_signed(message, link, self._serials.setdefault(link, Serials()))
             self.owners.check(message.session, link.peer)
@@ -282,7 +282,7 @@ class Worker:
     def on_lost(self, link: Link) -> None:
         """A link is gone, and with it what was opened over it."""
         self._serials.pop(link, None)
-        self._unopened.drop(link)
+        self.unopened.drop(link)
         is_gone = link.lane == "control" and self._pool.find(link.peer, "control") is None
         for host in self.hosts:
             host.drop_origin(link, is_gone=is_gone)
