@@ -11,7 +11,7 @@ import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
-from manyhands.errors import Busy
+from manyhands.errors import BadRequest, Busy
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
 from manyhands.origin.route import Lease
@@ -19,13 +19,14 @@ from manyhands.origin.session import Session
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.credit import Credits
-from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Step
+from manyhands.wire.message import Close, Credit, Fault, Feed, Lane, Message, Open, Opened, Payload, Step
 from manyhands.worker.dials import MAX_DIALS, MAX_DIALS_PER_PEER
 from manyhands.worker.feeding import feed
 from manyhands.worker.worker import Worker
 from tests.hostile.test_sessions import overhear
 from tests.kill import Bench, Scene, kept_models
 from tests.origin.test_session import ORIGIN, star_hop
+from tests.waiting import until
 from tests.worker.hop import AFTER, BEFORE, MODEL, Notes, hidden, opening
 from tests.worker.tensors import encode_tensor
 
@@ -325,6 +326,29 @@ def test_rows_that_end_before_they_begin_are_none(bench: Bench, start: int, unti
         control.send(flooder.open(control, epoch=2, replay_from=start, replay_until=until))
         await flooder.heard(Opened, 2)
         assert len(flooder.of(Step)) == 1 and not flooder.of(Fault)
+        control.send(Close(ONE))
+
+    attack(bench, work)
+
+
+def test_a_feed_whose_dial_fails_in_any_way_stops_no_node(bench: Bench) -> None:
+    """As iroh's where its UDP port cannot be had. (Whatever was not a closed link or a deadline ended the node.)"""
+
+    async def work(flooder: Flooder) -> None:
+        control, _ = await flooder.link(), await flooder.link("data")
+        control.send(flooder.open(control))
+        await flooder.heard(Opened, 1)
+        dialled, plain = list[NodeAddr](), flooder.victim.transport.dial
+
+        async def dial(addr: NodeAddr, lane: Lane) -> Link:
+            if addr.port != 9999:
+                return await plain(addr, lane)
+            dialled.append(addr)
+            raise BadRequest("cannot use UDP here")
+
+        flooder.victim.transport.dial = dial  # type: ignore[method-assign]
+        control.send(Feed(ONE, 1, 1, NodeAddr("mem", 9999), 0, 5))
+        await until(lambda: dialled and not next(iter(flooder.victim.hosts[0]._places.values())).is_feeding)
         control.send(Close(ONE))
 
     attack(bench, work)
