@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -42,6 +43,7 @@ BATCH, PART = 4, 256  # texts of a step; rows whose odds are compared at once
 PROMPT_IDS = (8, 24)  # of a paragraph that a text goes on from
 RATES = 3e-3, 1e-3  # of hidden matrices, of norms
 KL_ALONE, LEAST_KL = 0.3, 0.2  # of the time; of the loss at the end
+TILE = 32  # inputs and outputs whose weights share a scale
 HELD_OUT, HELD_OUT_LENGTH = 4, 128  # texts behind each opening
 
 
@@ -187,9 +189,27 @@ class Exam:
         return told
 
 
+def to_float8(folder: Path) -> None:
+    """Let the bf16 checkpoint in `folder` keep its products' weights as floats of 8 bit, with a scale for each tile."""
+    kept: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        kept[name] = tensor
+        if tensor.dim() == 2 and "embed" not in name:
+            rows, columns = (size // TILE for size in tensor.shape)
+            tiles = tensor.float().view(rows, TILE, columns, TILE)
+            scales = tiles.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+            coded = (tiles / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+            kept[name], kept[f"{name}_scale_inv"] = coded.reshape(tensor.shape).contiguous(), scales
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [TILE, TILE]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def export(drafter: LlamaForCausalLM, source: Path, folder: Path, card: dict[str, Any]) -> None:
-    """Write the bf16 checkpoint, tales' tokenizer and card.json."""
+    """Write the checkpoint, its products' weights in FP8, tales' tokenizer and card.json."""
     copy.deepcopy(drafter).to(torch.bfloat16).save_pretrained(folder)
+    to_float8(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copyfile(source / name, folder / name)
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
