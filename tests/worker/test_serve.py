@@ -85,12 +85,14 @@ def test_a_lease_beyond_the_cache_is_refused_before_it_is_accepted(folder: Path)
         ({"precision": "fp32"}, WeightsMismatch),
         ({"span": Span(0, 4)}, BadRequest),
         ({"capacity": 1025}, ContextOverflow),
+        ({"ends": "edges", "hop": 0}, BadRequest),
+        ({"ends": "edges", "hop": 2}, BadRequest),
     ],
 )
 def test_a_session_that_does_not_fit_the_span_is_refused(
     folder: Path, changes: dict[str, Any], error: type[Exception]
 ) -> None:
-    """Other weights, other precision, other layers, more positions than the model was built for."""
+    """Other weights, precision or layers, more positions than the model was built for, ends that are not here."""
 
     async def scenario(one: Hop) -> None:
         with pytest.raises(error):

@@ -78,6 +78,8 @@ def check_fits(message: Open, info: SpanInfo) -> None:
             f"hop {message.hop} of {message.num_hops}, {message.capacity} positions, {message.window} steps under way: "
             f"a hop is one of its route, a lease has a position or more, a window 1 to {MAX_WINDOW} steps"
         )
+    if message.ends == "edges" and not info.has_ends and message.hop in (0, message.num_hops - 1):
+        raise BadRequest(f"hop {message.hop} does not hold the model's ends: serve layers {info.span} with --ends")
 
 
 def check_again(message: Open, known: Sequence[Open]) -> None:
