@@ -1,5 +1,6 @@
 """Leases that grow on a hop: what is granted, to whom, and what is given back."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Extend, Extended, Fault, Step
+from manyhands.worker.leases import SHORT_S
 from tests.worker.hop import AFTER, ORIGIN, Hop, hidden, hop, opening, session_id
 
 U32 = (1 << 32) - 1
@@ -54,7 +56,7 @@ def test_a_lease_grows_as_far_as_there_is_room(folder: Path) -> None:
         assert extend(one, 2, U32) == [192] and one.host.info.free_tokens == 0
         assert extend(one, 1, 129) == [128, 128] and extend(one, 1, 1) == [128, 128, 128]
         one.host.close(Close(session_id(2)), ORIGIN)
-        assert extend(one, 1, 1000) == [128, 128, 128, 320]
+        assert one.host.info.free_tokens == 192 and extend(one, 1, 1000) == [128, 128, 128, 320]
 
     play(folder, scenario, cache_tokens=320)
 
@@ -121,6 +123,24 @@ def test_a_new_place_may_ask_for_another_lease(folder: Path, capacity: int) -> N
             one.step(1, 5, hidden(1), epoch=2)
         await one.until(lambda: came(one, 1) == 6)
         assert not one.faults()
+
+    play(folder, scenario, cache_tokens=320)
+
+
+def test_new_sessions_wait_while_one_that_runs_lacks_room(folder: Path) -> None:
+    """What becomes free is for those who ask again; once none has asked for two seconds new ones are admitted."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        await one.open(2)
+        assert extend(one, 1, 512) == [256] and one.host.info.free_tokens == 0
+        one.host.close(Close(session_id(2)), ORIGIN)
+        assert one.host.info.free_tokens == 0
+        with pytest.raises(Busy, match="cache for 0 more positions, 64 are asked for"):
+            one.host.reserve(opening(2), cast(Link, one.origin))
+        assert extend(one, 1, 300)[-1] == 300
+        await asyncio.sleep(SHORT_S)
+        assert one.host.info.free_tokens == 20
 
     play(folder, scenario, cache_tokens=320)
 

@@ -5,9 +5,17 @@
 Parked sessions live in what no lease covers: what a lease needs they give up, on whichever span, the least recently used first.
 """
 
+from typing import Final
+
 from manyhands.core import NodeId, SessionId, Span
 from manyhands.engine.library import BLOCK
 from manyhands.worker.parking import OWNER_SHARE, Parked, Parking
+
+# After a lease could not grow as far as asked, for so long no new one takes what becomes free: its origin asks again every
+# second (origin/growth.py).
+SHORT_S: Final = 2.0
+
+Place = tuple[SessionId, Span]
 
 
 class CacheBudget:
@@ -73,7 +81,8 @@ class SpanLeases:
         self.parking = parking
         self._budget, self._bytes_per_token = budget, bytes_per_token
         self._block_bytes = max(1, BLOCK * bytes_per_token)
-        self._leased: dict[tuple[SessionId, Span], int] = {}  # positions of each place
+        self._leased: dict[Place, int] = {}  # positions of each place
+        self._short: dict[Place, float] = {}  # which lacks some: until when it is heeded
         self._num_positions = self.leased_bytes = 0  # of them all
 
     def __repr__(self) -> str:
@@ -95,7 +104,11 @@ class SpanLeases:
         """Positions that a new lease may have. Parked sessions may have their caches there."""
         return max(0, min(tokens - self._num_positions, self._budget.free(self._bytes_per_token)))
 
-    def take(self, place: tuple[SessionId, Span], positions: int, tokens: int, last: SessionId | None) -> None:
+    def offered(self, tokens: int, now: float) -> int:
+        """Positions that a new session may have: as `free`, and none while one that runs here lacks some."""
+        return 0 if any(until > now for until in self._short.values()) else self.free(tokens)
+
+    def take(self, place: Place, positions: int, tokens: int, last: SessionId | None) -> None:
         """Lease `positions`, which are free, to `place`; parked sessions give up what that needs, `last` in the end."""
         self._leased[place] = positions
         self._count(positions, 1)
@@ -103,16 +116,20 @@ class SpanLeases:
         self.parking.shrink(self.free(tokens), last)
         self._budget.shrink(last)
 
-    def extend(self, place: tuple[SessionId, Span], positions: int, tokens: int) -> int:
+    def extend(self, place: Place, positions: int, tokens: int, now: float) -> int:
         """Let the lease of `place` have `positions`, or as many as there is room for; how many it has now."""
+        self._short.pop(place, None)
         leased = self._leased[place]
         if (more := min(positions - leased, self.free(tokens))) > 0:
             self._count(leased, -1)
             self.take(place, leased + more, tokens, None)
+        if self._leased[place] < positions:
+            self._short[place] = now + SHORT_S
         return self._leased[place]
 
-    def give_back(self, place: tuple[SessionId, Span]) -> None:
+    def give_back(self, place: Place) -> None:
         """The place is gone."""
+        self._short.pop(place, None)
         self._count(self._leased.pop(place), -1)
 
     def _count(self, positions: int, sign: int) -> None:

@@ -62,7 +62,8 @@ class SpanHost:
     @property
     def info(self) -> SpanInfo:
         """What this span says of itself now."""
-        return replace(self._info, free_tokens=self.leases.free(self.engine.cache_tokens))
+        now = asyncio.get_running_loop().time()
+        return replace(self._info, free_tokens=self.leases.offered(self.engine.cache_tokens, now))
 
     @property
     def load(self) -> SpanLoad:
@@ -281,7 +282,8 @@ class SpanHost:
 
     def _extended(self, place: Place, capacity: int) -> int:
         """How many positions the lease of `place` has, once it may have `capacity`."""
-        return self.leases.extend(place, min(capacity, self._info.context_length), self.engine.cache_tokens)
+        asked, now = min(capacity, self._info.context_length), asyncio.get_running_loop().time()
+        return self.leases.extend(place, asked, self.engine.cache_tokens, now)
 
     def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
         """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""
