@@ -1,9 +1,8 @@
 """The places that sessions have on one span. Pure."""
 
-from manyhands.core import ORIGIN_HOP, NodeId, SessionId, Span
+from manyhands.core import ORIGIN_HOP, NodeId, SessionId
+from manyhands.worker.leases import Place
 from manyhands.worker.session import HopSession
-
-Place = tuple[SessionId, Span]
 
 
 class Places(dict[Place, HopSession]):

@@ -20,11 +20,11 @@ from manyhands.worker.adopting import held_for, orphaned, resumable
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
-from manyhands.worker.leases import SpanLeases
+from manyhands.worker.leases import Place, SpanLeases
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening, check_again, check_fits, check_lease, check_room, hold
 from manyhands.worker.owners import Owners
-from manyhands.worker.places import Place, Places
+from manyhands.worker.places import Places
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
