@@ -133,10 +133,24 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a step goes to whichever place of its hop there is",
-        "worker/serve.py",
-        "return place if place is not None and place.opened.epoch == epoch else None",
-        "return place",
+        "worker/places.py",
+        "return found if found is not None and found.opened.epoch == epoch else None",
+        "return found",
         ("worker/test_serve.py::test_a_place_is_found_in_its_epoch_alone",),
+    ),
+    Mutation(
+        "a lease has what was asked for, whatever the hops grant",
+        "origin/route.py",
+        "capacity = min(self.asked, *(hop.extended for hop in self.hops))",
+        "capacity = self.asked",
+        ("origin/test_growth.py::test_what_a_hop_states_changes_no_text",),
+    ),
+    Mutation(
+        "a lease grows beyond what is free",
+        "worker/leases.py",
+        "min(positions - leased, self.free(tokens))",
+        "positions - leased",
+        ("worker/test_extend.py::test_a_lease_grows_as_far_as_there_is_room",),
     ),
     Mutation(
         "requests do not wait for a node that has been restarted",

@@ -75,9 +75,9 @@ class TorchCache:
     """What one session has cached on `span`: for each layer two tensors [positions, width] in the storage dtype.
 
     Memory for FIRST_POSITIONS positions at first; it grows by half, at least to what is asked for and at most to `capacity`
-    (0: as asked), then by BLOCK positions, of which a lease has whole ones: so it never holds more than the session's lease,
-    which may have grown. While it grows, one layer is there twice. To roll
-    back is to step from an earlier position: what lies beyond `length` is stale and written again before it is read.
+    (0: as asked), so that it never holds more than the session's lease. A lease that has grown itself has whole blocks of BLOCK
+    positions, by which the cache grows then. While it grows, one layer is there twice. To roll back is to step from an earlier
+    position: what lies beyond `length` is stale and written again before it is read.
     """
 
     def __init__(
@@ -106,8 +106,11 @@ class TorchCache:
         here = self.positions
         if positions <= here:
             return
-        wanted = max(here * 3 // 2, FIRST_POSITIONS)
-        most = max(-(-positions // BLOCK) * BLOCK, min(wanted, self.capacity) if self.capacity else wanted)
+        if 0 < self.capacity < positions:
+            most = -(-positions // BLOCK) * BLOCK
+        else:
+            wanted = max(positions, here * 3 // 2, FIRST_POSITIONS)
+            most = min(wanted, self.capacity or wanted)
         for index, layer in enumerate(self.layers):
             self.layers[index] = tuple(_grown(tensor, most) for tensor in layer)
 
