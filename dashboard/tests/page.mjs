@@ -268,7 +268,7 @@ const checks = {
     await inBothColours(page, "swarm");
     await page.click("nav >> text=Chat");
     await page.click("summary");
-    await page.fill('input[max="32768"]', "500");
+    await page.fill('input[placeholder="no limit"]', "500");
     await page.click("summary");
     await page.fill("textarea", "Tell me a long story of three brothers");
     await page.keyboard.press("Enter");

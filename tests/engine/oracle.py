@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from manyhands.core import Span
 from manyhands.engine.span import Piece
@@ -29,6 +29,17 @@ def reader(folder: Path) -> Read:
     return tensors.__getitem__
 
 
+def stock_model(folder: Path, **options: Any) -> PreTrainedModel:
+    """transformers' own model of a tiny checkpoint, in fp32 with eager attention, by the name that it has for the family."""
+    said = json.loads((folder / "config.json").read_text())
+    theirs = NAMED_ANEW.get(said["model_type"])
+    config = None if theirs is None else CONFIG_MAPPING[theirs].from_dict({**said, "model_type": theirs})
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, attn_implementation="eager", dtype=torch.float32, **options
+    )
+    return model.eval()
+
+
 class Pair:
     """One checkpoint, held by transformers and by the torch engine (in fp32)."""
 
@@ -37,12 +48,7 @@ class Pair:
         self.folder = make_tiny(family, folder, dtype="fp32", **wanted)
         self.program: Program = read_program(folder)
         self.read = reader(folder)
-        theirs, said = NAMED_ANEW.get(family), json.loads((folder / "config.json").read_text())
-        config = None if theirs is None else CONFIG_MAPPING[theirs].from_dict({**said, "model_type": theirs})
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
-        )
-        self.model.eval()
+        self.model = stock_model(folder, experts_implementation="eager")
         self.ends = TorchEnds(self.program, self.read)
         self.span = TorchSpan(self.program, Span(0, len(self.program.layers)), self.read)
 
