@@ -318,7 +318,7 @@ class LimitsConfig:
     max_queue: int = 256
     # How long a request waits for its turn.
     patience_s: float = 30.0
-    # Where a request names none. None: all that the context leaves, as api/limits.py says.
+    # Where a request names none. None: half of what the context leaves, as api/limits.py says.
     default_max_tokens: int | None = None
     # n
     max_choices: int = 16

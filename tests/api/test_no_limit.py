@@ -34,10 +34,14 @@ async def tokens_of(it: Served, **body: Any) -> tuple[int, str]:
     return told["usage"]["total_tokens"], told["choices"][0]["finish_reason"]
 
 
-def test_an_answer_may_be_as_long_as_the_context_leaves(folder: Path) -> None:
+def test_an_answer_may_have_half_of_what_the_context_leaves(folder: Path) -> None:
+    """So a second question may follow it; with a limit it may have all of it."""
+
     async def main() -> None:
         async with served(folder) as it:
-            assert await tokens_of(it) == (it.swarm.origin.model.context_length, "length")
+            context, prompt = it.swarm.origin.model.context_length, (await tokens_of(it, max_tokens=1))[0] - 1
+            assert await tokens_of(it) == (prompt + (context - prompt) // 2, "length")
+            assert await tokens_of(it, max_tokens=context - prompt) == (context, "length")
             await it.freed()
 
     asyncio.run(main())
@@ -82,7 +86,7 @@ def test_the_native_api_has_no_limit_for_a_conversation(folder: Path) -> None:
                 assert status == 200, said
             most = [job.max_tokens for job in it.watcher.ended_jobs]
             prompts = [job.prompt_tokens for job in it.watcher.ended_jobs]
-            assert most == [it.swarm.origin.model.context_length - prompts[0], 50]
+            assert most == [(it.swarm.origin.model.context_length - prompts[0]) // 2, 50]
             await it.freed()
 
     asyncio.run(main())

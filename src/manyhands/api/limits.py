@@ -45,7 +45,7 @@ NO_QUOTA = Quota()
 
 
 def default_tokens(limits: LimitsConfig, quota: Quota) -> int | None:
-    """max_tokens of a request that names none, of a key with `quota`. None: all that the context leaves.
+    """max_tokens of a request that names none, of a key with `quota`. None: half of what the context leaves.
 
     Of a key with a limit of tokens that is CHARGED_TOKENS, or a quarter of the limit: what a request may use is taken from it
     when the request comes.

@@ -118,12 +118,12 @@ class OriginSource:
             stats.repairs = [_repair(each.at_token, each.lost, each.total_s) for each in answer.repairs]
 
     def _request(self, messages: Messages) -> "Request":
-        """What is to be answered; without a limit all that the context leaves. Raises ContextOverflow."""
+        """What is to be answered; without a limit half of what the context leaves. Raises ContextOverflow."""
         model, params = self._origin.model, self._params
         ids = model.encode([dict(m) for m in messages])
         left = model.context_length - len(ids)
         if params.max_tokens == MAX_TOKENS and left > 0:
-            params = replace(params, max_tokens=left)
+            params = replace(params, max_tokens=max(1, left // 2))
         return self._origin.request_ids(ids, params)
 
     async def waits_for(self) -> str:

@@ -29,7 +29,7 @@ class Infer(TypedDict, total=False):
         Shown("a conversation, by the chat template"),
     ]
     model: Annotated[Text, Limits(max_length=512), Shown("one of GET /v1/models; may be left out where there is one")]
-    max_tokens: Annotated[int, Shown("default 50; of a conversation all that the context leaves")]
+    max_tokens: Annotated[int, Shown("default 50; of a conversation half of what the context leaves")]
     deterministic: Annotated[bool, Shown("plain argmax: every other sampling field is off")]
     temperature: Annotated[float, Shown("default 0.9")]
     top_p: Annotated[float, Shown("default 0.92")]

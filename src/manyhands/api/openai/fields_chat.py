@@ -228,7 +228,7 @@ class Chat(Common, Sampled, Labels, _Sampling):
         ),
     ]
     max_completion_tokens: NotRequired[
-        Annotated[NewTokens, Shown("default all that the context leaves", [5], [0, 1.5, -1, 1 << 21])]
+        Annotated[NewTokens, Shown("default half of what the context leaves", [5], [0, 1.5, -1, 1 << 21])]
     ]
     max_tokens: NotRequired[
         Annotated[NewTokens, Shown("the older name of max_completion_tokens; not both", [5], [0, "5"])]

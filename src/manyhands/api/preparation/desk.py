@@ -44,7 +44,7 @@ class PreparationDesk:
 
     speakers: Mapping[str, Speaker]
     max_choices: int
-    default_max_tokens: int | None  # None: all that the context leaves
+    default_max_tokens: int | None  # None: half of what the context leaves
     accept: Callable[[str], None]
     models: frozenset[str] | None = None
     key: str | None = None  # its name, for the error

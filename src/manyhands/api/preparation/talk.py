@@ -224,14 +224,15 @@ def _effort_variables(speaker: Speaker, effort: str | None) -> Object:
 def room(
     speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: int | None, *, is_clamped: bool = False
 ) -> int:
-    """max_tokens: what was asked for (checked later), else the default, or less where the context is full; None: all of it."""
+    """max_tokens: what was asked for (checked later), else the default, or less where the context is full. Without a default
+    half of what the context leaves, so that a conversation can go on."""
     if wanted is not None and not is_clamped:
         return wanted
     if len(prompt) >= speaker.context:
         raise ContextOverflow.of(f"prompt is too long: {len(prompt)} tokens", speaker.context)
     most = default if wanted is None else wanted
     left = min(speaker.context - len(prompt), MAX_TOKENS)
-    return left if most is None else min(most, left)
+    return max(1, left // 2) if most is None else min(most, left)
 
 
 def sampling(wishes: Mapping[str, Any], speaker: Speaker, max_tokens: int, logprobs: int | None) -> SamplingParams:
