@@ -141,7 +141,7 @@ MUTATIONS: Final = (
     Mutation(
         "a lease has what was asked for, whatever the hops grant",
         "origin/route.py",
-        "capacity = min(self.asked, *(hop.extended for hop in self.hops))",
+        "capacity = min(self.asked, *(hop.granted for hop in self.hops))",
         "capacity = self.asked",
         ("origin/test_growth.py::test_what_a_hop_states_changes_no_text",),
     ),

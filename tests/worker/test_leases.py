@@ -255,7 +255,7 @@ def test_a_span_that_is_let_go_gives_its_bytes_back(folder: Path) -> None:
 OWNERS = [ORIGIN, BEFORE, AFTER]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(1, 700), st.integers(0, 2)), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(1, 700), st.integers(0, 2)), max_size=60))
 def test_leases_and_what_is_parked_never_exceed_the_limit(acts: list[tuple[int, int, int, int]]) -> None:
     """Also while the limit changes: leases may be beyond a lower one, and then nothing is parked."""
     budget = CacheBudget(2000 * 3)
@@ -273,6 +273,9 @@ def test_leases_and_what_is_parked_never_exceed_the_limit(acts: list[tuple[int, 
             assert sum(span.parked_bytes(OWNERS[owner]) for span in spans) <= OWNER_SHARE * budget.limit_bytes
         elif act == 3:
             budget.limit(size * 10)
+        elif act == 4 and places:
+            span, place, _ = places[size % len(places)]
+            span.extend(place, 10 * size, 1500, float(now))
         kept = sum(span.parked_bytes() for span in spans)
         assert budget.leased_bytes + kept <= budget.limit_bytes or kept == 0
         for span in spans:

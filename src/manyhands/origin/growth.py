@@ -66,7 +66,7 @@ class Growth:
         while self.leased == before:
             waited_s = loop.time() - began
             if waited_s > config.patience_s:
-                full = [hop.offer.name for hop in session.route.hops if hop.extended <= before]
+                full = [hop.offer.name for hop in session.route.hops if hop.granted <= before]
                 logger.warning("session=%s ends at %d positions: %s have cache for no more", session.name, before, full)
                 return False
             self._ask()

@@ -49,7 +49,7 @@ class Hop:
     epoch: int = 0  # of the last Opened
     has_log: bool = True
     cached: int = 0  # positions of a parked session that it began with
-    extended: int = 0  # positions of its lease, as it answered the last Extend; 0: not yet, in this epoch
+    granted: int = 0  # positions of its lease, as it answered the last Extend; 0: not yet, in this epoch
     rounds: bool = False  # it said so
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
     is_rebuilding: bool = False  # they are on their way
@@ -61,7 +61,7 @@ class Hop:
 
     def renew(self) -> None:
         """Begin an epoch: nothing waits for it, nothing is in flight."""
-        self.outgoing, self.incoming, self.extended = Credits(self.window), Credits(self.window), 0
+        self.outgoing, self.incoming, self.granted = Credits(self.window), Credits(self.window), 0
         self.outbox.clear()
 
     @property
@@ -147,7 +147,7 @@ class Route:
         """Ask the hops for a lease of `capacity` positions."""
         if capacity != self.asked:
             for hop in self.hops:
-                hop.extended = 0
+                hop.granted = 0
         self.asked = capacity
         for hop in self.hops:
             try_send(hop.control, Extend(self.session, self.epoch, capacity))
@@ -155,15 +155,15 @@ class Route:
     @property
     def not_extended(self) -> list[int]:
         """The hops that have not answered `extend` in this epoch."""
-        return [index for index, hop in enumerate(self.hops) if not hop.extended]
+        return [index for index, hop in enumerate(self.hops) if not hop.granted]
 
     def extended(self, message: Extended) -> bool:
         """A hop of this epoch has answered. Once all have, the lease is the least of theirs, and no more than was asked for.
         Returns whether it has grown by that."""
         if message.epoch != self.epoch:
             return False
-        self.hops[message.hop].extended = message.capacity
-        capacity = min(self.asked, *(hop.extended for hop in self.hops))
+        self.hops[message.hop].granted = message.capacity
+        capacity = min(self.asked, *(hop.granted for hop in self.hops))
         if capacity <= self.lease.capacity:
             return False
         self.lease = replace(self.lease, capacity=capacity)
