@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.config import WorkerConfig
 from manyhands.core import EndsAt, PathKind, SessionId
 from manyhands.net.transport import Link
 from manyhands.origin import growth
@@ -118,8 +118,10 @@ def test_an_answer_ends_where_no_room_comes(bench: Bench) -> None:
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_an_answer_waits_for_room(bench: Bench, drafted: bool) -> None:
+    """No other node could take the place: tests/hostile/test_no_room.py."""
+
     async def main() -> None:
-        async with bench.scene(worker=WorkerConfig(cache_tokens=LENGTH + NEW)) as scene:
+        async with bench.scene(worker=WorkerConfig(cache_tokens=LENGTH + NEW), spares=()) as scene:
             loop = asyncio.get_running_loop()
             give_back = take(scene.hops[1], NEW - 12)
             loop.call_later(20, give_back)
@@ -136,9 +138,9 @@ async def held(bench: Bench, monkeypatch: pytest.MonkeyPatch, **options: Any) ->
     waits = asyncio.Event()
     plain = growth.Growth.more
 
-    async def noting(self: growth.Growth, config: RequestConfig, late_s: float) -> bool:
+    async def noting(self: growth.Growth, *known: Any) -> bool:
         waits.set()
-        return await plain(self, config, late_s)
+        return await plain(self, *known)
 
     monkeypatch.setattr(growth.Growth, "more", noting)
     async with bench.scene(**options) as scene:
@@ -185,13 +187,13 @@ def test_a_client_leaves_while_its_answer_waits(bench: Bench, monkeypatch: pytes
 @pytest.mark.parametrize("stated", [0, 1, LENGTH, U32])
 def test_what_a_hop_states_changes_no_text(bench: Bench, stated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than it had, or more than it was asked for: the lease never shrinks, and is never more than was asked for. With
-    nothing it has not answered, and is replaced."""
+    no more than it had, or without an answer, it is replaced."""
 
     async def main() -> None:
         async with bench.scene(worker=WorkerConfig(cache_tokens=LENGTH + NEW)) as scene:
             misstate(scene, stated, monkeypatch)
-            wanted = bench.wanted["hot", 0]
-            assert await scene.ask("hot") == (wanted if stated in (0, U32) else wanted[: 5 + 1])
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert [repair.lost for repair in scene.answers[0].repairs] == ([] if stated == U32 else [("n1",)])
 
     bench.play(main)
 

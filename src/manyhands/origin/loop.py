@@ -100,7 +100,7 @@ class Generation:
         self._intake = Intake(session, healer, self._pace, config, self.ledger, due, self._prefill)
         self._drawn: list[Drawn] = []  # committed, and not told yet
         self._bounds = RowBounds()  # of what the last hop sends
-        self._growth = Growth(session, request.capacity)
+        self._growth = Growth(session, request.capacity, healer)
         self._is_full = False  # the lease has not grown
         self._head: RoundHead | None = None
         self._is_disturbed = self._is_dead = False  # steps in flight are of no use; the session is not told yet
@@ -228,7 +228,7 @@ class Generation:
         if not self._is_at_end:
             todo = await self._take_rows()
         if self._is_at_end and self._finished() is None:
-            self._is_full = not await self._growth.more(self._config, self._healer.route_late_s())
+            self._is_full = not await self._growth.more(self._config, self._pace, self.committed)
             todo = await self._turn(None, self._draft)
         drawn, self._drawn = self._drawn, []
         return drawn, *todo

@@ -14,6 +14,7 @@ from manyhands.errors import ManyhandsError, PipelineAborted, ShardUnavailable
 from manyhands.origin.alone import ASK_AGAIN_S, Alone
 from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
+from manyhands.origin.relief import Relief
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.origin.route import Hop
 from manyhands.origin.session import HopLost, Session
@@ -43,6 +44,7 @@ class RepairExecutor:
         self._session, self._around, self._config, self._last_resort = session, around, config, last_resort
         self.followers = Followers(session, around)
         self._back = GiveBack(session, around, self.followers)
+        self.relief = Relief(session, self.followers, config.reopen_timeout_s, keeps=config.standby)
         self.excluded: set[NodeId] = set()
         self.repairs: list[Repair] = []
         self.events: list[Event] = []
@@ -154,6 +156,21 @@ class RepairExecutor:
                         session.lose(index, reason)
                 case "following":
                     pass
+
+    def relieve(self, full: Collection[int], committed: int) -> None:
+        """Make before break: hops that are `full` count as lost once others have room for all of them, unless
+        one repair more would end the request."""
+        session, now = self._session, asyncio.get_running_loop().time()
+        hops, standbys = session.route.hops, session.standbys
+        nodes = {hops[i].offer.node for i in full}  # a node keeps all of its places, or none
+        spans = [hop.offer.info.span for hop in hops if hop.offer.node in nodes]
+        if session.losses or self._is_last(committed):
+            return
+        if self.relief.is_ready(spans, self._back.barred(self.excluded), now):
+            self.excluded -= {standbys.by_span[span].hop.offer.node for span in spans}
+            standbys.full.update(nodes)
+            for index in full:
+                session.lose(index, "has cache for no more positions")
 
     def give_back(self, committed: int) -> None:
         """Where a spare is a hop: see to its layers going back to a node that serves them. Waits for nothing."""

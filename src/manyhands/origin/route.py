@@ -16,7 +16,7 @@ from manyhands.route.search import Offer
 from manyhands.wire.codec import as_sent, is_slow
 from manyhands.wire.credit import Credits
 from manyhands.wire.handle import adopted_name, proof_of
-from manyhands.wire.message import Extend, Extended, Open, Payload, Retract, Step
+from manyhands.wire.message import STANDBY, Extend, Extended, Open, Payload, Retract, Step
 from manyhands.wire.signed import UNSIGNED, Signer
 
 
@@ -157,6 +157,11 @@ class Route:
         """The hops that have not answered `extend` in this epoch."""
         return [index for index, hop in enumerate(self.hops) if not hop.granted]
 
+    @property
+    def full(self) -> list[int]:
+        """The hops that have granted no more positions than the lease has, or have not answered."""
+        return [index for index, hop in enumerate(self.hops) if hop.granted <= self.lease.capacity]
+
     def extended(self, message: Extended) -> bool:
         """A hop of this epoch has answered. Once all have, the lease is the least of theirs, and no more than was asked for.
         Returns whether it has grown by that."""
@@ -168,6 +173,11 @@ class Route:
             return False
         self.lease = replace(self.lease, capacity=capacity)
         return True
+
+    @property
+    def standby_capacity(self) -> int:
+        """Positions that a standby has to lease: what the hops were asked for, whether they have it or not."""
+        return max(self.asked, self.lease.capacity)
 
     @property
     def rebuilding(self) -> frozenset[int]:
@@ -257,7 +267,7 @@ class Route:
             model=lease.model,
             precision=lease.precision,
             span=slot.offer.info.span,
-            capacity=lease.capacity,
+            capacity=self.standby_capacity if slot.emit_from == STANDBY else lease.capacity,
             prompt_length=lease.prompt_length,
             path=lease.path,
             ends=lease.ends,

@@ -79,6 +79,17 @@ class Standbys:
         """Let the standby of the hop of `span` go."""
         self._drop(span)
 
+    def found_full(self, span: Span) -> None:
+        """The standby of the hop of `span` has no room: it is let go, and may be asked again."""
+        self.full[self.by_span[span].hop.offer.node] += 1
+        self._drop(span)
+
+    def has_room(self, span: Span) -> bool:
+        """Whether the hop of `span` has a standby whose lease is as large as the hops' was asked to be."""
+        standby, route = self.by_span.get(span), self._route
+        is_placed = standby is not None and standby.hop.epoch == route.epoch
+        return standby is not None and is_placed and standby.leased >= route.standby_capacity
+
     def extend(self, capacity: int) -> None:
         """Ask all of them for a lease of so many positions."""
         for standby in self.by_span.values():
@@ -137,13 +148,13 @@ class Standbys:
             case Extended():
                 standby.leased = max(standby.leased, message.capacity)
                 if standby.leased < self._route.asked:
-                    self._found_full(standby)
+                    self.found_full(standby.hop.offer.info.span)
             case Progress():
                 standby.computed = max(standby.computed, min(message.computed, standby.fed))
             case Fault(code=LinkClosed.code | Detour.code):
                 pass  # of a link that it needs once it is promoted; then its Open finds a way
             case Fault(code=Busy.code):
-                self._found_full(standby)
+                self.found_full(standby.hop.offer.info.span)
             case Fault():
                 self.refused.add(node := standby.hop.offer.node)
                 for span in [span for span, each in self.by_span.items() if each.hop.offer.node == node]:
@@ -159,7 +170,7 @@ class Standbys:
         return self.by_span.get(hops[hop].offer.info.span) if hop < len(hops) else None
 
     def _place(self, standby: Standby) -> None:
-        hop, standby.leased = standby.hop, max(standby.leased, self._route.lease.capacity)
+        hop, standby.leased = standby.hop, max(standby.leased, self._route.standby_capacity)
         index = self._route.index_of(hop.offer.info.span)
         assert index is not None
         try_send(hop.control, self._route.open_message(index, Slot(hop.offer, None, emit_from=STANDBY), hop.control))
@@ -167,11 +178,6 @@ class Standbys:
     def _extend(self, standby: Standby, capacity: int) -> None:
         if standby.is_open and capacity > standby.leased:
             try_send(standby.hop.control, Extend(self._route.session, self._route.epoch, capacity))
-
-    def _found_full(self, standby: Standby) -> None:
-        """It is let go, and may be asked again."""
-        self.full[standby.hop.offer.node] += 1
-        self._drop(standby.hop.offer.info.span)
 
     def _drop(self, span: Span) -> None:
         gone = self.by_span.pop(span).hop

@@ -69,14 +69,23 @@ class Followers:
         standby = self._session.standbys.by_span.get(span)
         if standby is not None:
             return "ready" if standby.is_open and committed - standby.computed < 2 * FEED_ROWS else "following"
-        if span in self._looking:
+        if self.looks_for(span):
             return "following"
         if committed - self._looked.get((span, is_for_good), -LOOK_AGAIN_ROWS) < LOOK_AGAIN_ROWS:
             return "none"
         self._looked[span, is_for_good] = committed
-        self._looking.add(span)
-        self._around.start(self._find(span, set(excluded), is_for_good=is_for_good))
+        self.look(span, excluded, is_for_good=is_for_good)
         return "following"
+
+    def looks_for(self, span: Span) -> bool:
+        """Whether a look for a standby for the hop of `span` is under way."""
+        return span in self._looking
+
+    def look(self, span: Span, excluded: Collection[NodeId], *, is_for_good: bool = False) -> None:
+        """Look for a standby for the hop of `span`, which has none, now."""
+        if not self.looks_for(span):
+            self._looking.add(span)
+            self._around.start(self._find(span, set(excluded), is_for_good=is_for_good))
 
     def due(self, committed: int) -> list[tuple[Span, Standby, int]]:
         """The standbys that have computed all they got and lag, with the position up to which to feed them now."""
