@@ -11,7 +11,8 @@ even; with fp32 storage a rounding does nothing) at these and no others:
   2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`: rounded once,
      where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
-  4. the residual stream: the result of `Embed` and of every `Add` to it.
+  4. the residual stream: the result of `Embed` and of every `Add` to it;
+  5. the rows that a `Convolution` reads.
 Products sum in fp32 and are not rounded; logits are fp32. Numbers (epsilons, scales, caps, limits) are rounded to fp32
 before use; only Rope.factor is used in double. The order of every sum is stated in docs/arithmetic.md, not here.
 
@@ -219,6 +220,59 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Convolution:
+    """target = activation(sum over j < taps of weight[c, j] * source[p - taps + 1 + j, c] + bias), for each column c.
+
+    Rows of its session before position 0 are zeros; source rows are read rounded. `weight` is stored [columns, 1, taps] or
+    [columns, taps]; its `rows` are columns. The sum goes from j = 0 on, each term by one fused multiply-add. The target is
+    another register.
+    """
+
+    source: str
+    target: str
+    taps: int
+    weight: Weight
+    bias: Weight | None = None
+    activation: Activation = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """target = exp(-rate * softplus(source + bias)), column by column, in double, rounded to fp32 at the end.
+
+    rate is exp(stored) where `is_log`, else minus what is stored. softplus(v) = log(1 + exp(v)), and v beyond 20.
+    """
+
+    source: str
+    target: str
+    rate: Weight
+    bias: Weight
+    is_log: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """target [heads * value_width] = linear attention of the row's session by the gated delta rule, in fp32.
+
+    query and key [key_heads * width], value [heads * value_width], decay and strength [heads], head by head; head h reads
+    key head h // (heads / key_heads). A head's state S [width, value_width] is zeros before position 0. At each position:
+    S <- S * decay; d = (value - key . S) * strength; S <- S + key (outer) d; target = query . S. The order of the sums is in
+    docs/arithmetic.md.
+    """
+
+    query: str
+    key: str
+    value: str
+    decay: str
+    strength: str
+    target: str
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
     """target = gating(gate, up), column by column, in fp32."""
 
@@ -298,7 +352,21 @@ class Add:
     target: str = RESIDUAL
 
 
-Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | ExpertRouting | Experts | Multiply | Add
+Op = (
+    Norm
+    | Product
+    | Rotary
+    | Attention
+    | LatentAttention
+    | Convolution
+    | Decay
+    | GatedDelta
+    | Gate
+    | ExpertRouting
+    | Experts
+    | Multiply
+    | Add
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +376,14 @@ class Layer:
     ops: tuple[Op, ...]
 
     @property
-    def attention(self) -> Attention | LatentAttention:
-        """The layer's one operation that has a cache."""
-        return next(op for op in self.ops if isinstance(op, Attention | LatentAttention))
+    def attention(self) -> Attention | LatentAttention | None:
+        """The layer's one operation that caches every position, if it has one."""
+        return next((op for op in self.ops if isinstance(op, Attention | LatentAttention)), None)
+
+    @property
+    def recurrent(self) -> tuple[Convolution | GatedDelta, ...]:
+        """The operations that keep a state instead: what they cached last, which each position changes."""
+        return tuple(op for op in self.ops if isinstance(op, Convolution | GatedDelta))
 
 
 @dataclass(frozen=True, slots=True)

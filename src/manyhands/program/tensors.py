@@ -6,6 +6,8 @@ from dataclasses import replace
 from manyhands.program.ops import (
     EXPERT,
     Attention,
+    Convolution,
+    Decay,
     ExpertRouting,
     Experts,
     LatentAttention,
@@ -36,6 +38,10 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (op.key_weight, op.value_weight)
         case Attention(sinks=Weight() as sinks):
             yield sinks
+        case Convolution():
+            yield from (weight for weight in (op.weight, op.bias) if weight is not None)
+        case Decay():
+            yield from (op.rate, op.bias)
         case ExpertRouting():
             yield from (weight for weight in (op.correction, op.factors) if weight is not None)
         case Multiply(by=Weight() as weight):
