@@ -1,0 +1,118 @@
+"""Operations of a Program that use what a session has cached of earlier positions (ops.py has the others and the rules).
+
+Attention caches every position. A convolution and linear attention keep a state, which each position changes.
+"""
+
+from dataclasses import dataclass
+
+from manyhands.program.weight import Activation, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """target [heads * value_width] = causal attention of the row's session; keys and values are cached.
+
+    query [heads * width], key [kv_heads * width], value [kv_heads * value_width], head by head; query head h reads key
+    head h // (heads / kv_heads). score = (q . k) * scale; with `soft_cap` c: score = c tanh(score / c). A row at position
+    p sees positions <= p, with `window` w only those > p - w. `sinks` [heads]: one more score a head, whose value is 0.
+    """
+
+    query: str
+    key: str
+    value: str
+    target: str
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: Weight | None = None
+
+    @property
+    def cache_widths(self) -> tuple[int, int]:
+        """Values that a position keeps in the cache, in the storage dtype: of keys, of values."""
+        return self.kv_heads * self.width, self.kv_heads * self.value_width
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """target [heads * value_width] = attention over cached latents c [rank] and rotary keys r [rotary_width].
+
+    query [heads * (width + rotary_width)]: of each head first the part without position, then the rotary part. Head h:
+    a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
+    l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is expanded, in prefill either, so that
+    chunks change no bit. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or `stacked` by head.
+    """
+
+    query: str
+    latent: str
+    rotary: str
+    target: str
+    heads: int
+    width: int
+    rotary_width: int
+    value_width: int
+    rank: int
+    scale: float
+    key_weight: Weight
+    value_weight: Weight
+
+    @property
+    def cache_widths(self) -> tuple[int, int]:
+        """Values that a position keeps in the cache, in the storage dtype: of latents, of rotary keys."""
+        return self.rank, self.rotary_width
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """target = activation(sum over j < taps of weight[c, j] * source[p - taps + 1 + j, c] + bias), for each column c.
+
+    Rows of its session before position 0 are zeros; source rows are read rounded. `weight` is stored [columns, 1, taps] or
+    [columns, taps]; its `rows` are columns. The sum goes from j = 0 on, each term by one fused multiply-add. The target is
+    another register.
+    """
+
+    source: str
+    target: str
+    taps: int
+    weight: Weight
+    bias: Weight | None = None
+    activation: Activation = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """target = exp(-rate * softplus(source + bias)), column by column, in double, rounded to fp32 at the end.
+
+    rate is exp(stored) where `is_log`, else minus what is stored. softplus(v) = log(1 + exp(v)), and v beyond 20.
+    """
+
+    source: str
+    target: str
+    rate: Weight
+    bias: Weight
+    is_log: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """target [heads * value_width] = linear attention of the row's session by the gated delta rule, in fp32.
+
+    query and key [key_heads * width], value [heads * value_width], decay and strength [heads], head by head; head h reads
+    key head h // (heads / key_heads). A head's state S [width, value_width] is zeros before position 0. At each position:
+    S <- S * decay; d = (value - key . S) * strength; S <- S + key (outer) d; target = query . S. The order of the sums is in
+    docs/arithmetic.md.
+    """
+
+    query: str
+    key: str
+    value: str
+    decay: str
+    strength: str
+    target: str
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
