@@ -26,6 +26,7 @@ ManyhandsError                code            meaning
 │  └─ Unanswered              pipeline_stalled  hops did not answer Open
 ├─ PipelineAborted            pipeline_aborted  a running session cannot go on
 │  └─ Corruption              pipeline_aborted  a hop sent NaN, Inf or nonsense
+├─ StateGone                  state_gone      a hop cannot go back to a position; its origin has it computed anew
 ├─ ProtocolError              protocol_error  a peer sent bytes that mean nothing; its link is closed
 ├─ LinkClosed                 link_closed     a link is gone
 ├─ TicketError                bad_ticket      a ticket cannot be read or does not fit
@@ -202,6 +203,13 @@ class PipelineAborted(ManyhandsError):
 
 class Corruption(PipelineAborted):
     pass
+
+
+class StateGone(ManyhandsError):
+    """What a session keeps of a model with states does not reach back so far (engine/states.py)."""
+
+    code = "state_gone"
+    http_status = 503
 
 
 class ProtocolError(ManyhandsError):

@@ -154,6 +154,7 @@ def test_published_configs_are_read(config: dict[str, Any]) -> None:
 def test_yarn_of_deepseek_scales_scores() -> None:
     """The published figure: 1 / sqrt(192) times (0.1 ln 40 + 1) squared."""
     attend = build_program(DEEPSEEK_V3).layers[0].attention
+    assert attend is not None
     assert attend.scale == pytest.approx(192**-0.5 * 1.3688879454113936**2, rel=1e-12)
     assert sum(attend.cache_widths) == 576
 

@@ -1,5 +1,5 @@
-"""What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout). Those
-of a GPU are in cuda/span.py.
+"""What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout), and the
+states of layers that have some instead (states.py). Those of a GPU are in cuda/span.py.
 
 To roll back is to step from an earlier position: later positions are written again before they are read.
 """
@@ -11,15 +11,17 @@ from typing import Final, Generic, Self, TypeVar
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.layout import Segment
+from manyhands.engine.layout import STATE_BLOCK, Segment
 from manyhands.engine.library import BLOCK, Array, Plan
-from manyhands.program.ops import LatentAttention, Layer
+from manyhands.engine.states import States, session_bytes
+from manyhands.program.ops import Convolution, LatentAttention, Layer
 
 B = TypeVar("B")
 
 WIDE, NARROW = 32, 16  # keys, and values, are padded to a multiple of so many numbers
 FIRST_BLOCKS: Final = 4  # for which a table has room at least: 256 positions
 
+_LINE: Final = 64  # bytes: what an operation keeps begins at multiples
 _CODES: Final = 32  # of a key or a value that share a scale of two bytes
 _PAGES: Final = 1 << 16  # bytes: as many blocks as these hold are made at once
 
@@ -27,11 +29,28 @@ _PAGES: Final = 1 << 16  # bytes: as many blocks as these hold are made at once
 def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> int:
     """Bytes that a layer caches for each position of a session, in numbers of `item` bytes or as codes of 8 bit."""
     op = layer.attention
+    if op is None:
+        return 0
     if isinstance(op, LatentAttention):  # values are the beginning of the keys
         return -(-(op.rank + op.rotary_width) // WIDE) * WIDE * item
     numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
     scales = -(-op.width // _CODES) + -(-op.value_width // _CODES)
     return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item)
+
+
+def state_bytes(layer: Layer, item: int) -> int:
+    """Bytes that a layer's states take of a session at most, where rows are numbers of `item` bytes."""
+    block = now = 0
+    for op in layer.recurrent:
+        if isinstance(op, Convolution):
+            row = op.weight.outputs * item
+            mine = (op.taps - 1 + STATE_BLOCK) * row, (op.taps - 1) * row
+        else:
+            state = op.heads * -(-op.value_width // WIDE) * WIDE * op.width * 4
+            inputs = op.key_heads * op.width + op.heads * (op.value_width + 2)
+            mine = state + STATE_BLOCK * inputs * 4, state
+        block, now = (total + -(-size // _LINE) * _LINE for total, size in zip((block, now), mine, strict=True))
+    return session_bytes(block, now)
 
 
 class BlockCache(ABC, Generic[B]):
@@ -43,7 +62,7 @@ class BlockCache(ABC, Generic[B]):
 
     def __init__(self, block_bytes: int) -> None:
         self.length = 0
-        self._block_bytes = block_bytes or 1  # of a plan that caches nothing
+        self._block_bytes = block_bytes  # 0 of a plan that has none
         self._blocks: list[B] = []
         self._num_shared = 0  # of them, from the first on, another cache may have too
 
@@ -57,13 +76,17 @@ class BlockCache(ABC, Generic[B]):
         """Of memory, shared or not."""
         return len(self._blocks) * self._block_bytes
 
-    def fork(self, positions: int, capacity: int) -> Self:
-        """A cache that begins with the first `positions` positions of this one, which has them.
+    def reachable(self, position: int) -> int:
+        """The greatest position, at most this one, from which a step or a fork can begin. It has been computed."""
+        return position
+
+    def fork(self, positions: int, capacity: int, mark: int = 0) -> Self:
+        """A cache that begins with the first `positions` positions of this one, which `reachable` has given.
 
         They have whole blocks in common; of the block that is begun there is a copy. Raises ModelError where there is no room
         for it.
         """
-        fork, whole = self._empty(capacity), positions // BLOCK
+        fork, whole = self._empty(capacity, positions, mark), positions // BLOCK
         begun = [self._copied(self._blocks[whole])] if positions % BLOCK else []
         fork._blocks, fork._num_shared, fork.length = self._blocks[:whole] + begun, whole, positions
         self._num_shared = max(self._num_shared, whole)
@@ -92,8 +115,8 @@ class BlockCache(ABC, Generic[B]):
             self._list(first)
 
     @abstractmethod
-    def _empty(self, capacity: int) -> Self:
-        """A cache for the same plan without blocks, where `capacity` positions are expected."""
+    def _empty(self, capacity: int, positions: int, mark: int) -> Self:
+        """A fork without blocks, of which `capacity` positions are expected."""
 
     @abstractmethod
     def _made(self) -> B:
@@ -109,18 +132,36 @@ class BlockCache(ABC, Generic[B]):
 
 
 class SessionCache(BlockCache[Array]):
-    """Blocks in the host's memory, for the native engine. `capacity` positions are expected."""
+    """Blocks in the host's memory, for the native engine, and states. `capacity` positions are expected; `mark`: see States."""
 
-    def __init__(self, plan: Plan, capacity: int = 0) -> None:
+    def __init__(self, plan: Plan, capacity: int = 0, mark: int = 0, states: States | None = None) -> None:
         super().__init__(plan.block_bytes)
         self.plan = plan
+        self._states = states or (States(plan, mark) if plan.state_bytes else None)
         self._spare: list[Array] = []  # made with others, not used yet
         self._make_table(max(FIRST_BLOCKS, -(-capacity // BLOCK)))
 
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + (0 if self._states is None else self._states.num_bytes)
+
+    def reachable(self, position: int) -> int:
+        return position if self._states is None else self._states.reachable(position)
+
     def segment(self, start: int, row: int, count: int) -> Segment:
-        """Rows [row, row + count) of a step as the positions from `start` on. Makes the blocks that they need."""
+        """Rows [row, row + count) of a step as the positions from `start` on. Makes the blocks that they need.
+
+        Raises StateGone where there is no going back to `start`.
+        """
+        states = () if self._states is None else self._states.begin(start, start + count)
         self.reserve(start, start + count)
-        return Segment(self._address, len(self._blocks), start, row, count)
+        return Segment(self._address, len(self._blocks), start, row, count, *states)
+
+    def done(self, end: int) -> None:
+        """A step has computed up to position `end`."""
+        self.length = end
+        if self._states is not None:
+            self._states.done(end)
 
     def _make_table(self, room: int) -> None:
         """Where the blocks lie, for the engine; its own address is given to every step."""
@@ -134,18 +175,25 @@ class SessionCache(BlockCache[Array]):
         for number in range(first, len(self._blocks)):
             self._table[number] = library.address(self._blocks[number])
 
-    def _empty(self, capacity: int) -> "SessionCache":
-        return SessionCache(self.plan, capacity)
+    def _empty(self, capacity: int, positions: int, mark: int) -> "SessionCache":
+        return SessionCache(self.plan, capacity, mark, self._states and self._states.fork(positions, mark))
 
     def _made(self) -> Array:
+        if not self._block_bytes:
+            return _NOTHING
         if not self._spare:
             self._spare = _new_blocks(self._block_bytes, max(1, _PAGES // self._block_bytes))
         return self._spare.pop()
 
     def _copied(self, block: Array) -> Array:
+        if not self._block_bytes:
+            return _NOTHING
         (copy,) = _new_blocks(self._block_bytes, 1)
         copy[:] = block
         return copy
+
+
+_NOTHING: Final[Array] = np.zeros(1, np.uint8)
 
 
 def _new_blocks(block_bytes: int, count: int) -> list[Array]:

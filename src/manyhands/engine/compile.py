@@ -29,9 +29,12 @@ from manyhands.program.ops import (
     RESIDUAL,
     Add,
     Attention,
+    Convolution,
+    Decay,
     ExpertRouting,
     Experts,
     Gate,
+    GatedDelta,
     Head,
     LatentAttention,
     Layer,
@@ -254,6 +257,29 @@ class _Compiler:
 
         held = self._pack(make)
         self.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))
+
+    @add.register
+    def _(self, op: Convolution) -> None:
+        source = self.source(op.source)
+        weights = as_fp32(take(op.weight, self._read))
+        taps = np.ascontiguousarray(weights.reshape(len(weights), op.taps).T)
+        bias = vector([op.bias] if op.bias else [], self._read)
+        target = self.target(op.target, self.width(op.source), [source])
+        self.emit(library.CONVOLVE, (source, target, op.taps, ACTIVATIONS.index(op.activation)), (), (taps, bias))
+
+    @add.register
+    def _(self, op: Decay) -> None:
+        stored = np.ascontiguousarray(as_fp32(take(op.rate, self._read))).astype(np.float64).reshape(-1)
+        rates = library.double("exp", stored) if op.is_log else -stored
+        bias = vector([op.bias], self._read)
+        numbers = self.source(op.source), self.target(op.target, self.width(op.source))
+        self.emit(library.DECAY, numbers, (), (rates, bias))
+
+    @add.register
+    def _(self, op: GatedDelta) -> None:
+        sources = [self.source(name) for name in (op.query, op.key, op.value, op.decay, op.strength)]
+        target = self.target(op.target, op.heads * op.value_width, sources)
+        self.emit(library.DELTA, (*sources, target, op.heads, op.key_heads, op.width, op.value_width))
 
     @add.register
     def _(self, op: Gate) -> None:

@@ -20,6 +20,7 @@ from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Packer
 from manyhands.engine.parts import PlansOfParts
 from manyhands.engine.span import Piece
+from manyhands.engine.states import session_bytes
 from manyhands.engine.weights import Read, Stored, as_bf16, ends_precision, find, held, matrix, take
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import Program, Weight
@@ -72,15 +73,19 @@ class CpuSpan:
     def cache_room(self) -> int | None:
         return None
 
-    def new_cache(self, capacity: int = 0, span: Span | None = None) -> SessionCache:
-        """An empty cache for one session on `span`, within this one's (default: all); it grows beyond `capacity`."""
-        return SessionCache(self._parts[span or self.span], capacity)
+    @property
+    def session_bytes(self) -> int:
+        return session_bytes(self._plan.state_bytes, self._plan.now_bytes)
 
-    def fork(self, source: SessionCache, positions: int, capacity: int) -> SessionCache:
-        return source.fork(positions, capacity)
+    def new_cache(self, capacity: int = 0, span: Span | None = None, mark: int = 0) -> SessionCache:
+        """An empty cache for one session on `span`, within this one's (default: all); it grows beyond `capacity`."""
+        return SessionCache(self._parts[span or self.span], capacity, mark)
+
+    def fork(self, source: SessionCache, positions: int, capacity: int, mark: int = 0) -> SessionCache:
+        return source.fork(positions, capacity, mark)
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
-        """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""
+        """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError, StateGone."""
         segments, row, plan = [], 0, pieces[0].cache.plan
         for piece in pieces:
             if piece.cache.plan is not plan:
@@ -89,7 +94,7 @@ class CpuSpan:
             row += piece.count
         out: NDArray[np.uint8] = plan.run(self._team, threads, segments, rows, row)
         for piece in pieces:
-            piece.cache.length = piece.start + piece.count
+            piece.cache.done(piece.start + piece.count)
         return out
 
     def is_ready(self, num_rows: int, end: int) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 NUMBERS: Final = 12  # of an operation, at most
 REALS: Final = 3
 TENSORS: Final = 6
+STATE_BLOCK: Final = 32  # positions of a block of states
 
 
 class Tensor(ctypes.Structure):
@@ -20,12 +21,16 @@ class Segment(ctypes.Structure):
     _fields_ = (
         ("blocks", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_blocks", "start", "row", "count")),
+        ("states", ctypes.c_void_p),
+        ("now", ctypes.c_void_p),
+        ("num_states", ctypes.c_int64),
+        ("from_", ctypes.c_int64),
     )
 
 
 def difference(library: ctypes.CDLL, kinds: int) -> str:
     """How the layouts differ, for an error; "" if they do not. `kinds`: how many kinds of operations Python knows."""
-    ours = {"NUMBERS": NUMBERS, "REALS": REALS, "TENSORS": TENSORS, "kinds": kinds}
+    ours = {"NUMBERS": NUMBERS, "REALS": REALS, "TENSORS": TENSORS, "kinds": kinds, "STATE_BLOCK": STATE_BLOCK}
     layout = {
         label: value
         for struct in (Tensor, Segment)

@@ -20,7 +20,7 @@ from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, di
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 12  # of the interface: mh_version in native/plan.c
+VERSION: Final = 13  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -57,7 +57,7 @@ def load() -> ctypes.CDLL:
         raise ModelError(f"the engine's library {path} cannot be loaded ({error}): {remedy}") from error
     if version != VERSION:
         raise ModelError(f"the engine's library {path} is of version {version}, not {VERSION}: {remedy}")
-    if wrong := difference(library, EXPERTS + 1):
+    if wrong := difference(library, DELTA + 1):
         raise ModelError(f"the engine's library {path} does not fit this version of manyhands ({wrong}): {remedy}")
     pointer, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -79,6 +79,8 @@ def load() -> ctypes.CDLL:
         "mh_plan_new": (pointer, [count, count, pointer, pointer, count, count, count, count]),
         "mh_plan_add": (ctypes.c_int, [pointer, count, pointer, pointer, pointer]),
         "mh_plan_block_bytes": (count, [pointer]),
+        "mh_plan_state_bytes": (count, [pointer]),
+        "mh_plan_now_bytes": (count, [pointer]),
         "mh_plan_run": (ctypes.c_int, [pointer, pointer, count, pointer, count, pointer, count, pointer, count, count]),
         "mh_plan_free": (None, [pointer]),
         "mh_team_start": (pointer, [count]),
@@ -302,6 +304,16 @@ class Plan:
         """Bytes that 64 positions take in a session's cache."""
         return int(self._library.mh_plan_block_bytes(self._handle))
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a block of states of a session (engine/states.py); 0 where no operation has one."""
+        return int(self._library.mh_plan_state_bytes(self._handle))
+
+    @property
+    def now_bytes(self) -> int:
+        """Bytes of the state behind a session's last position."""
+        return int(self._library.mh_plan_now_bytes(self._handle))
+
     def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:
         """`count` rows -> `count` rows [count, bytes of a row]. Raises ModelError, ContextOverflow; then caches may hold
         some of the step's positions, which the next step writes again."""
@@ -335,4 +347,4 @@ class Plan:
             self._handle = None
 
 
-NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS = range(11)
+NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA = range(14)

@@ -27,6 +27,9 @@ _PLACES: Final = {
     library.COPY: ((0,), 1),
     library.ROUTE: ((0,), 1),
     library.EXPERTS: ((0, 1), 2),
+    library.CONVOLVE: ((0,), 1),
+    library.DECAY: ((0,), 1),
+    library.DELTA: ((0, 1, 2, 3, 4), 5),
 }
 
 

@@ -17,13 +17,19 @@ Rows = NDArray[np.uint8]  # [T, bytes of a row]
 
 class Cache(Protocol):
     """What one session keeps of the layers of one span. Positions beyond `length` are stale: they are written before they
-    are read."""
+    are read.
+
+    Of a model with states (engine/states.py) a session cannot go back to each of them: `reachable` says to which."""
 
     length: int
 
     @property
     def positions(self) -> int:
         """For which there is memory."""
+        ...
+
+    def reachable(self, position: int) -> int:
+        """The greatest position, at most this one, from which a step or a fork can begin; of those up to `length`."""
         ...
 
 
@@ -53,25 +59,34 @@ class SpanRunner(Protocol):
         ...
 
     @property
+    def session_bytes(self) -> int:
+        """Cache bytes that a session takes at most whatever its length: the states of layers that have some."""
+        ...
+
+    @property
     def cache_room(self) -> int | None:
         """Bytes that all caches together may take on the device, beside the layers; None: as the node is configured."""
         ...
 
-    def new_cache(self, capacity: int, span: Span | None = None) -> Cache:
-        """An empty cache of `capacity` positions for a session on `span`, which lies within this one's (default: all)."""
+    def new_cache(self, capacity: int, span: Span | None = None, mark: int = 0) -> Cache:
+        """An empty cache of `capacity` positions for a session on `span`, which lies within this one's (default: all).
+
+        mark: a position near which other sessions are likely to go on from this one, the end of its prompt.
+        """
         ...
 
-    def fork(self, source: Any, positions: int, capacity: int) -> Cache:
+    def fork(self, source: Any, positions: int, capacity: int, mark: int = 0) -> Cache:
         """A cache as `new_cache` makes it, on the span of `source`, that begins with the first `positions` positions of it.
 
-        `source` has them, and `capacity` covers them. What either writes later, the other does not see.
+        `source` has them, they are `reachable`, and `capacity` covers them. What either writes later, the other does not see.
         """
         ...
 
     def step(self, rows: bytes, pieces: Sequence[Piece], threads: int) -> Rows:
         """Rows of all pieces through the layers of their caches' span, which they share; rows out.
 
-        Sets each cache's length to the end of its piece.
+        Sets each cache's length to the end of its piece. Raises StateGone where one begins at a position that is not reachable:
+        nothing was computed then.
         """
         ...
 

@@ -88,7 +88,7 @@ class TorchCache:
         self.length = 0
         first = min(capacity, FIRST_POSITIONS)
         self.layers: list[tuple[Tensor, ...]] = [
-            tuple(torch.zeros(first, width, dtype=dtype, device=device) for width in layer.attention.cache_widths)
+            tuple(torch.zeros(first, width, dtype=dtype, device=device) for width in layer.cache_widths)
             for layer in layers
         ]
 
@@ -96,6 +96,10 @@ class TorchCache:
     def positions(self) -> int:
         """For which there is memory."""
         return self.layers[0][0].shape[0]
+
+    def reachable(self, position: int) -> int:
+        """As BlockCache.reachable: each position."""
+        return position
 
     @property
     def num_bytes(self) -> int:

@@ -234,6 +234,11 @@ class Layer:
         return next((op for op in self.ops if isinstance(op, Attention | LatentAttention)), None)
 
     @property
+    def cache_widths(self) -> tuple[int, int]:
+        """Values that a position keeps in the cache, in two parts."""
+        return (0, 0) if self.attention is None else self.attention.cache_widths
+
+    @property
     def recurrent(self) -> tuple[Convolution | GatedDelta, ...]:
         """The operations that keep a state instead: what they cached last, which each position changes."""
         return tuple(op for op in self.ops if isinstance(op, Convolution | GatedDelta))

@@ -41,6 +41,10 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
         golden.choose(precision)
         _check_native(precision, quantised=quantised)
     program = build_program(parsed, where)
+    if device is not None and any(layer.recurrent for layer in program.layers):
+        raise ModelError(
+            f"{program.family} has convolutions or linear attention, which are computed on CPUs only: leave --device out"
+        )
     if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):
         raise ModelError(
             f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "
@@ -53,7 +57,7 @@ def position_bytes(program: Program, precision: Precision) -> tuple[int, ...]:
     """Bytes that each layer caches for one position of a session, as what computes here holds them."""
     item = ITEM_BYTES[weight_precision(precision)]
     if torch_device() is not None:
-        return tuple(sum(layer.attention.cache_widths) * item for layer in program.layers)
+        return tuple(sum(layer.cache_widths) * item for layer in program.layers)
     has_codes = caches_codes(precision)
     return tuple(bytes_per_position(layer, item, has_codes=has_codes) for layer in program.layers)
 

@@ -117,18 +117,22 @@ class DeviceSpan:
     @property
     def bytes_per_token(self) -> int:
         """Exactly what a position takes: caches hold no more positions than are leased."""
-        return sum(sum(layer.attention.cache_widths) for layer in self._span.layers) * self._span.dtype.itemsize
+        return sum(sum(layer.cache_widths) for layer in self._span.layers) * self._span.dtype.itemsize
+
+    @property
+    def session_bytes(self) -> int:
+        return 0
 
     @property
     def cache_room(self) -> int | None:
         free = free_memory(self.back_end)
         return None if free is None else int(free * CACHE_SHARE)
 
-    def new_cache(self, capacity: int, span: Span | None = None) -> TorchCache:
+    def new_cache(self, capacity: int, span: Span | None = None, mark: int = 0) -> TorchCache:
         return self._span.new_cache(capacity, span)
 
     @torch.inference_mode()
-    def fork(self, source: TorchCache, positions: int, capacity: int) -> TorchCache:
+    def fork(self, source: TorchCache, positions: int, capacity: int, mark: int = 0) -> TorchCache:
         fork = self._span.new_cache(capacity, source.span)
         fork.take(source, positions)
         return fork

@@ -63,7 +63,7 @@ class CudaCache(BlockCache[CudaMemory]):
     def _list(self, first: int) -> None:
         self._is_listed = False
 
-    def _empty(self, capacity: int) -> "CudaCache":
+    def _empty(self, capacity: int, positions: int, mark: int) -> "CudaCache":
         return CudaCache(self._device, self.plan, capacity)
 
     def _made(self) -> CudaMemory:
@@ -103,15 +103,19 @@ class CudaSpan:
         return -(-self._plan.block_bytes // BLOCK)
 
     @property
+    def session_bytes(self) -> int:
+        return 0
+
+    @property
     def cache_room(self) -> int | None:
         return int(self._device.free_bytes() * CACHE_SHARE)
 
-    def new_cache(self, capacity: int = 0, span: Span | None = None) -> CudaCache:
+    def new_cache(self, capacity: int = 0, span: Span | None = None, mark: int = 0) -> CudaCache:
         """An empty cache for one session on `span`, within this one's (default: all)."""
         return CudaCache(self._device, self._parts[span or self.span], capacity)
 
-    def fork(self, source: CudaCache, positions: int, capacity: int) -> CudaCache:
-        return source.fork(positions, capacity)
+    def fork(self, source: CudaCache, positions: int, capacity: int, mark: int = 0) -> CudaCache:
+        return source.fork(positions, capacity, mark)
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
         """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""

@@ -831,6 +831,73 @@ static void route(const Routing *routing, const float *logits, const float *corr
         pairs[2 * i + 1] = pairs[2 * i + 1] / by * routing->scale;
 }
 
+/* out[n] = activation(sum over rows of weights [taps, stride] times row + bias): rows[0] is the oldest. */
+static void convolve(const float *const *rows, int64_t taps, const float *weights, int64_t stride, const float *bias, int64_t activation,
+                     int64_t n, float *out)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        V sum = set(0);
+        for (int64_t j = 0; j < taps; j++)
+            sum = fma_(load_part(weights + j * stride + at, n - at), load_part(rows[j] + at, n - at), sum);
+        sum = bias ? add(sum, load_part(bias + at, n - at)) : sum;
+        store_part(out + at, activate(activation, 1, sum), n - at);
+    }
+}
+
+enum { DELTA_SUMS = 4 }; /* of a column, for k modulo 4: no addition waits for the one before it */
+#ifdef LANES_AVX512
+enum { DELTA_PANELS = 2 }; /* panels of a tile whose sums registers hold at once */
+#else
+enum { DELTA_PANELS = 1 };
+#endif
+
+INLINE V sum_of_four(const V *sums) { return add(add(sums[0], sums[1]), add(sums[2], sums[3])); }
+
+/* One position for `panels` panels of a tile: the state decays and changes; out, if it is wanted, is what the query reads of it. */
+INLINE void delta_panels(int64_t width, float *state, const int panels, const float *query, const float *key, const V *value, float decay,
+                         float strength, V *out)
+{
+    V by = set(decay), sums[DELTA_PANELS][DELTA_SUMS], read[DELTA_PANELS][DELTA_SUMS], change[DELTA_PANELS];
+    for (int c = 0; c < panels; c++)
+        for (int j = 0; j < DELTA_SUMS; j++)
+            sums[c][j] = read[c][j] = set(0);
+    for (int64_t k = 0; k < width; k += DELTA_SUMS)
+        for (int j = 0; j < DELTA_SUMS; j++)
+            for (int c = 0; c < panels && k + j < width; c++)
+                sums[c][j] = fma_(set(key[k + j]), mul(load(state + (k + j) * DELTA_COLUMNS + c * LANES), by), sums[c][j]);
+    for (int c = 0; c < panels; c++)
+        change[c] = mul(sub(value[c], sum_of_four(sums[c])), set(strength));
+    for (int64_t k = 0; k < width; k += DELTA_SUMS)
+        for (int j = 0; j < DELTA_SUMS; j++)
+            for (int c = 0; c < panels && k + j < width; c++) {
+                float *at = state + (k + j) * DELTA_COLUMNS + c * LANES;
+                V s = fma_(set(key[k + j]), change[c], mul(load(at), by));
+                store(at, s);
+                if (query)
+                    read[c][j] = fma_(set(query[k + j]), s, read[c][j]);
+            }
+    for (int c = 0; c < panels && query; c++)
+        out[c] = sum_of_four(read[c]);
+}
+
+/* One position of linear attention, columns [0, n) of a tile of a head's state [width, DELTA_COLUMNS]; query null: nothing is read. */
+static void delta(int64_t width, float *state, int64_t n, const float *query, const float *key, const float *value, float decay,
+                  float strength, float *out)
+{
+    for (int64_t at = 0; at < n; at += DELTA_PANELS * LANES) {
+        V v[DELTA_PANELS], o[DELTA_PANELS];
+        for (int c = 0; c < DELTA_PANELS; c++)
+            v[c] = n > at + c * LANES ? load_part(value + at + c * LANES, n - at - c * LANES) : set(0);
+        if (query)
+            delta_panels(width, state + at, DELTA_PANELS, query, key, v, decay, strength, o);
+        else
+            delta_panels(width, state + at, DELTA_PANELS, 0, key, v, decay, strength, o);
+        for (int c = 0; c < DELTA_PANELS && query; c++)
+            if (n > at + c * LANES)
+                store_part(out + at + c * LANES, o[c], n - at - c * LANES);
+    }
+}
+
 /* Activations by number (functions.h), then exp, tanh, erf. */
 static void apply(int64_t function, float alpha, const float *x, float *out, int64_t n)
 {
@@ -851,4 +918,4 @@ enum { HAS_TILES = 1 };
 enum { HAS_TILES = 0 };
 #endif
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
-                                        attend, widen, narrow, soften, route, apply, round_weights};
+                                        attend, widen, narrow, soften, route, convolve, delta, apply, round_weights};

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 288 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
+enum { STATE_BLOCK = 32, DELTA_COLUMNS = 32 }; /* positions of a block of states; columns of a tile of the state of linear attention */
 enum { FEW_ROWS = 12 }; /* of a product that widens its weights once for each row, or a few of them */
 enum { TURN_BYTES = 8192 }; /* of a panel's steps of K that rows which take turns go through at once: they stay in L1 */
 enum { EXPANDED = 2, PANELS = 4, LINE = 64 }; /* steps of K that other products widen at once, for two panels; panels that take turns */
@@ -82,6 +83,10 @@ typedef struct {
     void (*narrow)(const float *x, void *stored, int64_t type, int64_t n);
     void (*soften)(float *logits, int64_t n, float scale, float soft_cap);
     void (*route)(const Routing *routing, const float *logits, const float *correction, float *pairs);
+    void (*convolve)(const float *const *rows, int64_t taps, const float *weights, int64_t stride, const float *bias, int64_t activation,
+                     int64_t n, float *out);
+    void (*delta)(int64_t width, float *state, int64_t n, const float *query, const float *key, const float *value, float decay,
+                  float strength, float *out);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
     void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
 } Kernels;

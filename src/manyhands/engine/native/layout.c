@@ -16,10 +16,15 @@ EXPORT int64_t mh_layout(int64_t *out, int64_t room)
         offsetof(Segment, start),
         offsetof(Segment, row),
         offsetof(Segment, count),
+        offsetof(Segment, states),
+        offsetof(Segment, now),
+        offsetof(Segment, num_states),
+        offsetof(Segment, from),
         MAX_NUMBERS,
         MAX_REALS,
         MAX_TENSORS,
         KINDS,
+        STATE_BLOCK,
     };
     int64_t count = sizeof found / sizeof *found;
     if (room >= count)

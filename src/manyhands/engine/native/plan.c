@@ -1,6 +1,6 @@
 /* The border: what Python passes is checked here, so that no kernel reads or writes beyond what it was given. */
 #define _GNU_SOURCE
-#include "plan.h"
+#include "states.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 12; }
+EXPORT int mh_version(void) { return 13; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -254,6 +254,57 @@ static int check_attention(Plan *plan, Op *op)
     return DONE;
 }
 
+static int64_t whole_lines(int64_t bytes) { return ceil_div(bytes, LINE) * LINE; }
+
+/* An operation keeps so much of a block of states, and of the state behind the last position. */
+static void keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
+{
+    op->cache = plan->state_bytes, op->now = plan->now_bytes;
+    plan->state_bytes += whole_lines(block), plan->now_bytes += whole_lines(now);
+}
+
+static int check_convolve(Plan *plan, Op *op) /* source, target, taps, activation; weights [taps, columns], bias */
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    if (!has(plan, n[0]) || !has(plan, n[1]) || n[0] == n[1])
+        return BAD_REGISTER;
+    if (w[n[0]] != w[n[1]] || !is_count(n[2], MOST_TAPS) || n[3] < 0 || n[3] > 6)
+        return BAD_SHAPE;
+    if (!op->tensors[0].data || op->tensors[0].bytes != n[2] * w[n[0]] * 4 || !is_vector(op->tensors[1], w[n[0]]))
+        return BAD_TENSOR;
+    keep_states(plan, op, convolution_bytes(plan, op, STATE_BLOCK + n[2] - 1), convolution_bytes(plan, op, n[2] - 1));
+    return DONE;
+}
+
+static int check_decay(const Plan *plan, const Op *op) /* source, target; rates in double, bias */
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    if (!has(plan, n[0]) || !has(plan, n[1]))
+        return BAD_REGISTER;
+    if (w[n[0]] != w[n[1]])
+        return BAD_SHAPE;
+    const Tensor *t = op->tensors;
+    return t[0].data && t[0].bytes == w[n[0]] * 8 && t[1].data && t[1].bytes == w[n[0]] * 4 ? DONE : BAD_TENSOR;
+}
+
+/* query, key, value, decay, strength, target, heads, key heads, width, value width */
+static int check_delta(Plan *plan, Op *op)
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    for (int i = 0; i < 6; i++)
+        if (!has(plan, n[i]) || (i < 5 && n[i] == n[5]))
+            return BAD_REGISTER;
+    for (int i = 6; i < 10; i++)
+        if (!is_count(n[i], MAX_HEADS))
+            return BAD_SHAPE;
+    if (n[6] % n[7] || w[n[0]] != n[7] * n[8] || w[n[1]] != n[7] * n[8] || w[n[2]] != n[6] * n[9] || w[n[5]] != n[6] * n[9])
+        return BAD_SHAPE;
+    if (w[n[3]] != n[6] || w[n[4]] != n[6])
+        return BAD_SHAPE;
+    keep_states(plan, op, delta_block_floats(op) * 4, delta_floats(op) * 4);
+    return DONE;
+}
+
 /* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last, target; scale. multiply: source, by, target.
  * soften: register; scale, soft cap. */
 static int check_columns(const Plan *plan, const Op *op)
@@ -282,6 +333,9 @@ static int check(Plan *plan, Op *op)
     case COPY: return check_copy(plan, op);
     case ROUTE: return check_route(plan, op);
     case EXPERTS: return check_experts(plan, op);
+    case CONVOLVE: return check_convolve(plan, op);
+    case DECAY: return check_decay(plan, op);
+    case DELTA: return check_delta(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }
@@ -311,6 +365,21 @@ EXPORT int mh_plan_add(Plan *plan, int64_t kind, const int64_t numbers[MAX_NUMBE
 /* Bytes that a block of 64 positions takes in a session's cache, all layers together. */
 EXPORT int64_t mh_plan_block_bytes(const Plan *plan) { return plan->block_bytes; }
 
+/* Bytes of a block of states, and of the state behind the last position, all layers together. */
+EXPORT int64_t mh_plan_state_bytes(const Plan *plan) { return plan->state_bytes; }
+EXPORT int64_t mh_plan_now_bytes(const Plan *plan) { return plan->now_bytes; }
+
+static int has_states(const Plan *plan, const Segment *s)
+{
+    if (!plan->now_bytes && !plan->state_bytes)
+        return 1;
+    if (!s->states || !s->now || s->num_states < 0 || s->num_states > 1 << 25 || s->start + s->count > s->num_states * STATE_BLOCK)
+        return 0;
+    if (s->from < 0)
+        return s->from == -1;
+    return s->from % STATE_BLOCK == 0 && s->from <= s->start && s->start - s->from <= STATE_BLOCK && s->states[s->from / STATE_BLOCK];
+}
+
 static int check_segments(const Plan *plan, const Segment *segments, int64_t num_segments, int64_t num_rows)
 {
     int64_t row = 0;
@@ -327,8 +396,10 @@ static int check_segments(const Plan *plan, const Segment *segments, int64_t num
         for (int64_t j = 0; plan->block_bytes && j * BLOCK < s->start + s->count; j++)
             if (!s->blocks[j])
                 return BAD_SEGMENT;
-        for (int64_t j = 0; plan->block_bytes && j < i; j++)
-            if (segments[j].blocks == s->blocks)
+        if (!has_states(plan, s))
+            return BAD_SEGMENT;
+        for (int64_t j = 0; j < i; j++)
+            if ((plan->block_bytes && segments[j].blocks == s->blocks) || (plan->now_bytes && segments[j].now == s->now))
                 return BAD_SEGMENT;
         row += s->count;
     }
@@ -377,6 +448,7 @@ static int64_t cut(const Segment *segments, int64_t num_segments, int64_t first,
         int64_t from = s.row > first ? s.row : first, until = at_most(s.row + s.count, first + rows);
         if (from >= until)
             continue;
+        s.from = from > s.row ? -1 : s.from; /* `now` is the state behind the part before */
         s.start += from - s.row, s.row = from - first, s.count = until - from;
         out[found++] = s;
     }

@@ -12,7 +12,7 @@ EXPORT int mh_supports(int64_t target);
 /* What a call answers: done, or why not (engine/library.py has the texts). */
 enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 /* As in engine/library.py. */
-enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, KINDS };
+enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA, KINDS };
 
 /* What Python holds for as long as the plan lives. */
 typedef struct {
@@ -25,15 +25,17 @@ typedef struct {
     int64_t kind, numbers[MAX_NUMBERS];
     double reals[MAX_REALS];
     Tensor tensors[MAX_TENSORS];
-    int64_t cache; /* attention: where the layer begins in a block of a cache, in bytes;
+    int64_t cache; /* attention: where the layer begins in a block of a cache, in bytes; operations with states: in a block of states;
                       rotary: where its angles begin in those of a row */
+    int64_t now;   /* operations with states: where theirs begins in the state behind the last position, in bytes */
     int64_t owns;  /* rotary: it is the first with these angles, and computes them */
 } Op;
 
 typedef struct {
     const Kernels *kernels;
     int64_t target, type, rounds, num_registers, widths[MAX_REGISTERS], offsets[MAX_REGISTERS], width; /* type: of rows; width: of all */
-    int64_t out, out_type, positions, block_bytes, depth;                                       /* depth: most steps of a product */
+    int64_t out, out_type, positions, block_bytes, depth; /* depth: most steps of a product */
+    int64_t state_bytes, now_bytes; /* of a block of states, and of the state behind the last position: all layers together */
     int64_t num_ops, room;
     Op *ops;
     int64_t turns;                        /* angles of a row */
@@ -44,10 +46,16 @@ typedef struct {
 } Plan;
 
 /* Rows [row, row + count) of a step are the positions from `start` on of a session. Its cache has `num_blocks` blocks of 64 positions,
- * each of Plan.block_bytes: all layers, of a layer all key heads. Sessions may share blocks that none of them writes. */
+ * each of Plan.block_bytes: all layers, of a layer all key heads. Sessions may share blocks that none of them writes.
+ * Its states (states.c): `now`, of Plan.now_bytes, and blocks of STATE_BLOCK positions, each of Plan.state_bytes, null where one is not
+ * kept. from: -1 where `now` is the state before `start`, else the first position of the block that gives it, which `start` lies in or
+ * just behind. */
 typedef struct {
     char *const *blocks;
     int64_t num_blocks, start, row, count;
+    char *const *states;
+    char *now;
+    int64_t num_states, from;
 } Segment;
 
 static inline int is_count(int64_t n, int64_t most) { return n > 0 && n <= most; }
@@ -62,6 +70,8 @@ int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t r
 float *row_of(const Plan *plan, int64_t number, int64_t row);
 int64_t members_for(int64_t threads, int64_t work);
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows);
+/* exp(-rate softplus(x + bias)) of each column, in double, rounded to fp32 (tables.c). */
+void decay_row(const float *x, const double *rates, const float *bias, int64_t n, float *out);
 /* cos and sin of the fp32 product of position and frequency, in double times factor, rounded to fp32 (tables.c). */
 void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t position, float *cos, float *sin);
 Kind plan_kind(const Plan *plan, const Op *op);

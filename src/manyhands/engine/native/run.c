@@ -1,5 +1,5 @@
 /* Runs a plan's operations one after the other, each cut into tasks for a team: over columns, rows and heads, never over a sum. */
-#include "plan.h"
+#include "states.h"
 
 #include <string.h>
 
@@ -109,6 +109,9 @@ static void do_row(const Job *job, int64_t row)
     case COPY:
         for (int64_t i = 0; i < n[5]; i++)
             copy_columns(row_of(plan, n[0], row) + n[2] + i * n[6], op->tensors[0].data, row_of(plan, n[1], row) + n[3] + i * n[7], n[4]);
+        break;
+    case DECAY:
+        decay_row(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, plan->widths[n[0]], row_of(plan, n[1], row));
         break;
     case SOFTEN:
         kernels->soften(row_of(plan, n[0], row), plan->widths[n[0]], (float)reals[0], (float)reals[1]);
@@ -301,6 +304,8 @@ int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segme
             failed = experts_run(plan, team, threads, job.op, rows);
         else if (job.op->kind == ATTENTION)
             failed = run_attention(team, threads, job);
+        else if (job.op->kind == CONVOLVE || job.op->kind == DELTA)
+            failed = states_run(plan, team, threads, job.op, segments, num_segments, rows);
         else
             failed = run_rows(team, threads, job, row_task, plan->widths[job.op->numbers[0]]);
         if (failed)

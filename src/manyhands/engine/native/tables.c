@@ -88,6 +88,14 @@ void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t
     }
 }
 
+void decay_row(const float *x, const double *rates, const float *bias, int64_t n, float *out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double v = (double)x[i] + bias[i], soft = v > 20 ? v : log_of(1 + exp_of(v));
+        out[i] = (float)exp_of(-rates[i] * soft);
+    }
+}
+
 /* cos, sin [positions, turns], from position `first` on, for the digests. */
 EXPORT int mh_rope(const float *frequencies, int64_t turns, double factor, int64_t first, int64_t positions, float *cos, float *sin)
 {

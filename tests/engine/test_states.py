@@ -1,0 +1,249 @@
+"""States of convolutions and linear attention: against a definition in numpy, from any position that can be gone back to."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from manyhands.engine import library
+from manyhands.engine.cache import SessionCache
+from manyhands.engine.golden_cases import reals, stored
+from manyhands.engine.layout import STATE_BLOCK
+from manyhands.engine.library import Array, Plan, Team
+from manyhands.engine.states import MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
+from manyhands.errors import ModelError, StateGone
+
+CONTEXT = 4096
+HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, TAPS = 6, 2, 10, 37, 4
+KEYS, VALUES = KEY_HEADS * WIDTH, HEADS * VALUE_WIDTH
+ENTERING = 2 * KEYS + VALUES + 2 * HEADS
+Floats = NDArray[np.float32]
+
+
+def f32(x: Any) -> Floats:
+    return np.asarray(x, np.float32)
+
+
+def fused(a: Any, b: Any, c: Any) -> Floats:
+    """One rounding of a b + c, but for cases that numbers of this size do not meet: double holds the product."""
+    return f32(np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64))
+
+
+class Case:
+    """A convolution of all that enters and linear attention over it, on one back end."""
+
+    def __init__(self, back_end: str, row_type: str = "f32") -> None:
+        self.plan = Plan(
+            back_end, row_type, [ENTERING, ENTERING, KEYS, KEYS, VALUES, HEADS, HEADS, VALUES], 7, "f32", CONTEXT
+        )
+        self.taps, self.bias = reals(1, TAPS, ENTERING, around=-1), reals(2, ENTERING, around=-2)
+        self.rates, self.shifts = np.abs(reals(3, HEADS, around=0)).astype(np.float64), reals(4, HEADS, around=0)
+        add = self.plan.add
+        add(library.CONVOLVE, (0, 1, TAPS, library.ACTIVATIONS.index("silu")), (), (self.taps, self.bias))
+        at = 0
+        for target, width in ((2, KEYS), (3, KEYS), (4, VALUES), (5, HEADS), (6, HEADS)):
+            add(library.COPY, (1, target, at, 0, width, 1, 0, 0))
+            at += width
+        add(library.DECAY, (5, 5), (), (self.rates, self.shifts))
+        add(library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH))
+        self.team, self.row_type = Team(2), row_type
+
+    def cache(self, mark: int = 0) -> SessionCache:
+        return SessionCache(self.plan, mark=mark)
+
+    def step(
+        self, caches: Sequence[SessionCache], starts: Sequence[int], rows: Sequence[Floats], threads: int = 2
+    ) -> Floats:
+        """Rows of each session from its start on -> what leaves."""
+        segments, row = [], 0
+        for cache, start, mine in zip(caches, starts, rows, strict=True):
+            segments.append(cache.segment(start, row, len(mine)))
+            row += len(mine)
+        given = np.ascontiguousarray(stored(np.concatenate(rows), self.row_type))
+        out = self.plan.run(self.team, threads, segments, given.view(np.uint8).reshape(-1), row).view(np.float32)
+        for cache, start, mine in zip(caches, starts, rows, strict=True):
+            cache.done(start + len(mine))
+        return out
+
+    def defined(self, x: Floats) -> Floats:
+        """The same by the words of program/cached_ops.py and docs/arithmetic.md, a position after the other."""
+        state, out = np.zeros((HEADS, WIDTH, VALUE_WIDTH), np.float32), []
+        padded = np.concatenate([np.zeros((TAPS - 1, ENTERING), np.float32), x])
+        for p in range(len(x)):
+            total = np.zeros(ENTERING, np.float32)
+            for j in range(TAPS):
+                total = fused(self.taps[j], padded[p + j], total)
+            mixed = library.apply("scalar", "silu", f32(total + self.bias))
+            q, k, v, a, b = np.split(mixed, np.cumsum([KEYS, KEYS, VALUES, HEADS]))
+            by = np.exp(-self.rates * np.log1p(np.exp(a.astype(np.float64) + self.shifts))).astype(np.float32)
+            row = []
+            for head in range(HEADS):
+                key, query = (part.reshape(KEY_HEADS, WIDTH)[head // (HEADS // KEY_HEADS)] for part in (k, q))
+                s = f32(state[head] * by[head])
+                change = f32(f32(v.reshape(HEADS, VALUE_WIDTH)[head] - four_sums(key, s)) * b[head])
+                state[head] = fused(key[:, None], change[None, :], s)
+                row.append(four_sums(query, state[head]))
+            out.append(np.concatenate(row))
+        return np.stack(out)
+
+
+def four_sums(by: Floats, s: Floats) -> Floats:
+    """Sums of by[k] s[k] over k modulo 4, then of those."""
+    sums = [np.zeros(s.shape[1], np.float32) for _ in range(4)]
+    for k in range(len(by)):
+        sums[k % 4] = fused(by[k], s[k], sums[k % 4])
+    return f32(f32(sums[0] + sums[1]) + f32(sums[2] + sums[3]))
+
+
+@pytest.fixture(params=library.supported())
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+X = reals(9, 300, ENTERING, around=0)
+
+
+def test_what_leaves_is_as_defined(case: Case) -> None:
+    assert np.array_equal(case.step([case.cache()], [0], [X[:70]]), case.defined(X[:70]))
+
+
+def test_cuts_company_and_threads_enter_no_bit(case: Case) -> None:
+    whole = case.step([case.cache()], [0], [X])
+    caches, chance, at = [case.cache(), case.cache()], random.Random(1), [0, 0]
+    found: list[list[Floats]] = [[], []]
+    while min(at) < len(X):
+        counts = [min(chance.choice([1, 2, 31, 33, 60]), len(X) - done) for done in at]
+        used = [i for i in (0, 1) if counts[i]]
+        rows = case.step(
+            [caches[i] for i in used], [at[i] for i in used], [X[at[i] : at[i] + counts[i]] for i in used], 1
+        )
+        for i in used:
+            found[i].append(rows[: counts[i]])
+            rows, at[i] = rows[counts[i] :], at[i] + counts[i]
+    for parts in found:
+        assert np.array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("row_type", ["f32", "bf16"])
+def test_going_back_and_forks_change_no_bit(row_type: str) -> None:
+    """Random steps of a session and its forks, each from a position that it says can be gone back to."""
+    case, chance = Case(library.supported()[0], row_type), random.Random(2)
+    other = reals(10, 600, ENTERING, around=0)
+    sessions: list[tuple[SessionCache, Floats]] = [(case.cache(mark=70), np.empty((0, ENTERING), np.float32))]
+    for turn in range(300):
+        cache, ids = sessions[chance.randrange(len(sessions))]
+        length = len(ids)
+        wanted = max(0, length - chance.choice([0, 0, 0, 1, 5, 32, 64, 95, 200]))
+        start = cache.reachable(wanted)
+        assert start == wanted or length - wanted > MOST_BACK or start < wanted
+        if chance.random() < 0.2 and len(sessions) < 6:
+            fork = cache.fork(start, 0, mark=chance.choice([0, start, 40]))
+            sessions.append((fork, ids[:start].copy()))
+            continue
+        count = min(chance.choice([1, 1, 3, 20, 70]), CONTEXT - start)
+        at = chance.randrange(500)
+        rows = other[at : at + count]
+        ids = np.concatenate([ids[:start], rows])
+        out = case.step([cache], [start], [rows])
+        again = case.step([case.cache()], [0], [ids])
+        assert np.array_equal(out, again[start:]), (turn, start)
+        sessions = [(c, ids if c is cache else mine) for c, mine in sessions]
+        if len(ids) > 700:
+            sessions = [(c, mine) for c, mine in sessions if c is not cache] or [(case.cache(), other[:0])]
+
+
+def test_the_last_positions_can_be_gone_back_to_and_memory_is_bounded() -> None:
+    case, cache = Case(library.supported()[0]), None
+    cache = case.cache(mark=500)
+    at = 0
+    while at < 3000:
+        count = 1 if at % 500 else 130
+        case.step([cache], [at], [np.resize(X, (count, ENTERING))])
+        at += count
+        assert cache.num_bytes <= (MOST_KEPT + 1) * case.plan.state_bytes + case.plan.now_bytes
+        for back in range(0, MOST_BACK + 1, 7):
+            assert cache.reachable(max(0, at - back)) == max(0, at - back)
+    assert 480 <= cache.reachable(495) <= 512 and cache.reachable(500 - 8) == 492  # near its mark
+    assert cache.reachable(STATE_BLOCK) == 0 and cache.reachable(0) == 0
+    with pytest.raises(StateGone, match="position 33 was left long ago"):
+        cache.segment(33, 0, 1)
+    assert cache.reachable(at) == at  # nothing changed
+    with pytest.raises(StateGone):
+        cache.segment(at + 1, 0, 1)
+
+
+def test_a_session_keeps_what_a_shorter_one_kept() -> None:
+    for mark in (0, 7, 700, 2000):
+        for end in range(1, 5000):
+            kept = kept_blocks(end, mark)
+            assert len(kept) <= MOST_KEPT - 1
+            newest = (end - 1) // STATE_BLOCK
+            assert kept_blocks(end + 1, mark) <= kept | {newest + 1, (mark - 8) // STATE_BLOCK}
+            assert {n for n in range(newest - RECENT + 1, newest + 1) if n >= 0} <= kept
+    assert kept_blocks(5000, 2000) >= {(2000 - 8) // STATE_BLOCK}
+
+
+def test_a_step_that_failed_leaves_nothing_that_is_used() -> None:
+    """Blocks that it had begun, but perhaps not written, count for nothing."""
+    case = Case(library.supported()[0])
+    cache = case.cache()
+    case.step([cache], [0], [X[:64]])
+    cache.segment(64, 0, 40)  # begins, and never ends
+    assert cache.reachable(64) == 64
+    assert np.array_equal(case.step([cache], [64], [X[64:90]]), case.step([case.cache()], [0], [X[:90]])[64:])
+    cache.segment(60, 0, 1)
+    assert cache.reachable(90) == 60
+    assert np.array_equal(case.step([cache], [60], [X[60:99]]), case.step([case.cache()], [0], [X[:99]])[60:])
+
+
+def test_the_engine_refuses_states_that_do_not_fit() -> None:
+    case = Case(library.supported()[0])
+    rows = np.zeros((1, ENTERING * 4), np.uint8)
+    for change in ({"from_": 7}, {"from_": -2}, {"from_": 32}, {"num_states": 0}, {"now": None}, {"states": None}):
+        cache = case.cache()
+        segment = cache.segment(0, 0, 1)
+        for name, value in change.items():
+            setattr(segment, name, value)
+        with pytest.raises(ModelError):
+            case.plan.run(case.team, 1, [segment], rows.reshape(-1), 1)
+    cache, shared = case.cache(), case.cache()
+    one, two = cache.segment(0, 0, 1), shared.segment(0, 1, 1)
+    two.now = one.now
+    with pytest.raises(ModelError):
+        case.plan.run(case.team, 1, [one, two], np.zeros((2, ENTERING * 4), np.uint8).reshape(-1), 2)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        (library.CONVOLVE, (0, 0, TAPS, 0), (np.zeros((TAPS, ENTERING), np.float32),)),
+        (library.CONVOLVE, (0, 1, 33, 0), (np.zeros((33, ENTERING), np.float32),)),
+        (library.CONVOLVE, (0, 1, TAPS, 0), (np.zeros((TAPS, ENTERING - 1), np.float32),)),
+        (library.CONVOLVE, (0, 1, TAPS, 7), (np.zeros((TAPS, ENTERING), np.float32),)),
+        (library.DECAY, (5, 5), (np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32))),
+        (library.DECAY, (5, 5), (np.zeros(HEADS), None)),
+        (library.DELTA, (2, 3, 4, 5, 6, 4, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH), ()),
+        (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, 4, WIDTH, VALUE_WIDTH), ()),
+        (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH + 1, VALUE_WIDTH), ()),
+        (library.DELTA, (2, 3, 4, 5, 9, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH), ()),
+    ],
+)
+def test_operations_that_do_not_fit_are_refused(op: tuple[int, Sequence[int], Sequence[Array | None]]) -> None:
+    plan = Case(library.supported()[0]).plan
+    before = plan.state_bytes, plan.now_bytes
+    with pytest.raises(ModelError):
+        plan.add(op[0], op[1], (), op[2])
+    assert (plan.state_bytes, plan.now_bytes) == before
+
+
+def test_states_begin_from_nothing_again() -> None:
+    case = Case(library.supported()[0])
+    states = States(case.plan)
+    assert states.reachable(50) == 0 and states.begin(0, 10)[3] == 0
+    states.done(10)
+    assert states.begin(10, 11)[3] == -1
+    states.done(11)
+    assert states.begin(5, 9)[3] == 0
