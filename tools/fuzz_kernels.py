@@ -83,14 +83,14 @@ class Shape:
 
 
 def shape_of(integer: Integer) -> Shape:
-    """Random widths, or those of attention, of latents, of a mixture of experts."""
+    """Random widths, or those of attention, of latents, of a mixture of experts, of linear attention."""
     hidden, heads, width = integer(1, 4) * integer(1, 30), integer(1, 6), integer(1, 70)
     common: dict[int, tuple[int, ...]] = {
         library.ADD: (5, 5, 0, 5),
         library.NORM: (0, 5, 0, 0),
         library.MULTIPLY: (5, 6, 5, 0),
     }
-    match integer(0, 3):
+    match integer(0, 4):
         case 1:
             key_heads, value = integer(1, 3), integer(1, 70)
             many = heads * key_heads
@@ -104,13 +104,19 @@ def shape_of(integer: Integer) -> Shape:
             widths = [hidden, experts, 2 * integer(1, min(experts, 4)), hidden, inner, hidden, 1, inner]
             mixture = {library.ROUTE: (1, 2, 0, 0), library.EXPERTS: (0, 2, 3, 0), library.GATE: (4, 7, 4, 0)}
             return Shape(widths, 0, 0, {**common, **mixture})
+        case 4:
+            key_heads, value = integer(1, 3), integer(1, 70)
+            many = heads * key_heads
+            widths = [hidden, key_heads * width, key_heads * width, many * value, many, many, many * value]
+            linear = {library.DELTA: (1, 2, 3, 4, 5, 6), library.DECAY: (4, 5, 0, 0), library.CONVOLVE: (1, 2, 0, 0)}
+            return Shape([*widths, hidden, 1], many, key_heads, {library.NORM: (0, 7, 0, 0), **linear})
     return Shape([integer(1, 4) * integer(1, 30) for _ in range(integer(2, 6))])
 
 
 def operation(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
-    kind, widths = integer(0, 10), whole.widths
-    r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(4)]
+    kind, widths = integer(0, library.DELTA), whole.widths
+    r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(6)]
     if kind in whole.fitting and integer(0, 5):
         r = list(whole.fitting[kind])
     w = [widths[i] if i < len(widths) else 8 for i in r]
@@ -136,7 +142,7 @@ def operation(integer: Integer, whole: Shape) -> Op:
             latent = int(r[1] == r[2])  # values are the beginning of keys
             value = w[3] // heads if latent else w[2] // kv
             window, coded = integer(0, 1) * integer(1, 90), integer(0, 1) * (not latent or odd)
-            shape = (*r, heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded)
+            shape = (*r[:4], heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded)
             return kind, shape, (0.1, integer(0, 1) * 2.0), (maybe(integer, heads + odd),)
         case library.ROUTE:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)
@@ -151,6 +157,16 @@ def operation(integer: Integer, whole: Shape) -> Op:
             second, after = matrix(integer, w[2], inner, experts)
             shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second)
             return kind, shape, (1.0, 0.0, 0.0), (before, before, after, maybe(integer, experts * inner))
+        case library.CONVOLVE:
+            taps = integer(1, 32 + odd)
+            weights = reals(integer(1, 99), taps, w[0] + (integer(0, 9) == 0))
+            return kind, (r[0], r[1], taps, integer(0, 6 + odd)), (), (weights, maybe(integer, w[1] + odd))
+        case library.DECAY:
+            rates = np.abs(reals(integer(1, 99), w[0] + odd)).astype(np.float64)
+            return kind, (r[0], r[1]), (), (rates, reals(integer(1, 99), w[1]))
+        case library.DELTA:
+            heads, kv = whole.heads or integer(1, 4), whole.key_heads or 1
+            return kind, (*r, heads, kv, max(1, w[0] // kv) + odd, max(1, w[2] // heads)), (), ()
         case library.COPY:
             shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)))
             chosen = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)
@@ -163,22 +179,28 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
     """A few steps of a few sessions; what they gave. Between them caches are forked, and steps beyond a cache are refused."""
     caches, at, out = [SessionCache(plan) for _ in range(3)], [0, 0, 0], []
     for _ in range(3):
+        at = [cache.reachable(length) for cache, length in zip(caches, at, strict=True)]
         counts = [integer(1, 40) if integer(0, 9) else integer(200, 300) for _ in caches]
         segments, row = [], 0
         for i, count in enumerate(counts):
-            start = integer(0, at[i])
+            start = caches[i].reachable(integer(0, at[i]))
             segments.append(caches[i].segment(start, row, count))
             at[i], row = start + count, row + count
         rows = np.ascontiguousarray(stored(reals(integer(1, 99), row, width), row_type)).view(np.uint8).reshape(-1)
         try:
             out.append(plan.run(team, integer(1, 4), segments, rows, row).tobytes())
+            for cache, end in zip(caches, at, strict=True):
+                cache.done(end)
         except ManyhandsError as error:
             out.append(str(error).encode())
         number, other, end = integer(0, 2), integer(0, 2), integer(0, 300)
+        at = [cache.reachable(length) for cache, length in zip(caches, at, strict=True)]
         if at[number] and integer(0, 1):
             caches[other], at[other] = caches[number].fork(at[number], 0), at[number]
         if plan.block_bytes and integer(0, 3) == 0:
-            out.append(beyond(plan, team, integer, caches[number], end, len(rows) // row))
+            out.append(beyond(plan, team, integer, caches[number], caches[number].reachable(end), len(rows) // row))
+        if plan.state_bytes and integer(0, 3) == 0:
+            out.append(astray(plan, team, integer, caches[number], len(rows) // row))
     return out
 
 
@@ -199,6 +221,20 @@ def beyond(plan: Plan, team: Team, integer: Integer, cache: SessionCache, start:
     except ManyhandsError as error:
         return str(error).encode()
     raise AssertionError(f"a segment whose {field} is off by {by} was taken")
+
+
+def astray(plan: Plan, team: Team, integer: Integer, cache: SessionCache, row_bytes: int) -> bytes:
+    """A step of a row that is told of states which are not there, or not of that position: refused."""
+    segment = cache.segment(cache.reachable(integer(0, 300)), 0, 1)
+    field, value = (("states", None), ("now", None), ("num_states", 0), ("from_", segment.start + 1), ("from_", -2))[
+        integer(0, 4)
+    ]
+    setattr(segment, field, value)
+    try:
+        plan.run(team, 1, [segment], np.zeros(row_bytes, np.uint8), 1)
+    except ManyhandsError as error:
+        return str(error).encode()
+    raise AssertionError(f"a segment whose {field} is {value} was taken")
 
 
 def packed_wrong(integer: Integer) -> bytes:

@@ -1,5 +1,5 @@
-"""What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout), and the
-states of layers that have some instead (states.py). Those of a GPU are in cuda/span.py.
+"""What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout), and
+the states of layers that have some instead (states.py). Those of a GPU are in cuda/span.py.
 
 To roll back is to step from an earlier position: later positions are written again before they are read.
 """

@@ -20,6 +20,7 @@ from manyhands.engine import library, proofs
 from manyhands.engine.golden_cache import CASES as CACHE_CASES
 from manyhands.engine.golden_cases import CASES, BackEnd, CompanyMatters
 from manyhands.engine.golden_small import CASES as SMALL_CASES
+from manyhands.engine.golden_states import CASES as STATE_CASES
 from manyhands.engine.library import Team
 from manyhands.errors import ModelError
 
@@ -29,11 +30,11 @@ CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: o
 
 Group = Literal["wide", "small", "cache"]
 GROUPS: Final[Mapping[Group, Mapping[str, Callable[[BackEnd], bytes]]]] = {
-    "wide": CASES,
+    "wide": {**CASES, **STATE_CASES},
     "small": SMALL_CASES,
     "cache": CACHE_CASES,
 }
-ALL: Final = {**CASES, **SMALL_CASES, **CACHE_CASES}
+ALL: Final = {name: case for cases in GROUPS.values() for name, case in cases.items()}
 
 
 def digests(back_end: str, cases: Mapping[str, Callable[[BackEnd], bytes]] = ALL) -> dict[str, str]:

@@ -71,9 +71,13 @@ class BackEnd:
 
         def begin() -> Step:
             cache = SessionCache(plan)
-            return lambda start, rows: plan.run(
-                self.team, 2, [cache.segment(start, 0, len(rows))], rows.reshape(-1), len(rows)
-            )
+
+            def step(start: int, rows: Array) -> Array:
+                out = plan.run(self.team, 2, [cache.segment(start, 0, len(rows))], rows.reshape(-1), len(rows))
+                cache.done(start + len(rows))
+                return out
+
+            return step
 
         return begin
 

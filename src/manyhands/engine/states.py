@@ -1,7 +1,7 @@
 """The states of a session: of convolutions and linear attention, which each position changes (native/states.c).
 
-A session has the state behind its last position, and blocks of 32 positions: in each the state before its first position and what
-changed it at each. Not all blocks are kept, so not every earlier position can be gone back to; the last MOST_BACK can.
+A session has the state behind its last position, and blocks of 32 positions: in each the state before its first position and
+what changed it at each. Not all blocks are kept, so not every earlier position can be gone back to; the last MOST_BACK can.
 """
 
 import mmap
@@ -16,7 +16,9 @@ from manyhands.errors import StateGone
 
 RECENT: Final = 4  # blocks up to the last position that are kept
 SPREAD: Final = 3  # of those before, at equal distances
-MARGIN: Final = 8  # positions before the mark of a session at which others may part from it: a template ends prompts in its own way
+MARGIN: Final = (
+    8  # positions before a session's mark at which others part from it: templates end a prompt in their own way
+)
 MOST_KEPT: Final = RECENT + SPREAD + 2  # with the one of the mark, and one that a step begins in
 MOST_BACK: Final = (RECENT - 1) * STATE_BLOCK  # positions before the last one that can always be gone back to
 
