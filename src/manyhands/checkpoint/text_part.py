@@ -56,6 +56,8 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "mistral3": _Part(),
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
+    "qwen3_5": _Part({"qwen3_5": "qwen3_5_text"}),
+    "qwen3_5_moe": _Part({"qwen3_5_moe": "qwen3_5_moe_text"}),
     "qwen3_vl": _Part(
         {"qwen3_vl_text": "qwen3"},
         {"rope_theta": 5e5},

@@ -129,10 +129,11 @@ class AttentionStyle:
     interleaved: bool = False  # ... head by head (q, k, v of head 0, then of head 1)
     value_eps: float | None = None  # values are normalised head by head, without weights
     is_value_key: bool = False  # values are the products of keys, before norm and rotary embedding
+    is_gated: bool = False  # the tensor of q has, behind each head, a gate of its result
 
 
 def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, target: str) -> Ops:
-    """Queries, keys, values; norms of heads; rotary embedding; cached attention; the product behind."""
+    """Queries, keys, values; norms of heads; rotary embedding; cached attention, gated or not; the product behind."""
     norms: list[Op] = []
     if style.value_eps is not None:
         norms.append(Norm("k" if style.is_value_key else "v", "v", "rms", style.value_eps, (), groups=s.kv_heads))
@@ -162,6 +163,8 @@ def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, 
             sinks=style.sinks,
         )
     )
+    if style.is_gated:
+        ops.append(Gate("g", target, target, Gating("sigmoid")))
     out = names.part(target, style.out_name, s.hidden, s.heads * s.head, style.out_bias)
     return (*ops, Product(target, (out,)))
 
@@ -170,6 +173,13 @@ def _query_key_value(names: TensorNames, s: Sizes, style: AttentionStyle) -> tup
     widths = {"q": s.heads * s.head, "k": s.kv_heads * s.head, "v": s.kv_heads * s.head}
     if style.is_value_key:
         del widths["v"]
+    if style.is_gated:
+        both = [Rows(start, s.head, 2 * s.head, s.heads) for start in (0, s.head)]
+        named = [("q", "q", both[0]), ("g", "q", both[1]), ("k", "k", None), ("v", "v", None)]
+        widths["q"] *= 2
+        return tuple(
+            names.part(t, f"self_attn.{name}_proj", widths[name], s.hidden, style.bias, rows) for t, name, rows in named
+        )
     if style.fused is None:
         return tuple(names.part(t, f"self_attn.{t}_proj", width, s.hidden, style.bias) for t, width in widths.items())
     total, start, out = sum(widths.values()), 0, []

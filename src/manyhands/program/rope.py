@@ -70,9 +70,11 @@ class RopeReader:
         original: int | None = None,
         growing: bool = False,
         stretched: bool = False,
+        sectioned: bool = False,
     ) -> None:
         """With `growing` a family multiplies queries by 1 + beta log(1 + floor(position / original length)); with `stretched`
-        a dynamic scaling may have an alpha."""
+        a dynamic scaling may have an alpha; with `sectioned` heads turn in sections by place in time and in an image, which for
+        text are equal."""
         self.fields = fields
         self.context = fields.count("max_position_embeddings", 2048)
         self._length = self.context if fields.has("max_position_embeddings") else None  # a scaling does not guess it
@@ -81,6 +83,7 @@ class RopeReader:
         self._fraction = fraction
         self._growing = growing
         self._stretched = stretched
+        self._sectioned = sectioned
         for name in ("rope_parameters", "rope_scaling"):
             if not isinstance(fields.raw(name, {}), dict):
                 raise fields.refuse(name, "an object is needed")
@@ -138,6 +141,8 @@ class RopeReader:
         if read is None:
             raise inner.refuse("rope_type", f"supported are {', '.join(_KINDS)}, proportional")
         rope: Rope = read(self, inner, base, turned)
+        if self._sectioned:
+            inner.ignore("mrope_section", "mrope_interleaved")
         if self._growing:
             inner.ignore("max_position_embeddings")
             if inner.number("llama_4_scaling_beta", positive=False):

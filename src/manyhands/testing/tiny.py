@@ -159,6 +159,24 @@ def _granite_hybrid(hidden: int) -> Overrides:
     return {**_granite(hidden), **dense, "mamba_n_heads": 4, "time_step_limit": [0.0, 1.0]}
 
 
+def _linear(hidden: int) -> Overrides:
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    widths = {"linear_key_head_dim": hidden // 4 + 4, "linear_value_head_dim": hidden // 4}
+    return {**heads, **widths, "head_dim": hidden // 2}
+
+
+def _linear_experts(hidden: int) -> Overrides:
+    return {**_linear(hidden), **_experts(hidden, 8), "shared_expert_intermediate_size": hidden}
+
+
+def _lfm2(hidden: int) -> Overrides:
+    return {"block_multiple_of": 32, "conv_bias": True}
+
+
+def _lfm2_moe(hidden: int) -> Overrides:
+    return {**_experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
+
+
 # Model types that transformers does not have, and those that it calls them by.
 NAMED_ANEW: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
 # family -> (model type of transformers, what its config needs at a hidden size)
@@ -203,6 +221,8 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _hunyuan),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
+    "lfm2": ("lfm2", _lfm2),
+    "lfm2_moe": ("lfm2_moe", _lfm2_moe),
     "minimax_m2": ("minimax_m2", _minimax),
     "ministral": ("ministral", _ministral),
     "ministral3": ("ministral3", _ministral3),
@@ -210,6 +230,9 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
     "olmoe": ("olmoe", lambda hidden: {"num_experts": 8, "num_experts_per_tok": 2}),
     "phi": ("phi", lambda hidden: {}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", _linear_experts),
+    "qwen3_5_text": ("qwen3_5_text", _linear),
+    "qwen3_next": ("qwen3_next", lambda hidden: {**_linear_experts(hidden), "mlp_only_layers": [1]}),
     "seed_oss": ("seed_oss", lambda hidden: {"head_dim": hidden // 2}),
     "smollm3": ("smollm3", lambda hidden: {}),
     "stablelm": ("stablelm", lambda hidden: {}),
@@ -280,6 +303,8 @@ def _config(family: str, layers: int, hidden: int, vocab: int, context: int, ove
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     shape: Overrides = {"num_hidden_layers": layers, "max_position_embeddings": context}
+    if model_type.startswith("lfm2"):
+        shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
     if model_type == "granitemoehybrid":  # without a list, every layer is one of Mamba
         shape["layer_types"] = ["full_attention"] * layers
     return AutoConfig.for_model(model_type, **{**sizes, **heads, **ids, **shape, **recipe(hidden), **overrides})

@@ -8,6 +8,7 @@ wrapped    olmo2, olmo3, exaone4, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
 shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
+linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 """
 
@@ -50,6 +51,8 @@ FAMILIES: Final[Mapping[str, str]] = {
     "hunyuan_v1_dense": "llama",
     "hunyuan_v1_moe": "shared",
     "kimi_k2": "latent",
+    "lfm2": "linear",
+    "lfm2_moe": "linear",
     "llama": "llama",
     "minicpm3": "latent",
     "minimax_m2": "experts",
@@ -66,7 +69,10 @@ FAMILIES: Final[Mapping[str, str]] = {
     "qwen2": "llama",
     "qwen2_moe": "experts",
     "qwen3": "llama",
+    "qwen3_5_moe_text": "linear",
+    "qwen3_5_text": "linear",
     "qwen3_moe": "experts",
+    "qwen3_next": "linear",
     "seed_oss": "llama",
     "smollm3": "llama",
     "stablelm": "layernorm",

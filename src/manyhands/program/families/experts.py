@@ -22,7 +22,19 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.llama import granite_ends
 from manyhands.program.fields import Fields
-from manyhands.program.ops import EXPERT, ExpertRouting, Experts, Gating, Multiply, Part, Product, Program, Rows, Weight
+from manyhands.program.ops import (
+    EXPERT,
+    Activation,
+    ExpertRouting,
+    Experts,
+    Gating,
+    Multiply,
+    Part,
+    Product,
+    Program,
+    Rows,
+    Weight,
+)
 from manyhands.program.rope import RopeReader
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
@@ -57,6 +69,18 @@ def sparse_layers(f: Fields, layers: int) -> list[bool]:
     return [(i + 1) % step == 0 and i not in dense for i in range(layers)]
 
 
+def beside_gated(n: TensorNames, s: Sizes, route: ExpertRouting, inner: int, shared: int, act: Activation) -> Ops:
+    """Experts, from "h" to "m", and one that every row takes, with a gate of its own, to "s"."""
+    gate = Part("by", n.linear("mlp.shared_expert_gate", 1, s.hidden), activation="sigmoid")
+    return (
+        *router(n, "mlp.gate", s, route),
+        each_expert(n, "mlp.experts", GATE_UP_DOWN, s, inner, route.experts, act),
+        *gated(n, "mlp.shared_expert", s.hidden, shared, act, "h", "s"),
+        Product("h", (gate,)),
+        Multiply("s", "by", "s"),
+    )
+
+
 def qwen2_moe(f: Fields) -> Program:
     """Experts in some layers, beside one that every row takes, with a gate of its own."""
     s, act = Sizes.read(f), f.activation()
@@ -75,15 +99,7 @@ def qwen2_moe(f: Fields) -> Program:
         before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
         if not sparse[i]:
             return Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m", before)
-        gate = Part("by", n.linear("mlp.shared_expert_gate", 1, s.hidden), activation="sigmoid")
-        body: Ops = (
-            *router(n, "mlp.gate", s, route),
-            each_expert(n, "mlp.experts", GATE_UP_DOWN, s, inner, count, act),
-            *gated(n, "mlp.shared_expert", s.hidden, shared, act, "h", "s"),
-            Product("h", (gate,)),
-            Multiply("s", "by", "s"),
-        )
-        return Branch(body, "m", before, terms=("m", "s"))
+        return Branch(beside_gated(n, s, route, inner, shared, act), "m", before, terms=("m", "s"))
 
     def layer(n: TensorNames, i: int) -> Ops:
         style = AttentionStyle(head_scale(s.head), bias=bias, window=found[i])
