@@ -63,6 +63,12 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     ),
     "qwen2_vl": ("qwen2_vl", {"rope_scaling": _MROPE}, _QWEN2_TOWER),
     "qwen2_5_vl": ("qwen2_5_vl", {"rope_scaling": _MROPE}, {**_QWEN_TOWER, "out_hidden_size": 64}),
+    "qwen3_5": (
+        "qwen3_5",
+        {"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 20}
+        | {"linear_value_head_dim": 16, "rope_parameters": {**_INTERLEAVED, "partial_rotary_factor": 0.25}},
+        {**_QWEN_TOWER, "out_hidden_size": 64},
+    ),
     "qwen3_vl": (
         "qwen3_vl",
         {"head_dim": 32, "rope_scaling": _INTERLEAVED},

@@ -160,8 +160,9 @@ def main() -> int:
         "full": lambda: full(gpu),
     }
     began = time.monotonic()
-    wrong = golden_models.failures(OfGpu(gpu))
-    models = {"digests": len(golden_models.configs()) * len(golden_models.PRECISIONS), "wrong": len(wrong)}
+    computed = [name for name in golden_models.configs() if not made(name, 128).has_states]
+    wrong = golden_models.failures(OfGpu(gpu), computed)
+    models = {"digests": len(computed) * len(golden_models.PRECISIONS), "wrong": len(wrong)}
     found = {"models": {**models, "seconds": round(time.monotonic() - began, 1)}}
     for name, part in parts.items():
         began, rows, differed = time.monotonic(), 0, 0

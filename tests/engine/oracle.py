@@ -1,4 +1,5 @@
-"""transformers as the oracle: a tiny checkpoint, its logits by transformers, and the same by the torch engine."""
+"""transformers as the oracle: a tiny checkpoint, its logits by transformers, and the same by the torch engine, or the native
+one for families with states, which torch does not run."""
 
 import json
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from manyhands.core import Span
-from manyhands.engine.span import Piece
+from manyhands.engine.cpu import CpuEnds, CpuSpan
+from manyhands.engine.library import Team
+from manyhands.engine.span import Cache, Piece
 from manyhands.engine.torch import TorchEnds, TorchSpan
-from manyhands.engine.torch_memory import Read, TorchCache
+from manyhands.engine.torch_memory import Read
+from manyhands.engine.weights import Stored
 from manyhands.program.families import read_program
 from manyhands.program.ops import Program
-from manyhands.testing.tiny import NAMED_ANEW, make_tiny
+from manyhands.testing.tiny import NAMED_ANEW, WITH_STATES, make_tiny
 
 LAYERS = 4
 CONTEXT = 512
@@ -49,8 +53,11 @@ class Pair:
         self.program: Program = read_program(folder)
         self.read = reader(folder)
         self.model = stock_model(folder, experts_implementation="eager")
-        self.ends = TorchEnds(self.program, self.read)
-        self.span = TorchSpan(self.program, Span(0, len(self.program.layers)), self.read)
+        self._hold(Span(0, len(self.program.layers)))
+
+    def _hold(self, span: Span) -> None:
+        self.ends: Any = TorchEnds(self.program, self.read)
+        self.span: Any = TorchSpan(self.program, span, self.read)
 
     def theirs(self, ids: Sequence[int]) -> Tensor:
         """transformers' logits [T, vocab] in one pass."""
@@ -58,10 +65,11 @@ class Pair:
             out: Tensor = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return out
 
-    def ours(self, ids: Sequence[int], cache: TorchCache, start: int = 0) -> Tensor:
+    def ours(self, ids: Sequence[int], cache: Cache, start: int = 0) -> Tensor:
         """Our logits [T, vocab] for ids at positions from `start` on."""
         rows = self.span.step(self.ends.embed(torch.tensor(ids)), [Piece(cache, start, len(ids))])
-        return self.ends.logits(rows)
+        found: Tensor = self.ends.logits(rows)
+        return found
 
     def greedy(self, prompt: Sequence[int], count: int, chunk: int) -> tuple[list[int], Tensor]:
         """The prompt and `count` greedy ids (chunks, then one by one through the cache), and the last one's logits."""
@@ -72,3 +80,24 @@ class Pair:
             ids.append(int(logits[-1].argmax()))
             logits = self.ours(ids[-1:], cache, len(ids) - 1)
         return ids, logits[-1]
+
+
+class NativePair(Pair):
+    """The same with the native engine."""
+
+    def _hold(self, span: Span) -> None:
+        def read(name: str) -> Stored:
+            return Stored("f32", self.read(name).numpy())
+
+        team = Team(2)
+        self.ends = CpuEnds(self.program, read, "fp32", team)
+        self.span = CpuSpan(self.program, span, read, "fp32", team)
+
+    def ours(self, ids: Sequence[int], cache: Cache, start: int = 0) -> Tensor:
+        rows = self.span.step(self.ends.embed(ids), [Piece(cache, start, len(ids))], 2)
+        return torch.from_numpy(self.ends.logits(rows, len(ids), 2))
+
+
+def pair_of(folder: Path, family: str, overrides: dict[str, Any]) -> Pair:
+    """With what runs the family."""
+    return (NativePair if family in WITH_STATES else Pair)(folder, family, overrides)

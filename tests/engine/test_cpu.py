@@ -18,7 +18,8 @@ from manyhands.engine.torch import TorchEnds, TorchSpan
 from manyhands.engine.weights import Read, Stored
 from manyhands.errors import ContextOverflow, ModelError
 from manyhands.program.families import read_program
-from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
+from manyhands.testing.tiny import EVERY_FAMILY, WITH_STATES, make_tiny
+from tests.engine.oracle import stock_model
 from tests.nightly import daily
 
 IDS = [(37 * i * i + 11 * i) % 256 for i in range(150)]
@@ -61,20 +62,32 @@ class Model:
         return np.concatenate(out)
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_a_family_is_near_the_reference_and_the_same_everywhere(family: str, tmp_path: Path) -> None:
-    folder = make_tiny(family, tmp_path, dtype="fp32", layers=LAYERS, context=CONTEXT)
+def by_torch(folder: Path) -> NDArray[np.float32]:
+    """Logits of the torch engine."""
     program = read_program(folder)
     with safe_open(folder / "model.safetensors", framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}
     ends = TorchEnds(program, tensors.__getitem__)
     span = TorchSpan(program, Span(0, LAYERS), tensors.__getitem__)
     hidden = span.step(ends.embed(torch.tensor(IDS)), [Piece(span.new_cache(CONTEXT), 0, len(IDS))])
-    right = ends.logits(hidden).numpy()
+    return np.asarray(ends.logits(hidden).numpy())
+
+
+def by_transformers(folder: Path) -> NDArray[np.float32]:
+    """Logits of transformers, in one pass."""
+    with torch.inference_mode():
+        return np.asarray(stock_model(folder)(torch.tensor([IDS]), use_cache=False).logits[0].numpy())
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_family_is_near_the_reference_and_the_same_everywhere(family: str, tmp_path: Path) -> None:
+    folder = make_tiny(family, tmp_path, dtype="fp32", layers=LAYERS, context=CONTEXT)
+    right = by_transformers(folder) if family in WITH_STATES else by_torch(folder)
     model = Model(folder, "fp32", "scalar")
     whole = model.rows(IDS, [len(IDS)])
     ours = model.ends.logits(whole, len(IDS), 2)
-    assert np.abs(ours - right).max() / np.abs(right).max() < 2e-5
+    # transformers sums linear attention over chunks of 64 positions at once.
+    assert np.abs(ours - right).max() / np.abs(right).max() < (2e-4 if family in WITH_STATES else 2e-5)
     for back_end in library.supported():
         other = Model(folder, "fp32", back_end, (0, 1, LAYERS))
         assert np.array_equal(other.rows(IDS, [1, 1, 66, 64, 18], 4), whole)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.states import MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
 from manyhands.errors import ModelError, StateGone
+from manyhands.testing.tiny import WITH_STATES
+from tests.engine.oracle import LAYERS, NativePair
 
 CONTEXT = 4096
+PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, TAPS = 6, 2, 10, 37, 4
 KEYS, VALUES = KEY_HEADS * WIDTH, HEADS * VALUE_WIDTH
 ENTERING = 2 * KEYS + VALUES + 2 * HEADS
@@ -96,6 +100,27 @@ def four_sums(by: Floats, s: Floats) -> Floats:
     for k in range(len(by)):
         sums[k % 4] = fused(by[k], s[k], sums[k % 4])
     return f32(f32(sums[0] + sums[1]) + f32(sums[2] + sums[3]))
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in WITH_STATES},
+    "as many value heads as key heads": ("qwen3_5_text", {"linear_num_value_heads": 2, "linear_value_head_dim": 40}),
+    "every layer linear": ("qwen3_next", {"layer_types": ["linear_attention"] * LAYERS, "mlp_only_layers": []}),
+    "every layer a convolution": ("lfm2", {"layer_types": ["conv"] * LAYERS, "conv_L_cache": 5}),
+    "no correction": ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False}),
+    "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_family_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    """Logits of one pass, and ids that are decoded by way of chunks and states."""
+    pair = NativePair(tmp_path, *VARIANTS[name])
+    ids, last = pair.greedy(PROMPT, 64, chunk=7)
+    theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
+    assert np.array_equal(ours[-1].numpy(), last.numpy())
+    assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 : -1].tolist()
 
 
 @pytest.fixture(params=library.supported())

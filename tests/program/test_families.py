@@ -15,9 +15,12 @@ from manyhands.program.families import FAMILIES, build_program, read_program
 from manyhands.program.ops import (
     Add,
     Attention,
+    Convolution,
+    Decay,
     ExpertRouting,
     Experts,
     Gate,
+    GatedDelta,
     LatentAttention,
     Layer,
     Multiply,
@@ -209,6 +212,17 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert (widths[op.latent], widths[op.rotary]) == op.cache_widths
             assert op.key_weight.outputs == op.heads * op.width
             widths[op.target] = op.heads * op.value_width
+        case Convolution():
+            assert op.source != op.target and widths[op.source] == op.weight.outputs
+            widths[op.target] = widths[op.source]
+        case Decay():
+            assert widths[op.source] == op.rate.outputs == op.bias.outputs
+            widths[op.target] = widths[op.source]
+        case GatedDelta():
+            assert widths[op.query] == widths[op.key] == op.key_heads * op.width
+            assert widths[op.decay] == widths[op.strength] == op.heads
+            assert widths[op.value] == op.heads * op.value_width
+            widths[op.target] = widths[op.value]
         case Gate():
             assert widths[op.gate] == widths[op.up]
             widths[op.target] = widths[op.up]

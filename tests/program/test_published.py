@@ -61,6 +61,15 @@ SPOKEN: dict[str, dict[str, Any]] = {
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},  # Phi-4-mini
     "qwen2": {"use_mrope": False},  # Qwen2.5-0.5B, DeepSeek-R1-Distill-Qwen
     "qwen3_moe": {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},  # Qwen3-Coder
+    "qwen3_5_text": {  # Qwen3.5-0.8B to 27B
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "mamba_ssm_dtype": "float32",
+        "mlp_only_layers": [],
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+    },
+    "qwen3_next": {"full_attention_interval": 4, "use_sliding_window": False},
     "smollm3": {"max_window_layers": 28},
     "stablelm": {"num_heads": 4, "rotary_scaling_factor": 1.0},
     "starcoder2": {
@@ -134,12 +143,20 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("hunyuan_v1_moe", "moe_topk", [1, 2, 1]),
         ("hunyuan_v1_moe", "num_shared_expert", [2, 2, 2]),
         ("kimi_k2", "n_group", 8),
+        ("lfm2", "block_dim", 2048),
+        ("lfm2", "block_use_swiglu", False),
+        ("lfm2", "use_pos_enc", False),
         ("llama", "rope_interleaved", True),
         ("minimax_m2", "attn_type_list", [1, 0, 1]),
         ("minimax_m2", "use_qk_norm", False),
         ("olmoe", "clip_qkv", 8.0),
         ("phi3", "lm_head_bias", True),
         ("qwen2", "use_mrope", True),
+        ("qwen3_5_moe_text", "norm_topk_prob", False),
+        ("qwen3_5_text", "attn_output_gate", False),
+        ("qwen3_5_text", "mamba_ssm_dtype", "bfloat16"),
+        ("qwen3_5_text", "mlp_only_layers", [1]),
+        ("qwen3_next", "linear_num_value_heads", 3),
         ("qwen3_moe", "shared_expert_intermediate_size", 64),
         ("qwen3_moe", "use_qk_norm", False),
         ("stablelm", "rotary_scaling_factor", 2.0),

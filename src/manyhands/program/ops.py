@@ -279,3 +279,8 @@ class Program:
     embed: Embed
     layers: tuple[Layer, ...]
     head: Head
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state, so that a session cannot go back to every position."""
+        return any(layer.recurrent for layer in self.layers)

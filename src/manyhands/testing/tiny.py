@@ -241,6 +241,8 @@ _MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "youtu": ("youtu", lambda hidden: {**_mla(hidden), "pad_token_id": None}),
 }
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *_MORE)
+# Of these, those with convolutions or linear attention: on CPUs alone.
+WITH_STATES: Final[tuple[str, ...]] = ("lfm2", "lfm2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 
 
 def make_tiny(

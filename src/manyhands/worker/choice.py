@@ -41,7 +41,7 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
         golden.choose(precision)
         _check_native(precision, quantised=quantised)
     program = build_program(parsed, where)
-    if device is not None and any(layer.recurrent for layer in program.layers):
+    if device is not None and program.has_states:
         raise ModelError(
             f"{program.family} has convolutions or linear attention, which are computed on CPUs only: leave --device out"
         )

@@ -68,10 +68,9 @@ class LinearStyle:
         )
         if heads % key_heads:
             raise f.refuse("linear_num_value_heads", f"a multiple of the {key_heads} key heads is needed")
-        widths = (f.count(f"linear_{kind}_head_dim", 128, high=1 << 14) for kind in ("key", "value"))
-        return cls(
-            key_heads, heads, *widths, f.count("linear_conv_kernel_dim", 4, high=32), eps, activation, is_grouped
-        )
+        width, value_width = (f.count(f"linear_{kind}_head_dim", 128, high=1 << 14) for kind in ("key", "value"))
+        taps = f.count("linear_conv_kernel_dim", 4, high=32)
+        return cls(key_heads, heads, width, value_width, taps, eps, activation, is_grouped)
 
     @property
     def keys(self) -> int:
@@ -198,7 +197,6 @@ def qwen3_5_moe_text(f: Fields) -> Program:
     f.assume(intermediate_size=1, num_experts_per_tok=8)  # which no layer has
     s, act, rope = Sizes.read(f, head=256), f.activation(), _qwen3_5_rope(f)
     f.only("norm_topk_prob", True)
-    f.only("mlp_only_layers", [])
     return _qwen(f, s, _beside(f, s, act, True, 256), act, rope, is_grouped=False)
 
 
@@ -216,15 +214,16 @@ def _beside(f: Fields, s: Sizes, act: Activation, normalise: bool, experts: int)
 def _qwen3_5_rope(f: Fields) -> RopeReader:
     f.only("attn_output_gate", True)
     f.only("mamba_ssm_dtype", "float32")
+    f.only("mlp_only_layers", [])
     f.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     return RopeReader(f, fraction=f.number("partial_rotary_factor", 0.25), sectioned=True)
 
 
 def lfm2(f: Fields) -> Program:
     """Short convolutions between gates in most layers. The width of a block may be stated, or a part of what is stated."""
-    f.assume(intermediate_size=f.count("block_ff_dim", 12288, high=1 << 20))
+    f.assume(intermediate_size=12288)
     s = _lfm2_sizes(f)
-    inner, multiple = s.inner, f.count("block_multiple_of", 256)
+    inner, multiple = f.count("block_ff_dim", s.inner, high=1 << 20), f.count("block_multiple_of", 256)
     factor = f.optional("block_ffn_dim_multiplier", 1.0)
     if f.flag("block_auto_adjust_ff_dim", True):
         inner = int(2 * inner / 3)
@@ -254,18 +253,15 @@ def lfm2_moe(f: Fields) -> Program:
 
 
 def _lfm2_sizes(f: Fields) -> Sizes:
-    f.ignore(
-        "block_dim",
-        "block_ffn_dim",
-        "block_mlp_init_scale",
-        "block_norm_eps",
-        "block_out_init_scale",
-        "block_use_swiglu",
-    )
-    f.ignore(
-        "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc"
-    )
-    return Sizes.read(f, free_head=False)
+    s = Sizes.read(f, free_head=False)
+    for name in ("block_dim", "conv_dim", "conv_dim_out"):  # of published configs; transformers does not read them
+        f.only(name, s.hidden)
+    f.only("num_heads", s.heads)
+    f.only("block_use_swiglu", True)
+    f.only("use_pos_enc", True)
+    f.only("block_norm_eps", f.number("norm_eps", 1e-5))
+    f.ignore("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")
+    return s
 
 
 def _w1_w3_w2(n: TensorNames, s: Sizes, inner: int) -> Ops:
