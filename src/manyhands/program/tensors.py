@@ -17,6 +17,7 @@ from manyhands.program.ops import (
     Op,
     Product,
     Program,
+    Rows,
     Weight,
 )
 
@@ -92,3 +93,23 @@ def with_own_head(program: Program, names: Iterable[str]) -> Program:
     product = program.head.product
     product = replace(product, parts=(replace(product.parts[0], weight=own),))
     return replace(program, head=replace(program.head, product=product, own=None))
+
+
+def with_stacked_experts(program: Program, names: Iterable[str]) -> Program:
+    """The Program for a checkpoint with tensors of these names: where the experts of a layer are stacked, gates above ups
+    ("experts.gate_up_proj", as Qwen3.5's), they are read from there; all else as it is."""
+    stored = frozenset(names)
+    layers = tuple(replace(layer, ops=tuple(_stacked(op, stored) for op in layer.ops)) for layer in program.layers)
+    return replace(program, layers=layers)
+
+
+def _stacked(op: Op, stored: frozenset[str]) -> Op:
+    if not isinstance(op, Experts) or not op.gate.name.endswith(f".{EXPERT}.gate_proj.weight"):
+        return op
+    path = op.gate.name.removesuffix(f".{EXPERT}.gate_proj.weight")
+    if f"{path}.gate_up_proj" not in stored:
+        return op
+    inner, hidden = op.gate.outputs, op.gate.inputs
+    both = Weight(f"{path}.gate_up_proj", (op.experts, 2 * inner, hidden), Rows(0, inner), stacked=True)
+    down = Weight(f"{path}.down_proj", (op.experts, op.down.outputs, inner), stacked=True)
+    return replace(op, gate=both, up=replace(both, rows=Rows(inner, inner)), down=down)

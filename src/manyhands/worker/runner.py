@@ -30,7 +30,7 @@ from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import STRETCH, Read, find
 from manyhands.program.ops import Program
-from manyhands.program.tensors import with_own_head
+from manyhands.program.tensors import with_own_head, with_stacked_experts
 from manyhands.weights.packed import PackedShelf
 from manyhands.worker.choice import device_part, is_gguf, is_quantised, position_bytes, program_of
 from manyhands.worker.gpu import open_gpu
@@ -126,6 +126,7 @@ def load_span(
     Raises ModelError (Damaged if they are not), CutError.
     """
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
+    program = with_stacked_experts(program, _names(folder, manifest))
     with _reading(folder, precision, manifest, lambda entries: loading.layers(span, entries)) as (read, packer, bar):
         return span_of(program, span, read, precision, num_threads, WatchedPacker(packer, bar))
 
@@ -190,8 +191,7 @@ def load_ends(
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
     own = program
     if head and program.head.own is not None:
-        named = described_tensors(folder) if manifest is None else manifest.tensors
-        own = with_own_head(program, [tensor.name for tensor in named])
+        own = with_own_head(program, _names(folder, manifest))
     with _reading(folder, precision, manifest, lambda entries: loading.ends(entries, embed=embed, head=head)) as (
         read,
         packer,
@@ -200,6 +200,11 @@ def load_ends(
         if own != program and not (embed and _is_copy(own, read)):
             program = own
         return ends_of(program, read, precision, num_threads, packer, embed=embed, head=head)
+
+
+def _names(folder: Path, manifest: Manifest | None) -> list[str]:
+    """Of a checkpoint's tensors."""
+    return [tensor.name for tensor in (described_tensors(folder) if manifest is None else manifest.tensors)]
 
 
 def _is_copy(program: Program, read: Read) -> bool:
