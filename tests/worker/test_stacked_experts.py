@@ -39,4 +39,4 @@ def test_stacked_experts_compute_the_same(tmp_path: Path) -> None:
         span = load_span(folder, Span(0, LAYERS), "bf16", 1)
         rows = np.arange(40 * span.hidden_size, dtype=np.uint16) % 300 + 0x3E00
         found.append(span.step(rows.tobytes(), [Piece(span.new_cache(40), 0, 40)], 1))
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
