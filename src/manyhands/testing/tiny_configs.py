@@ -1,0 +1,216 @@
+"""What the configs of tiny models (tiny.py) need, family by family."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+WINDOW: Final = 24  # positions; small, so that tests cross it
+
+Overrides = dict[str, Any]  # keyword arguments of a transformers config
+
+
+def _mla(hidden: int) -> Overrides:
+    head = hidden // 4
+    return {
+        "q_lora_rank": hidden // 2,
+        "kv_lora_rank": hidden // 4,
+        "qk_nope_head_dim": head // 2,
+        "qk_rope_head_dim": head // 2,
+        "v_head_dim": head,
+        "num_key_value_heads": 4,
+    }
+
+
+def _gemma(hidden: int) -> Overrides:
+    return {"head_dim": hidden // 2, "query_pre_attn_scalar": hidden // 2, "sliding_window": WINDOW}
+
+
+def _gemma4(hidden: int) -> Overrides:
+    heads = {
+        "head_dim": hidden // 2,
+        "global_head_dim": hidden,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    }
+    experts = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": hidden // 2}
+    return {**heads, **experts, "hidden_size_per_layer_input": 0, "sliding_window": WINDOW}
+
+
+def _experts(hidden: int, count: int) -> Overrides:
+    return {"num_experts": count, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
+
+
+def _llama3_rope(hidden: int) -> Overrides:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    return {"tie_word_embeddings": True, "rope_parameters": rope}
+
+
+def _deepseek(hidden: int) -> Overrides:
+    routing = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 2}
+    return {**_mla(hidden), **routing, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
+
+
+def _glm4_lite(hidden: int) -> Overrides:
+    routing = {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+    return {**_mla(hidden), **routing, "moe_intermediate_size": hidden // 2}
+
+
+def _kimi(hidden: int) -> Overrides:
+    return {**_deepseek(hidden), "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+
+
+def _deepseek_v2(hidden: int) -> Overrides:
+    return {**_mla(hidden), **_beside_shared(hidden), "q_lora_rank": None}
+
+
+def _beside_shared(hidden: int) -> Overrides:
+    routing = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
+    return {**routing, "moe_intermediate_size": hidden // 2}
+
+
+def _ernie_moe(hidden: int) -> Overrides:
+    return {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": hidden // 2, "moe_num_shared_experts": 1}
+
+
+def _hunyuan(hidden: int) -> Overrides:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 10.0, "factor": 1.0}
+    return {"head_dim": hidden // 2, "rope_parameters": rope, "tie_word_embeddings": True}
+
+
+def _minimax(hidden: int) -> Overrides:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return {**experts, "head_dim": hidden // 2, "rotary_dim": hidden // 4}
+
+
+def _ministral(hidden: int) -> Overrides:
+    return {"head_dim": hidden // 2, "sliding_window": WINDOW}
+
+
+def _minicpm(hidden: int) -> Overrides:
+    return {**_mla(hidden), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": hidden // 2}
+
+
+def _qwen2_moe(hidden: int) -> Overrides:
+    return {**_experts(hidden, 8), "shared_expert_intermediate_size": hidden, "mlp_only_layers": [1]}
+
+
+def _qwen3_moe(hidden: int) -> Overrides:
+    return {**_experts(hidden, 8), "head_dim": hidden // 2, "mlp_only_layers": [2], "decoder_sparse_step": 1}
+
+
+def _gpt_oss(hidden: int) -> Overrides:
+    yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return {**experts, "head_dim": hidden // 2, "sliding_window": WINDOW, "rope_parameters": yarn}
+
+
+def _ministral3(hidden: int) -> Overrides:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256}
+    scales = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    return {"head_dim": hidden // 2, "rope_parameters": {**yarn, **scales}}
+
+
+def _granite(hidden: int) -> Overrides:
+    return {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.5,
+    }
+
+
+def _granite_hybrid(hidden: int) -> Overrides:
+    dense = {"num_local_experts": 0, "shared_intermediate_size": hidden * 3 // 2, "position_embedding_type": "rope"}
+    return {**_granite(hidden), **dense, "mamba_n_heads": 4, "time_step_limit": [0.0, 1.0]}
+
+
+def _linear(hidden: int) -> Overrides:
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    widths = {"linear_key_head_dim": hidden // 4 + 4, "linear_value_head_dim": hidden // 4}
+    return {**heads, **widths, "head_dim": hidden // 2}
+
+
+def _linear_experts(hidden: int) -> Overrides:
+    return {**_linear(hidden), **_experts(hidden, 8), "shared_expert_intermediate_size": hidden}
+
+
+def _lfm2(hidden: int) -> Overrides:
+    return {"block_multiple_of": 32, "conv_bias": True}
+
+
+def _lfm2_moe(hidden: int) -> Overrides:
+    return {**_experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
+
+
+# Model types that transformers does not have, and those that it calls them by.
+NAMED_ANEW: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
+# family -> (model type of transformers, what its config needs at a hidden size)
+RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
+    "llama": ("llama", lambda hidden: {}),
+    "llama_tied": ("llama", _llama3_rope),
+    "qwen2": ("qwen2", lambda hidden: {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", lambda hidden: {"head_dim": hidden // 2}),
+    "mistral": ("mistral", lambda hidden: {"sliding_window": WINDOW}),
+    "gemma2": ("gemma2", _gemma),
+    "gemma3_text": ("gemma3_text", _gemma),
+    "phi3": ("phi3", lambda hidden: {}),
+    "minicpm3": ("minicpm3", _minicpm),
+    "qwen2_moe": ("qwen2_moe", _qwen2_moe),
+    "qwen3_moe": ("qwen3_moe", _qwen3_moe),
+    "mixtral": ("mixtral", lambda hidden: {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "gpt_oss": ("gpt_oss", _gpt_oss),
+    "glm4": ("glm4", lambda hidden: {"head_dim": hidden // 2, "partial_rotary_factor": 0.5}),
+    "olmo2": ("olmo2", lambda hidden: {}),
+    "deepseek_v3": ("deepseek_v3", _deepseek),
+}
+FAMILIES: Final[tuple[str, ...]] = tuple(RECIPES)
+# Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
+MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
+    "arcee": ("arcee", lambda hidden: {}),
+    "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
+    "deepseek_v2": ("deepseek_v2", _deepseek_v2),
+    "dots1": ("dots1", lambda hidden: {**_beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
+    "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
+    "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),
+    "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
+    "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
+    "gemma4_text": ("gemma4_text", _gemma4),
+    "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
+    "glm4_moe": ("glm4_moe", lambda hidden: {**_beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),
+    "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
+    "granite": ("granite", _granite),
+    "granitemoe": ("granitemoe", lambda hidden: {**_granite(hidden), "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoehybrid": ("granitemoehybrid", _granite_hybrid),
+    "helium": ("helium", lambda hidden: {"head_dim": hidden // 4}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", _hunyuan),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
+    "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
+    "lfm2": ("lfm2", _lfm2),
+    "lfm2_moe": ("lfm2_moe", _lfm2_moe),
+    "minimax_m2": ("minimax_m2", _minimax),
+    "ministral": ("ministral", _ministral),
+    "ministral3": ("ministral3", _ministral3),
+    "nemotron": ("nemotron", lambda hidden: {}),
+    "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
+    "olmoe": ("olmoe", lambda hidden: {"num_experts": 8, "num_experts_per_tok": 2}),
+    "phi": ("phi", lambda hidden: {}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", _linear_experts),
+    "qwen3_5_text": ("qwen3_5_text", _linear),
+    "qwen3_next": ("qwen3_next", lambda hidden: {**_linear_experts(hidden), "mlp_only_layers": [1]}),
+    "seed_oss": ("seed_oss", lambda hidden: {"head_dim": hidden // 2}),
+    "smollm3": ("smollm3", lambda hidden: {}),
+    "stablelm": ("stablelm", lambda hidden: {}),
+    "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
+    # With a pad_token_id transformers sets its row of the (tied) embedding to zero, also in a loaded model.
+    "youtu": ("youtu", lambda hidden: {**_mla(hidden), "pad_token_id": None}),
+}
+EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
+# Of these, those with convolutions or linear attention: on CPUs alone.
+WITH_STATES: Final[tuple[str, ...]] = ("lfm2", "lfm2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
