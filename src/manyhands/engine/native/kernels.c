@@ -836,11 +836,14 @@ static void convolve(const float *const *rows, int64_t taps, const float *weight
                      int64_t n, float *out)
 {
     for (int64_t at = 0; at < n; at += LANES) {
+        int64_t left = n - at;
         V sum = set(0);
-        for (int64_t j = 0; j < taps; j++)
-            sum = fma_(load_part(weights + j * stride + at, n - at), load_part(rows[j] + at, n - at), sum);
-        sum = bias ? add(sum, load_part(bias + at, n - at)) : sum;
-        store_part(out + at, activate(activation, 1, sum), n - at);
+        for (int64_t j = 0; j < taps; j++) {
+            const float *weight = weights + j * stride + at;
+            sum = left < LANES ? fma_(load_part(weight, left), load_part(rows[j] + at, left), sum) : fma_(load(weight), load(rows[j] + at), sum);
+        }
+        sum = bias ? add(sum, load_part(bias + at, left)) : sum;
+        store_part(out + at, activation == SILU ? activate(SILU, 1, sum) : activate(activation, 1, sum), left);
     }
 }
 
@@ -851,33 +854,58 @@ enum { DELTA_PANELS = 2 }; /* panels of a tile whose sums registers hold at once
 enum { DELTA_PANELS = 1 };
 #endif
 
+typedef struct {
+    V sums[DELTA_PANELS][DELTA_SUMS];
+} PanelSums;
+
 INLINE V sum_of_four(const V *sums) { return add(add(sums[0], sums[1]), add(sums[2], sums[3])); }
 
-/* One position for `panels` panels of a tile: the state decays and changes; out, if it is wanted, is what the query reads of it. */
-INLINE void delta_panels(int64_t width, float *state, const int panels, const float *query, const float *key, const V *value, float decay,
-                         float strength, V *out)
+/* What the state of k-th rows, which decays, gives for a key: to sum j. */
+INLINE void read_row(const float *row, V by, float key, PanelSums *to, const int j)
 {
-    V by = set(decay), sums[DELTA_PANELS][DELTA_SUMS], read[DELTA_PANELS][DELTA_SUMS], change[DELTA_PANELS];
-    for (int c = 0; c < panels; c++)
+    V factor = set(key);
+    for (int c = 0; c < DELTA_PANELS; c++)
+        to->sums[c][j] = fma_(factor, mul(load(row + c * LANES), by), to->sums[c][j]);
+}
+
+/* The same row decays and changes; what the new one gives for a query, if there is one. */
+INLINE void change_row(float *row, V by, float key, const V *change, const float *query, PanelSums *to, const int j)
+{
+    V factor = set(key);
+    for (int c = 0; c < DELTA_PANELS; c++) {
+        V s = fma_(factor, change[c], mul(load(row + c * LANES), by));
+        store(row + c * LANES, s);
+        if (query)
+            to->sums[c][j] = fma_(set(*query), s, to->sums[c][j]);
+    }
+}
+
+/* One position for DELTA_PANELS panels of a tile: the state decays and changes; out, if there is a query, is what it reads then. */
+INLINE void delta_panels(int64_t width, float *state, const float *query, const float *key, const V *value, float decay, float strength,
+                         V *out)
+{
+    V by = set(decay), change[DELTA_PANELS];
+    PanelSums sums, read;
+    int64_t k = 0;
+    for (int c = 0; c < DELTA_PANELS; c++)
         for (int j = 0; j < DELTA_SUMS; j++)
-            sums[c][j] = read[c][j] = set(0);
-    for (int64_t k = 0; k < width; k += DELTA_SUMS)
+            sums.sums[c][j] = read.sums[c][j] = set(0);
+    for (; k + DELTA_SUMS <= width; k += DELTA_SUMS)
         for (int j = 0; j < DELTA_SUMS; j++)
-            for (int c = 0; c < panels && k + j < width; c++)
-                sums[c][j] = fma_(set(key[k + j]), mul(load(state + (k + j) * DELTA_COLUMNS + c * LANES), by), sums[c][j]);
-    for (int c = 0; c < panels; c++)
-        change[c] = mul(sub(value[c], sum_of_four(sums[c])), set(strength));
-    for (int64_t k = 0; k < width; k += DELTA_SUMS)
+            read_row(state + (k + j) * DELTA_COLUMNS, by, key[k + j], &sums, j);
+    for (int j = 0; j < DELTA_SUMS - 1; j++)
+        if (k + j < width)
+            read_row(state + (k + j) * DELTA_COLUMNS, by, key[k + j], &sums, j);
+    for (int c = 0; c < DELTA_PANELS; c++)
+        change[c] = mul(sub(value[c], sum_of_four(sums.sums[c])), set(strength));
+    for (k = 0; k + DELTA_SUMS <= width; k += DELTA_SUMS)
         for (int j = 0; j < DELTA_SUMS; j++)
-            for (int c = 0; c < panels && k + j < width; c++) {
-                float *at = state + (k + j) * DELTA_COLUMNS + c * LANES;
-                V s = fma_(set(key[k + j]), change[c], mul(load(at), by));
-                store(at, s);
-                if (query)
-                    read[c][j] = fma_(set(query[k + j]), s, read[c][j]);
-            }
-    for (int c = 0; c < panels && query; c++)
-        out[c] = sum_of_four(read[c]);
+            change_row(state + (k + j) * DELTA_COLUMNS, by, key[k + j], change, query ? query + k + j : 0, &read, j);
+    for (int j = 0; j < DELTA_SUMS - 1; j++)
+        if (k + j < width)
+            change_row(state + (k + j) * DELTA_COLUMNS, by, key[k + j], change, query ? query + k + j : 0, &read, j);
+    for (int c = 0; c < DELTA_PANELS && query; c++)
+        out[c] = sum_of_four(read.sums[c]);
 }
 
 /* One position of linear attention, columns [0, n) of a tile of a head's state [width, DELTA_COLUMNS]; query null: nothing is read. */
@@ -889,9 +917,9 @@ static void delta(int64_t width, float *state, int64_t n, const float *query, co
         for (int c = 0; c < DELTA_PANELS; c++)
             v[c] = n > at + c * LANES ? load_part(value + at + c * LANES, n - at - c * LANES) : set(0);
         if (query)
-            delta_panels(width, state + at, DELTA_PANELS, query, key, v, decay, strength, o);
+            delta_panels(width, state + at, query, key, v, decay, strength, o);
         else
-            delta_panels(width, state + at, DELTA_PANELS, 0, key, v, decay, strength, o);
+            delta_panels(width, state + at, 0, key, v, decay, strength, o);
         for (int c = 0; c < DELTA_PANELS && query; c++)
             if (n > at + c * LANES)
                 store_part(out + at + c * LANES, o[c], n - at - c * LANES);

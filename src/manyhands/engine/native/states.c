@@ -34,7 +34,6 @@ static char *kept_row(const Plan *plan, const Op *op, char *kept, int64_t row, i
 
 typedef struct {
     float rows[MOST_TAPS][COLUMNS]; /* the last `taps` rows, by position modulo taps */
-    char stored[COLUMNS * 4];
 } Window;
 
 static float *slot(Window *window, int64_t position, int64_t taps) { return window->rows[(position + MOST_TAPS * taps) % taps]; }
@@ -43,7 +42,7 @@ static void convolve_part(const Plan *plan, const Op *op, const Segment *s, int6
 {
     const Kernels *kernels = plan->kernels;
     const int64_t *n = op->numbers;
-    int64_t width = plan->widths[n[0]], taps = n[2], count = at_most(width - column, COLUMNS), size = size_of_type(plan->type);
+    int64_t width = plan->widths[n[0]], taps = n[2], count = at_most(width - column, COLUMNS);
     const float *weights = op->tensors[0].data, *bias = op->tensors[1].data, *rows[MOST_TAPS];
     char *now = s->now + op->now;
     for (int64_t p = s->start - taps + 1; p < s->start; p++) {
@@ -56,10 +55,9 @@ static void convolve_part(const Plan *plan, const Op *op, const Segment *s, int6
         char *block = block_of(s, p) ? block_of(s, p) + op->cache : 0;
         for (int64_t before = taps - 1; block && p % STATE_BLOCK == 0 && before; before--)
             kernels->narrow(slot(window, p - before, taps), kept_row(plan, op, block, taps - 1 - before, column), plan->type, count);
-        kernels->narrow(row_of(plan, n[0], row) + column, window->stored, plan->type, count);
-        kernels->widen(window->stored, plan->type, 1, slot(window, p, taps), count, 0);
+        kernels->widen(row_of(plan, n[0], row) + column, F32, 1, slot(window, p, taps), count, plan->rounds);
         if (block)
-            memcpy(kept_row(plan, op, block, p % STATE_BLOCK + taps - 1, column), window->stored, (size_t)(count * size));
+            kernels->narrow(slot(window, p, taps), kept_row(plan, op, block, p % STATE_BLOCK + taps - 1, column), plan->type, count);
         for (int64_t j = 0; j < taps; j++)
             rows[j] = slot(window, p - taps + 1 + j, taps);
         kernels->convolve(rows, taps, weights + column, width, bias ? bias + column : 0, n[3], count, row_of(plan, n[1], row) + column);
