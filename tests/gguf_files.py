@@ -13,17 +13,25 @@ from safetensors.numpy import load_file
 
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
-from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE
+from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
+from tests.gguf_hybrids import hybrid_facts, linear_pieces
 
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
     "deepseek_v3", "deepseek_v3_old", "qwen2_moe", "glm4", "granite", "smollm3", "olmo2", "olmo3", "cohere2", "ernie4_5",
-    "minicpm3", "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron",
+    "minicpm3", "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron", "qwen3_next",
+    "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
+_HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
 _FIXED: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_HEADS, "mlp_only_layers": []},
+    "qwen3_5_text": _HEADS,
+    "qwen3_5_moe_text": _HEADS,
+    "lfm2": {"conv_bias": False},
+    "lfm2_moe": {"routed_scaling_factor": 1.0},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "qwen2_moe": {"mlp_only_layers": []},
     "starcoder2": {"sliding_window": None},
@@ -58,13 +66,18 @@ _YARN = {
 }  # fmt: skip
 # Keys that an architecture's files have besides the usual ones, and the fields that they stand for.
 _WINDOW = {"attention.sliding_window": "sliding_window"}
+_WIDTHS = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_LINEAR = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
+}  # fmt: skip
 _MORE: dict[str, dict[str, str]] = {
     **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _WINDOW),
     "cohere2": {**_WINDOW, "logit_scale": "logit_scale"},
-    "qwen2moe": {
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
+    "qwen2moe": _WIDTHS,
     "gptneox": {"use_parallel_residual": "use_parallel_residual"},
     "stablelm": {"use_parallel_residual": "use_parallel_residual"},
     "granite": {
@@ -72,6 +85,14 @@ _MORE: dict[str, dict[str, str]] = {
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
     },
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
+    "qwen3next": {**_WIDTHS, **_LINEAR},
+    "qwen35": _LINEAR,
+    "qwen35moe": {**_WIDTHS, **_LINEAR},
+    "lfm2": {"shortconv.l_cache": "conv_L_cache"},
+    "lfm2moe": {
+        "shortconv.l_cache": "conv_L_cache", "expert_feed_forward_length": "moe_intermediate_size",
+        "leading_dense_block_count": "num_dense_layers",
+    },
     "gpt-oss": {**_WINDOW, "expert_feed_forward_length": "intermediate_size"},
     "deepseek2": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
@@ -100,6 +121,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         **{**_FIXED.get(name, _FIXED.get(family, {})), **sizes},
     )
     config = json.loads((folder / "config.json").read_text()) | {"is_split": is_split, "is_fused": name == "phi_fused"}
+    config["is_old"] = name == "qwen3_next_old"
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
     arch, _ = _by_type()[config["model_type"]]
@@ -151,7 +173,7 @@ def _renamed(
         stem, _, last = inner.rpartition(".")
         pattern = re.sub(r"experts\.\d+\.", "experts.{expert}.", re.sub(r"norms\.\d+", "norms.{head}", stem))
         if inner in names:
-            out[f"blk.{layer}.{names[inner]}"] = array
+            out[f"blk.{layer}.{names[inner]}".removesuffix(".")] = array
         elif pattern != stem:
             stacks.setdefault(f"blk.{layer}.{names[pattern]}.{last}", []).append(array)
         else:
@@ -167,7 +189,11 @@ def _pieces(
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """What the converter makes of one tensor, under names of transformers."""
     path, _, last = name.rpartition(".")
-    if name.endswith("norm.weight") and PLUS_ONE in conventions:
+    if path.endswith(".conv.conv"):
+        yield name, array[:, 0]
+    elif ".linear_attn." in name:
+        yield from linear_pieces(name, array, config, TILED in conventions)
+    elif name.endswith("norm.weight") and PLUS_ONE in conventions:
         yield name, array + np.float32(1)
     elif PAIRS in conventions and ("q_proj" in name or "k_proj" in name):
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -228,7 +254,10 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
     }
     eps = _by_type()[config["model_type"]][1].eps
-    keys[f"attention.layer_norm_{'rms_' * (eps == 'rms_norm_eps')}epsilon"] = float(config[eps])
+    keys[f"attention.layer_norm_{'rms_' * (eps == 'rms_norm_eps')}epsilon"] = float(
+        config["norm_eps" if arch in ("lfm2", "lfm2moe") else eps]
+    )
+    keys |= hybrid_facts(arch, config)
     keys |= {key: config[field] for key, field in _MORE.get(arch, {}).items() if config.get(field) is not None}
     if arch == "olmo2" and "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]

@@ -8,7 +8,9 @@ from manyhands.checkpoint.gguf_configs import (
     BY_PART,
     PAIRS,
     PLUS_ONE,
+    RATES,
     SEPARATE,
+    TILED,
     cohere2,
     deepseek2,
     experts,
@@ -18,12 +20,17 @@ from manyhands.checkpoint.gguf_configs import (
     gpt_neox,
     gpt_oss,
     granite,
+    lfm2,
+    lfm2_moe,
     minicpm3,
     olmo3,
     phi2,
     phi3,
     qwen2_moe,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     stablelm,
     stated,
 )
@@ -38,6 +45,9 @@ from manyhands.checkpoint.gguf_names import (
     GPT_NEOX,
     GPT_NEOX_ENDS,
     GPT_OSS,
+    LFM2,
+    LFM2_ENDS,
+    LFM2_MOE,
     LLAMA,
     MINICPM3,
     MIXTRAL,
@@ -48,6 +58,9 @@ from manyhands.checkpoint.gguf_names import (
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN35,
+    QWEN35_MOE,
     STABLELM,
     STARCODER2,
 )
@@ -66,7 +79,8 @@ class Architecture:
     """How one architecture of GGUF is read: its model_type and class in transformers, its tensors, what its config adds.
 
     `tensors` (gguf_names.py): of a layer. `ends`: all others. `layers`: the path of layers. `eps`: the epsilon's field.
-    `latent`: attention is latent, its widths are read by `more`.
+    `latent`: attention is latent, its widths are read by `more`. `mixed`: layers without attention have no key heads.
+    `sparse`: all layers have experts, and the width of other blocks may not be stated.
     """
 
     model_type: str
@@ -75,6 +89,8 @@ class Architecture:
     more: Callable[[GgufKeys, Config], Config] = lambda keys, config: {}
     conventions: tuple[str, ...] = ()
     latent: bool = False
+    mixed: bool = False
+    sparse: bool = False
     eps: str = "rms_norm_eps"
     ends: Mapping[str, str] = field(default_factory=lambda: ENDS)
     layers: str = "model.layers"
@@ -83,12 +99,15 @@ class Architecture:
     def layer_tensor(self, name: str) -> str | None:
         """The name in transformers of a layer's tensor, None if it has no such tensor."""
         stem, _, kind = name.rpartition(".")
+        if not stem:
+            return self.tensors.get(f"{name}.")
         if kind not in ("weight", "bias"):
             return None
         whole, known = self.tensors.get(name), self.tensors.get(stem)
         return whole or (None if known is None else f"{known}.{kind}")
 
 
+_STEPS: Final = ((None, ("ssm_dt",)),)
 _ROUTED: Final = (None, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("llama", "LlamaForCausalLM", LLAMA, conventions=(PAIRS,)),
@@ -160,6 +179,31 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         ends=GPT_NEOX_ENDS,
         layers="gpt_neox.layers",
         biases=(_NORMS, ("attention_bias", ("attn_qkv", "attn_output")), (None, _UP_DOWN)),
+    ),
+    "qwen3next": Architecture(
+        "qwen3_next", "Qwen3NextForCausalLM", QWEN3_NEXT, qwen3_next, (PLUS_ONE, RATES), biases=_STEPS
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text", "Qwen3_5ForCausalLM", QWEN35, qwen3_5, (PLUS_ONE, RATES, TILED), biases=_STEPS
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        QWEN35_MOE,
+        qwen3_5_moe,
+        (PLUS_ONE, RATES, TILED),
+        sparse=True,
+        biases=_STEPS,
+    ),
+    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", LFM2, lfm2, mixed=True, ends=LFM2_ENDS, biases=()),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        LFM2_MOE,
+        lfm2_moe,
+        mixed=True,
+        ends=LFM2_ENDS,
+        biases=((None, ("exp_probs_b",)),),
     ),
     "nemotron": Architecture(
         "nemotron",

@@ -16,6 +16,9 @@ PLUS_ONE: Final = "norms_plus_one"  # norms hold 1 + weight
 SPLIT: Final = "split_kv_b"  # keys and values of latents have tensors of their own, with heads as first dimension
 BY_PART: Final = "qkv_by_part"  # one tensor holds all of q, then k, then v
 SEPARATE: Final = "separate_gate_up"  # gate and up of experts are tensors of their own
+RATES: Final = "negative_rates"  # A_log of linear attention holds -exp of it
+TILED: Final = "tiled_heads"  # value head h of linear attention reads key head h % (key heads)
+APART: Final = "separate_qkv_z"  # queries, keys, values of linear attention are one tensor, its gates another
 
 
 def gemma(keys: GgufKeys, config: Config) -> Config:
@@ -210,3 +213,76 @@ def qwen3_moe(keys: GgufKeys, config: Config) -> Config:
     """Weights of chosen experts add up to one."""
     inner = keys.count("expert_feed_forward_length")
     return {**experts(keys, config), "moe_intermediate_size": inner, "norm_topk_prob": True}
+
+
+def _linear(keys: GgufKeys, config: Config) -> Config:
+    """Sizes of linear attention, and in which layers there is attention."""
+    heads, inner = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
+    if inner % heads:
+        raise keys.refused(f"its linear attention has {inner} columns of values, no multiple of its {heads} heads")
+    return stated()(keys, config) | {
+        "linear_num_key_heads": keys.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.count("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "full_attention_interval": keys.count("full_attention_interval", 4),
+    }
+
+
+def qwen3_next(keys: GgufKeys, config: Config) -> Config:
+    """Files from before 2026 have what enters linear attention as the checkpoint has it."""
+    apart = {} if "ssm_in.weight" in keys.tensors else {APART: True}
+    stored = {"quantization_config": config["quantization_config"] | apart}
+    return {**_linear(keys, config), **qwen2_moe(keys, config), **stored, "norm_topk_prob": True}
+
+
+def qwen3_5(keys: GgufKeys, config: Config) -> Config:
+    """Layers behind the last one guess tokens ahead: they are left out. For text the sections of heads turn alike."""
+    turned = keys.count("rope.dimension_count", config["head_dim"])
+    sections = keys.counts("rope.dimension_sections", 4, 0)
+    if sum(sections[:3]) * 2 != turned:
+        raise keys.refused(
+            f"its rope.dimension_sections {sections} are not the {turned // 2} pairs of columns that turn"
+        )
+    ahead = keys.count("nextn_predict_layers", 0, least=0)
+    return {**_linear(keys, config), "num_hidden_layers": config["num_hidden_layers"] - ahead}
+
+
+def qwen3_5_moe(keys: GgufKeys, config: Config) -> Config:
+    """The same with experts."""
+    return {**qwen3_5(keys, config), **qwen2_moe(keys, config)}
+
+
+def _lfm2(keys: GgufKeys, config: Config) -> Config:
+    """Layers without key heads have a short convolution."""
+    heads = keys.counts("attention.head_count_kv", config["num_hidden_layers"], config["num_attention_heads"])
+    if len({*heads} - {0}) > 1:
+        raise keys.refused(f"its layers have different numbers of key heads: {sorted({*heads})}")
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": keys.count("shortconv.l_cache"),
+        "norm_eps": config["rms_norm_eps"],
+        "rms_norm_eps": None,
+    }
+
+
+def lfm2(keys: GgufKeys, config: Config) -> Config:
+    """The width of a block is the whole one."""
+    return {**_lfm2(keys, config), "block_auto_adjust_ff_dim": False}
+
+
+def lfm2_moe(keys: GgufKeys, config: Config) -> Config:
+    """Experts behind the first layers, chosen by sigmoids; their weights add up to one."""
+    if keys.one("expert_gating_func") != 2 or "exp_probs_b.bias" not in keys.tensors:
+        raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
+    return {
+        **_lfm2(keys, config),
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "num_dense_layers": keys.count("leading_dense_block_count", 0, least=0),
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "routed_scaling_factor": 1.0,
+    }

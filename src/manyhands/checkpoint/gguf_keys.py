@@ -57,6 +57,15 @@ class GgufKeys:
             raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a whole number from {least} is needed")
         return value
 
+    def counts(self, name: str, layers: int, default: int) -> list[int]:
+        """A whole number from 0 for each layer; one alone is that of all."""
+        value = self.get(name, default)
+        found = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
+        if len(found) != layers or any(type(one) is not int or one < 0 for one in found):
+            shown = f"{self.arch}.{name} is {value!r:.60}"
+            raise self.refused(f"{shown}; a whole number from 0 for each of {layers} layers is needed")
+        return found
+
     def number(self, name: str, default: float | None = None) -> float:
         """As the shortest decimal that is this fp32: 1e-05, not 9.999999747378752e-06."""
         value = self.get(name, default)

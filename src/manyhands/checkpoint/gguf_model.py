@@ -25,6 +25,7 @@ _DROPPED: Final = (
     "rope_factors_long.weight",
 )  # they go into the config
 _MAX_FACTORS: Final = 1 << 13
+_MAX_AHEAD: Final = 16
 MAX_EXPERTS: Final = 4096
 
 ReadTensor = Callable[[GgufTensor], bytes]  # its bytes; fewer where the file ends before
@@ -42,12 +43,22 @@ def _architecture(gguf: Gguf) -> tuple[str, Architecture]:
 
 def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     """The tensors under the names that the Program uses. Raises ModelError for one that the architecture does not have."""
-    _, found = _architecture(gguf)
-    unfolded = (entry for tensor in gguf.tensors if tensor.name not in _DROPPED for entry in _entries(found, tensor))
+    arch, found = _architecture(gguf)
+    ahead = _layers_ahead(gguf, arch)
+    kept = (tensor for tensor in gguf.tensors if tensor.name not in _DROPPED and not tensor.name.startswith(ahead))
+    unfolded = (entry for tensor in kept for entry in _entries(found, tensor))
     entries = list(islice(unfolded, MAX_TENSORS + 1))
     if len(entries) > MAX_TENSORS:
         raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_TENSORS} tensors")
     return entries
+
+
+def _layers_ahead(gguf: Gguf, arch: str) -> tuple[str, ...]:
+    """What the names of tensors begin with in the layers that guess tokens ahead: they come last, and do not compute."""
+    count, ahead = (gguf.one(f"{arch}.{name}") for name in ("block_count", "nextn_predict_layers"))
+    if type(count) is not int or type(ahead) is not int:
+        return ()
+    return tuple(f"blk.{i}." for i in range(max(count - min(ahead, _MAX_AHEAD), 0), count))
 
 
 def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
@@ -55,8 +66,7 @@ def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
     if name is None:
         raise ModelError(f"{tensor.file} refused: {arch.model_type} has no tensor {tensor.name[:80]!a}")
     if "{" not in name:
-        shape = (1, *tensor.shape) if ".shared_expert_gate." in name and len(tensor.shape) == 1 else tensor.shape
-        yield TensorEntry(name, tensor.file, tensor.dtype, shape, tensor.start, tensor.end)
+        yield TensorEntry(name, tensor.file, tensor.dtype, _shape(name, tensor.shape), tensor.start, tensor.end)
         return
     shape = tensor.shape[1:]
     kind, sizes = ("matrices", 2) if "{expert}" in name else ("vectors", 1)
@@ -69,6 +79,15 @@ def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
         yield TensorEntry(
             name.format(expert=number, head=number), tensor.file, tensor.dtype, shape, start, start + step
         )
+
+
+def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """With the dimension of one that the converter drops."""
+    if len(shape) == 1 and ".shared_expert_gate." in name:
+        return 1, *shape
+    if len(shape) == 2 and name.endswith((".conv1d.weight", ".conv.conv.weight")):
+        return shape[0], 1, shape[1]
+    return shape
 
 
 def _name(arch: Architecture, name: str) -> str | None:
@@ -106,7 +125,7 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
         keys.get("attention.head_count_kv")  # 1 in newer files
     else:
         head = keys.count("attention.key_length", hidden // heads if heads else 0)
-        kv_heads = keys.count("attention.head_count_kv", heads)
+        kv_heads = keys.count("attention.head_count_kv", heads) if not arch.mixed else _most_key_heads(keys, heads)
         if keys.count("attention.value_length", head) != head:
             raise keys.refused("its keys and values have heads of different widths")
     config: Config = {
@@ -117,7 +136,7 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head,
-        "intermediate_size": keys.count("feed_forward_length"),
+        "intermediate_size": keys.count("feed_forward_length", 1 if arch.sparse else None),
         arch.eps: keys.number(f"attention.layer_norm_{'rms_' * (arch.eps == 'rms_norm_eps')}epsilon"),
         "max_position_embeddings": keys.count("context_length"),
         "vocab_size": shapes["token_embd.weight"].shape[0],
@@ -127,6 +146,10 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
     if keys.get("attention.causal", True) is not True:
         raise keys.refused("its attention looks ahead: it is no model that writes text")
     return config | _biases(keys, arch)
+
+
+def _most_key_heads(keys: GgufKeys, heads: int) -> int:
+    return max(keys.counts("attention.head_count_kv", keys.count("block_count"), heads))
 
 
 def _biases(keys: GgufKeys, arch: Architecture) -> Config:

@@ -1,6 +1,7 @@
 """Names of tensors: llama.cpp's to those of transformers, of the ends whole, of layers by architecture.
 
-Names of a layer with ".weight" or ".bias" are whole, others stand for both. In a stack "{expert}" stands for the number of a
+Names of a layer with ".weight" or ".bias" are whole, and so are those that have neither and end here in "."; others stand for
+both. In a stack "{expert}" stands for the number of a
 matrix, "{head}" for that of a vector.
 """
 
@@ -90,6 +91,54 @@ OLMO2: Final = {
     **QWEN3,
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+LINEAR: Final = {
+    **QWEN3,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a.": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+QWEN3_NEXT: Final = {
+    **QWEN2_MOE,
+    **LINEAR,
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+}
+QWEN35: Final = {**LINEAR, "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b"}
+QWEN35_MOE: Final = {**QWEN2_MOE, **QWEN35}
+LFM2: Final = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_output": "self_attn.out_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+LFM2_MOE: Final = {
+    **LFM2,
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "ffn_gate_exps": "feed_forward.experts.{expert}.w1",
+    "ffn_up_exps": "feed_forward.experts.{expert}.w3",
+    "ffn_down_exps": "feed_forward.experts.{expert}.w2",
+}
+LFM2_ENDS: Final = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd_norm.weight": "model.embedding_norm.weight",
+    "output.weight": "lm_head.weight",
 }
 BIASED_ENDS: Final = {**ENDS, "output_norm.bias": "model.norm.bias"}
 STABLELM: Final = {

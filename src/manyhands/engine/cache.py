@@ -47,7 +47,7 @@ def state_bytes(layer: Layer, item: int) -> int:
             mine = (op.taps - 1 + STATE_BLOCK) * row, (op.taps - 1) * row
         else:
             state = op.heads * -(-op.value_width // WIDE) * WIDE * op.width * 4
-            inputs = op.key_heads * op.width + op.heads * (op.value_width + 2)
+            inputs = op.kept_key_heads * op.width + op.heads * (op.value_width + 2)
             mine = state + STATE_BLOCK * inputs * 4, state
         block, now = (total + -(-size // _LINE) * _LINE for total, size in zip((block, now), mine, strict=True))
     return session_bytes(block, now)

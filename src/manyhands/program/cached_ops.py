@@ -101,9 +101,9 @@ class GatedDelta:
     """target [heads * value_width] = linear attention of the row's session by the gated delta rule, in fp32.
 
     query and key [key_heads * width], value [heads * value_width], decay and strength [heads], head by head; head h reads
-    key head h // (heads / key_heads). A head's state S [width, value_width] is zeros before position 0. At each position:
-    S <- S * decay; d = (value - key . S) * strength; S <- S + key (outer) d; target = query . S. The order of the sums is in
-    docs/arithmetic.md.
+    key head h // (heads / key_heads), where `is_tiled` h % key_heads. A head's state S [width, value_width] is zeros before
+    position 0. At each position: S <- S * decay; d = (value - key . S) * strength; S <- S + key (outer) d;
+    target = query . S. The order of the sums is in docs/arithmetic.md.
     """
 
     query: str
@@ -116,3 +116,9 @@ class GatedDelta:
     key_heads: int
     width: int
     value_width: int
+    is_tiled: bool = False
+
+    @property
+    def kept_key_heads(self) -> int:
+        """Key heads that a state keeps of a position: with `is_tiled` one for each head."""
+        return self.heads if self.is_tiled else self.key_heads

@@ -48,7 +48,11 @@ W1_W3_W2: Final = ("w1", "w3", "w2")
 
 @dataclass(frozen=True, slots=True)
 class LinearStyle:
-    """A layer's gated delta rule. In qwen3_next (`is_grouped`) two tensors hold what enters, by key head."""
+    """A layer's gated delta rule. In qwen3_next (`is_grouped`) two tensors hold what enters, by key head.
+
+    GGUF files may have the first of the two apart, in two (`is_apart`); value heads in an order in which head h reads key head
+    h % key_heads (`is_tiled`); and minus the rates of decays in place of their logarithms (`is_log`).
+    """
 
     key_heads: int
     heads: int
@@ -58,6 +62,9 @@ class LinearStyle:
     eps: float
     activation: Activation
     is_grouped: bool
+    is_apart: bool
+    is_tiled: bool
+    is_log: bool
 
     @classmethod
     def read(cls, f: Fields, activation: Activation, eps: float, *, is_grouped: bool) -> "LinearStyle":
@@ -69,8 +76,10 @@ class LinearStyle:
         if heads % key_heads:
             raise f.refuse("linear_num_value_heads", f"a multiple of the {key_heads} key heads is needed")
         width, value_width = (f.count(f"linear_{kind}_head_dim", 128, high=1 << 14) for kind in ("key", "value"))
-        taps = f.count("linear_conv_kernel_dim", 4, high=32)
-        return cls(key_heads, heads, width, value_width, taps, eps, activation, is_grouped)
+        taps, is_log = f.count("linear_conv_kernel_dim", 4, high=32), not f.stored("negative_rates")
+        is_apart = not is_grouped or f.stored("separate_qkv_z")
+        is_tiled = not is_grouped and f.stored("tiled_heads") and heads > key_heads
+        return cls(key_heads, heads, width, value_width, taps, eps, activation, is_grouped, is_apart, is_tiled, is_log)
 
     @property
     def keys(self) -> int:
@@ -86,9 +95,10 @@ class LinearStyle:
 def linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, source: str, target: str) -> Ops:
     """The gated delta rule: products; a convolution of queries, keys and values; unit queries and keys; the rule; a norm of
     heads, gated; the product behind."""
-    entering = _grouped(n, s, style) if style.is_grouped else _apart(n, s, style)
+    wide = _apart(n, s, style) if style.is_apart else _grouped(n, s, style)
+    narrow = _grouped_narrow(n, s, style) if style.is_grouped else _apart_narrow(n, s, style)
     kernel = Weight(f"{n.path}linear_attn.conv1d.weight", (2 * style.keys + style.values, 1, style.taps))
-    ops: list[Op] = [Product(source, entering)]
+    ops: list[Op] = [Product(source, (*wide, *narrow))]
     for name, start, width in (
         ("q", 0, style.keys),
         ("k", style.keys, style.keys),
@@ -100,10 +110,9 @@ def linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, source: str, 
         # A norm of the mean makes rows sqrt(width) long; queries are scaled by as much again.
         ops.append(Norm(name, name, "rms", UNIT_EPS / style.width, (), groups=style.key_heads))
         ops.append(Multiply(name, scale, name))
-    ops.append(
-        Decay("a", "a", n.vector("linear_attn.A_log", style.heads), n.vector("linear_attn.dt_bias", style.heads))
-    )
-    shape = (style.heads, style.key_heads, style.width, style.value_width)
+    rate, bias = (n.vector(f"linear_attn.{name}", style.heads) for name in ("A_log", "dt_bias"))
+    ops.append(Decay("a", "a", rate, bias, style.is_log))
+    shape = (style.heads, style.key_heads, style.width, style.value_width, style.is_tiled)
     ops.append(GatedDelta("q mixed", "k mixed", "v mixed", "a", "b", "o", *shape))
     weight = n.vector("linear_attn.norm.weight", style.value_width)
     ops.append(Norm("o", "o", "rms", style.eps, (weight,), groups=style.heads))
@@ -113,33 +122,41 @@ def linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, source: str, 
 
 
 def _grouped(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
-    """Of each key head: query, key, the values and the gates of its value heads; and their strengths and decays."""
+    """Of each key head: query, key, the values and the gates of its value heads."""
     each = style.heads // style.key_heads
     columns, value = style.width, each * style.value_width
     starts = {"q": (0, columns), "k": (columns, columns), "v": (2 * columns, value), "z": (2 * columns + value, value)}
     stride = 2 * (columns + value)
     wide, outputs = "linear_attn.in_proj_qkvz", style.key_heads * stride
-    parts = [
+    return tuple(
         n.part(target, wide, outputs, s.hidden, False, Rows(start, count, stride, style.key_heads))
         for target, (start, count) in starts.items()
-    ]
-    narrow, both = "linear_attn.in_proj_ba", 2 * style.heads
+    )
+
+
+def _grouped_narrow(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
+    """Of each key head: the strengths and the decays of its value heads."""
+    name, both, each = "linear_attn.in_proj_ba", 2 * style.heads, style.heads // style.key_heads
     strength, decay = (Rows(start, each, 2 * each, style.key_heads) for start in (0, each))
-    parts.append(Part("b", n.linear(narrow, both, s.hidden, strength), activation="sigmoid"))
-    return (*parts, n.part("a", narrow, both, s.hidden, False, decay))
+    first = Part("b", n.linear(name, both, s.hidden, strength), activation="sigmoid")
+    return first, n.part("a", name, both, s.hidden, False, decay)
 
 
 def _apart(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
-    """Queries, keys and values in one tensor, one behind the other; gates, strengths, decays in tensors of their own."""
+    """Queries, keys and values in one tensor, one behind the other; gates in a tensor of their own."""
     name, outputs = "linear_attn.in_proj_qkv", 2 * style.keys + style.values
     return (
         n.part("q", name, outputs, s.hidden, False, Rows(0, style.keys)),
         n.part("k", name, outputs, s.hidden, False, Rows(style.keys, style.keys)),
         n.part("v", name, outputs, s.hidden, False, Rows(2 * style.keys, style.values)),
         n.part("z", "linear_attn.in_proj_z", style.values, s.hidden, False),
-        Part("b", n.linear("linear_attn.in_proj_b", style.heads, s.hidden), activation="sigmoid"),
-        n.part("a", "linear_attn.in_proj_a", style.heads, s.hidden, False),
     )
+
+
+def _apart_narrow(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
+    """Strengths and decays in tensors of their own."""
+    first = Part("b", n.linear("linear_attn.in_proj_b", style.heads, s.hidden), activation="sigmoid")
+    return first, n.part("a", "linear_attn.in_proj_a", style.heads, s.hidden, False)
 
 
 Block = Callable[[TensorNames, int, Norm], Branch]  # of a layer: with the norm before it
@@ -148,7 +165,8 @@ Block = Callable[[TensorNames, int, Norm], Branch]  # of a layer: with the norm 
 def _qwen(f: Fields, s: Sizes, block: Block, act: Activation, rope: RopeReader, *, is_grouped: bool) -> Program:
     """Layers of linear attention, and every fourth of attention with gates; norms around one."""
     eps = f.number("rms_norm_eps", 1e-6)
-    norm, bias = NormStyle("rms", eps, offset=1.0), f.flag("attention_bias")
+    norm = NormStyle("rms", eps, offset=0.0 if f.stored("norms_plus_one") else 1.0)
+    bias = f.flag("attention_bias")
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, is_gated=True)
     linear = LinearStyle.read(f, act, eps, is_grouped=is_grouped)
     every = f.count("full_attention_interval", 4)

@@ -1,0 +1,69 @@
+"""What llama.cpp's converter makes of models with linear attention or short convolutions."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Piece = tuple[str, NDArray[np.float32]]
+
+
+def linear_pieces(name: str, array: NDArray[np.float32], config: dict[str, Any], tiled: bool) -> Iterator[Piece]:
+    """Of one tensor of linear attention; `tiled`: value heads are stored so that those of a key head lie apart."""
+    path, _, last = name.rpartition(".")
+    path, _, what = path.rpartition(".") if last == "weight" else (path, "", last)
+    heads = config["linear_num_value_heads"]
+    wide = heads * config["linear_value_head_dim"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if what == "in_proj_qkvz":
+        yield from [(name, array)] if config["is_old"] else _apart(path, array, config)
+        return
+    if what == "A_log":
+        array = -np.exp(array)
+    elif what == "conv1d":
+        array = array[:, 0]
+    if tiled and what in ("in_proj_qkv", "conv1d"):
+        array = np.concatenate([array[: 2 * keys], _tiled(array[2 * keys :], config, 0)])
+    elif tiled and what == "out_proj":
+        array = _tiled(array, config, 1)
+    elif tiled and array.shape[0] in (heads, wide) and what != "norm":
+        array = _tiled(array, config, 0)
+    yield name, array
+
+
+def _tiled(array: NDArray[np.float32], config: dict[str, Any], axis: int) -> NDArray[np.float32]:
+    """From the value heads of the first key head, of the second ... to the first of each, the second of each ..."""
+    groups, heads, shape = config["linear_num_key_heads"], config["linear_num_value_heads"], array.shape
+    parts = array.reshape(*shape[:axis], groups, heads // groups, -1, *shape[axis + 1 :])
+    return np.ascontiguousarray(parts.swapaxes(axis, axis + 1)).reshape(shape)
+
+
+def _apart(path: str, array: NDArray[np.float32], config: dict[str, Any]) -> Iterator[Piece]:
+    """Of qwen3_next: all queries, all keys, all values; and the gates."""
+    groups, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // groups * config["linear_value_head_dim"]
+    parts = np.split(array.reshape(groups, -1, array.shape[1]), [width, 2 * width, 2 * width + values], axis=1)
+    q, k, v, z = (part.reshape(-1, array.shape[1]) for part in parts)
+    yield f"{path}.in_proj_qkv.weight", np.concatenate([q, k, v])
+    yield f"{path}.in_proj_z.weight", z
+
+
+def hybrid_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Keys that are not fields of the config by another name; none for other architectures."""
+    keys: dict[str, Any] = {}
+    if arch in ("lfm2", "lfm2moe"):
+        heads = [config["num_key_value_heads"] * (kind == "full_attention") for kind in config["layer_types"]]
+        keys["attention.head_count_kv"] = np.array(heads, np.int32)
+    if arch == "lfm2":  # as the checkpoint says, a part of what it states
+        inner, multiple = int(2 * config["intermediate_size"] / 3), config["block_multiple_of"]
+        keys["feed_forward_length"] = -(-inner // multiple) * multiple
+    if arch == "lfm2moe":
+        keys["expert_gating_func"] = 2
+    if arch in ("qwen3next", "qwen35", "qwen35moe"):
+        keys["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        keys["full_attention_interval"] = config.get("full_attention_interval", 4)
+    if arch in ("qwen35", "qwen35moe"):
+        pairs = int(config["head_dim"] * 0.25) // 2
+        keys["rope.dimension_sections"] = np.array([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0], np.int32)
+    return keys
