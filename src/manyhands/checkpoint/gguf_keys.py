@@ -1,6 +1,6 @@
 """The metadata of one architecture in a GGUF header. Every key is read or refused; all errors are ModelError of one line."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from manyhands.checkpoint.gguf import Gguf
 from manyhands.errors import ModelError
 
 Config = dict[str, Any]
+_MAX_LAYERS: Final = 1 << 10  # that a recipe may have
 
 
 class GgufKeys:
@@ -60,7 +61,7 @@ class GgufKeys:
     def counts(self, name: str, layers: int, default: int) -> list[int]:
         """A whole number from 0 for each layer; one alone is that of all."""
         value = self.get(name, default)
-        found = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
+        found = value.tolist() if isinstance(value, np.ndarray) else [value] * min(layers, _MAX_LAYERS)
         if len(found) != layers or any(type(one) is not int or one < 0 for one in found):
             shown = f"{self.arch}.{name} is {value!r:.60}"
             raise self.refused(f"{shown}; a whole number from 0 for each of {layers} layers is needed")

@@ -1,0 +1,67 @@
+"""GGUF files of models with linear attention or short convolutions: blocks, and layers that are left out."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.checkpoint.gguf_folder import gguf_folder
+from manyhands.checkpoint.gguf_parts import read_gguf
+from manyhands.engine.blocks import dequantise
+from manyhands.testing.gguf import Written, write_gguf
+from tests.engine.test_gguf import logits
+from tests.gguf_files import tiny_gguf
+
+
+def numbers(file: Path) -> list[Written]:
+    """The tensors of a file, blocks as the fp32 numbers that they store."""
+    read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(file).tensors}
+    return [
+        (
+            t.name,
+            "F32",
+            t.shape,
+            dequantise(read[t.name], t.dtype).reshape(t.shape) if t.dtype in BLOCKS else read[t.name],
+        )
+        for t in read_gguf(file).tensors
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "hidden"),
+    [("qwen3_5_text", "Q4_K", 256), ("qwen3_next", "Q8_0", 64), ("qwen3_5_moe_text", "Q5_0", 64), ("lfm2", "Q4_0", 64)],
+)
+def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, hidden: int, tmp_path: Path) -> None:
+    """Rows are taken from matrices of blocks in another order; blocks of 256 columns have those of several heads."""
+
+    def pick(name: str, shape: tuple[int, ...]) -> str:
+        whole = len(shape) > 1 and shape[-1] % BLOCKS[dtype][0] == 0
+        return dtype if whole and not name.endswith(("conv1d.weight", "conv.weight")) else "F32"
+
+    more = {"linear_num_value_heads": 4, "linear_value_head_dim": 64} if dtype == "Q4_K" else {}
+    file, _ = tiny_gguf(family, tmp_path / "a.gguf", pick, layers=4, hidden=hidden, **more)
+    found = read_gguf(file)
+    kinds = {tensor.name: tensor.dtype for tensor in found.tensors}
+    behind = "blk.0.shortconv.out_proj.weight" if family == "lfm2" else "blk.0.ssm_out.weight"
+    assert kinds[behind] == dtype
+    plain = write_gguf(tmp_path / "b.gguf", found.facts, numbers(file))
+    ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (file, plain))
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
+    """Files of Qwen3.5 have them behind the others, as one more layer of attention with a few tensors of its own."""
+    file, _ = tiny_gguf("qwen3_5_text", tmp_path / "a.gguf", layers=4)
+    found, whole = read_gguf(file), numbers(file)
+    ahead: list[Written] = [
+        (name.replace("blk.3.", "blk.4."), dtype, shape, array)
+        for name, dtype, shape, array in whole
+        if name.startswith("blk.3.")
+    ]
+    ahead.append(("blk.4.nextn.eh_proj.weight", "F32", (64, 128), np.zeros((64, 128), np.float32)))
+    facts = {**found.facts, "qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    longer = write_gguf(tmp_path / "b.gguf", facts, [*whole, *ahead])
+    ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (longer, file))
+    np.testing.assert_array_equal(ours, expected)
