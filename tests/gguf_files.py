@@ -262,6 +262,8 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if arch == "olmo2" and "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
         keys["attention.sliding_window_pattern"] = np.array(slides)
+    if arch == "qwen35moe":
+        del keys["feed_forward_length"]  # of published checkpoints, whose configs do not say it
     if arch == "gemma3":
         keys["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
     if usual.get("rope_type") == "yarn":

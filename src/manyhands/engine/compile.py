@@ -279,16 +279,12 @@ class _Compiler:
     def _(self, op: GatedDelta) -> None:
         sources = [self.source(name) for name in (op.query, op.key, op.value, op.decay, op.strength)]
         target = self.target(op.target, op.heads * op.value_width, sources)
-        if op.is_tiled:
-            sources[:2] = [self._repeated(op, source, name) for source, name in zip(sources, "qk", strict=False)]
+        keys, times = op.key_heads * op.width, op.kept_key_heads // op.key_heads
+        for i in range(2 if times > 1 else 0):  # queries and keys again and again, one for each head
+            whole = self.target(f" {i} of heads", times * keys)
+            self.emit(library.COPY, (sources[i], whole, 0, 0, keys, times, 0, keys))
+            sources[i] = whole
         self.emit(library.DELTA, (*sources, target, op.heads, op.kept_key_heads, op.width, op.value_width))
-
-    def _repeated(self, op: GatedDelta, source: int, name: str) -> int:
-        """All key heads again and again, one for each head."""
-        columns = op.key_heads * op.width
-        target = self.target(f" {name} of heads", op.heads * op.width)
-        self.emit(library.COPY, (source, target, 0, 0, columns, op.heads // op.key_heads, 0, columns))
-        return target
 
     @add.register
     def _(self, op: Gate) -> None:
