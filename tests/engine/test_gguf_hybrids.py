@@ -9,7 +9,14 @@ import pytest
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_parts import read_gguf
+from manyhands.checkpoint.verify import ignore
+from manyhands.core import Span
 from manyhands.engine.blocks import dequantise
+from manyhands.engine.cache import state_bytes
+from manyhands.engine.cpu import CpuSpan
+from manyhands.engine.library import Team
+from manyhands.engine.mapped import MappedTensors
+from manyhands.program.families import read_program
 from manyhands.testing.gguf import Written, write_gguf
 from tests.engine.test_gguf import logits
 from tests.gguf_files import tiny_gguf
@@ -65,3 +72,12 @@ def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
     longer = write_gguf(tmp_path / "b.gguf", facts, [*whole, *ahead])
     ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (longer, file))
     np.testing.assert_array_equal(ours, expected)
+
+
+def test_states_of_tiled_heads_are_counted_as_they_are_kept(tmp_path: Path) -> None:
+    """A state keeps keys once for each value head."""
+    folder = gguf_folder(tiny_gguf("qwen3_5_text", tmp_path / "tiny.gguf", layers=1)[0], tmp_path)
+    program = read_program(folder)
+    with MappedTensors(folder, ignore) as tensors:
+        span = CpuSpan(program, Span(0, 1), tensors.read, "fp32", Team(1))
+    assert span.session_bytes == state_bytes(program.layers[0], 4)

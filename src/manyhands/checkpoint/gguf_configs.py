@@ -231,7 +231,7 @@ def _linear(keys: GgufKeys, config: Config) -> Config:
 
 
 def qwen3_next(keys: GgufKeys, config: Config) -> Config:
-    """Files from before 2026 have what enters linear attention as the checkpoint has it."""
+    """Older files have what enters linear attention as the checkpoint has it."""
     apart = {} if "ssm_in.weight" in keys.tensors else {APART: True}
     stored = {"quantization_config": config["quantization_config"] | apart}
     return {**_linear(keys, config), **qwen2_moe(keys, config), **stored, "norm_topk_prob": True}
