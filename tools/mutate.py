@@ -148,7 +148,7 @@ MUTATIONS: Final = (
     Mutation(
         "a lease grows beyond what is free",
         "worker/leases.py",
-        "min(positions - leased, self.free(tokens))",
+        "min(positions - leased, self._left(tokens, 0))",
         "positions - leased",
         ("worker/test_extend.py::test_a_lease_grows_as_far_as_there_is_room",),
     ),

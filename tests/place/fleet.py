@@ -10,7 +10,7 @@ MB = 1_000_000
 
 
 def shape(layers: int = 24, layer_mb: int = 100, ends_mb: int = 0, cache_bytes: int = 0) -> ModelShape:
-    return ModelShape("m", "bf16", (layer_mb * MB,) * layers, ends_mb * MB, cache_bytes, 2048, 4096)
+    return ModelShape("m", "bf16", (layer_mb * MB,) * layers, ends_mb * MB, (cache_bytes,) * layers, 2048, 4096)
 
 
 def machine(name: str, layers: float, layer_ms: float = 1.0, rtt_ms: float = 0.0, **more: Any) -> Machine:

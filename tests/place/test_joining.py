@@ -9,7 +9,7 @@ from manyhands.place.machines import Machine
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Holding, choose_span
 
-SHAPE = ModelShape("m", "bf16", (1_000_000,) * 12, 0, 100, 128, 1024, process_bytes=1000)
+SHAPE = ModelShape("m", "bf16", (1_000_000,) * 12, 0, (100,) * 12, 128, 1024, process_bytes=1000)
 A, ME = NodeId("a"), NodeId("m")
 
 

@@ -16,7 +16,7 @@ from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import Task, find_plans, place
 from manyhands.place.shape import ModelShape
 
-SHAPE = ModelShape("m", "bf16", (1_000_000,) * 12, 2_000_000, 100, 128, 1024, process_bytes=1000)
+SHAPE = ModelShape("m", "bf16", (1_000_000,) * 12, 2_000_000, (100,) * 12, 128, 1024, process_bytes=1000)
 
 
 def node(name: str, layers: str = "", near: dict[str, float] | None = None, **facts: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_layers_that_fit_count_cache_ends_and_process() -> None:
 
 def test_layers_wherever_they_lie_take_what_the_largest_take() -> None:
     """Those of deepseek_v3 that have experts come last."""
-    model = replace(shape(cache_bytes=3), layer_bytes=(7, 100, 20, 40))
+    model = replace(shape(cache_bytes=3), layer_bytes=(7, 100, 20, 40), cache_bytes=(3,) * 4)
     assert [model.most_bytes(count, 10) for count in (0, 1, 2, 4)] == [0, 130, 200, 287]
 
 

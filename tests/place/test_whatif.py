@@ -10,7 +10,7 @@ from manyhands.place.plan import Task
 from manyhands.place.shape import ModelShape
 from manyhands.place.whatif import WhatIf, answer, compare
 
-SHAPE = ModelShape("m", "bf16", (10_000_000,) * 8, 5_000_000, 64, 128, 4096, process_bytes=1_000_000)
+SHAPE = ModelShape("m", "bf16", (10_000_000,) * 8, 5_000_000, (64,) * 8, 128, 4096, process_bytes=1_000_000)
 
 
 def question(memory: int, *added: str) -> WhatIf:

@@ -135,8 +135,9 @@ class Hop:
 
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()
-        bytes_per_token = sum(describe(folder, precision).position_bytes[2:4])
-        leases = SpanLeases(CacheBudget(config.cache_bytes), Parking(self.logs), bytes_per_token)
+        facts = describe(folder, precision)
+        sizes = sum(facts.position_bytes[2:4]), sum(facts.state_bytes[2:4])
+        leases = SpanLeases(CacheBudget(config.cache_bytes), Parking(self.logs), *sizes)
         self.host = SpanHost(info, load, device, config, make_sampler, self.logs, self.owners, leases)
 
     async def open(self, number: int, capacity: int = 64, after: Notes | None = None, **changes: Any) -> None:

@@ -23,6 +23,7 @@ from manyhands.worker.bounds import RowBounds
 from manyhands.worker.leases import CacheBudget, SpanLeases
 from manyhands.worker.log import LogBudget, OutputLog
 from manyhands.worker.parking import OWNER_SHARE, Parked, Parking
+from manyhands.worker.runner import describe
 from manyhands.worker.worker import Worker
 from tests.hostile.test_floods import Flooder
 from tests.kill import Scene
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lease_bytes(folder: Path, layers: int = 3) -> int:
-    return layers * LEASE * look_up(str(folder), "bf16", folder).shape.cache_bytes
+    return layers * LEASE * look_up(str(folder), "bf16", folder).shape.cache_bytes[0]
 
 
 class Crowd(Flooder):
@@ -252,14 +253,55 @@ def test_a_span_that_is_let_go_gives_its_bytes_back(folder: Path) -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2"])
+def test_short_sessions_with_states_hold_no_more_than_the_bound(tmp_path: Path, kind: str) -> None:
+    """Each takes its states, however short; what is free is true for one more; parked ones give way."""
+    folder = make_tiny(kind, tmp_path / kind, seed=3)
+    facts = describe(folder, "bf16")
+    state, position = sum(facts.state_bytes[3:]), sum(facts.position_bytes[3:])
+    one, some = state + BLOCK * position, 5
+    assert state > BLOCK * position
+
+    async def main() -> None:
+        async with crowd(folder, some * one + BLOCK * position) as here:
+            (host,) = here.worker.hosts
+            for number in range(1, some + 1):
+                free = host.info.free_tokens
+                assert free >= BLOCK and await here.ask(number, FIRST, BLOCK) is None
+                assert here.held_bytes <= host.leases.leased_bytes == number * one
+            assert host.info.free_tokens == 0
+            refused = await here.ask(10, FIRST, 1)
+            assert refused is not None and refused.code == "busy" and "cache for 0 more positions" in refused.detail
+            (offered,) = [info for info in here.worker.spans if not info.is_loaded]
+            assert offered.free_tokens == 0
+            await here.close(1, 1001, BLOCK)
+            await here.close(2, 1002, BLOCK)
+            assert here.names == [1001, 1002] and host.leases.parked_bytes() == 2 * one
+            assert await here.ask(11, FIRST, BLOCK) is None
+            assert here.names == [1002] and host.info.free_tokens == 2 * BLOCK
+            assert await here.ask(12, FIRST, 2 * BLOCK + 1) is not None
+            assert await here.ask(13, FIRST, 2 * BLOCK) is None, "what is free is true for one more session"
+            assert here.names == [] and here.held_bytes <= host.leases.leased_bytes == some * one + BLOCK * position
+
+    run_virtual(main())
+
+
 OWNERS = [ORIGIN, BEFORE, AFTER]
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(1, 700), st.integers(0, 2)), max_size=60))
-def test_leases_and_what_is_parked_never_exceed_the_limit(acts: list[tuple[int, int, int, int]]) -> None:
-    """Also while the limit changes: leases may be beyond a lower one, and then nothing is parked."""
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(1, 700), st.integers(0, 2)), max_size=60),
+    st.sampled_from([(0, 0), (0, 900), (1500, 200)]),
+)
+def test_leases_and_what_is_parked_never_exceed_the_limit(
+    acts: list[tuple[int, int, int, int]], states: tuple[int, int]
+) -> None:
+    """Also while the limit changes: leases may be beyond a lower one, and then nothing is parked. With and without what each
+    session takes whatever its length."""
     budget = CacheBudget(2000 * 3)
-    spans = [SpanLeases(budget, Parking(LogBudget(0)), size) for size in (1, 3)]
+    spans = [
+        SpanLeases(budget, Parking(LogBudget(0)), *each) for each in zip((1 - (states[0] > 0), 3), states, strict=True)
+    ]
     places: list[tuple[SpanLeases, Any, int]] = []
     for now, (act, index, size, owner) in enumerate(acts):
         span, place = spans[index], (session_id(now), FIRST)
@@ -279,8 +321,10 @@ def test_leases_and_what_is_parked_never_exceed_the_limit(acts: list[tuple[int, 
         kept = sum(span.parked_bytes() for span in spans)
         assert budget.leased_bytes + kept <= budget.limit_bytes or kept == 0
         for span in spans:
-            assert span.free(1500) >= 0
-            assert budget.leased_bytes + span.bytes_of(span.free(1500)) <= max(budget.limit_bytes, budget.leased_bytes)
+            if free := span.free(1500):
+                assert budget.leased_bytes + span.bytes_of(free) <= budget.limit_bytes
+            else:
+                assert span._num_positions >= 1500 or budget.leased_bytes + span.bytes_of(1) > budget.limit_bytes
 
 
 def parked(owner: NodeId, positions: int) -> Parked:

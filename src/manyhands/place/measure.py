@@ -231,7 +231,8 @@ def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, precisi
     from manyhands.worker.execute import WIRE_DTYPES, fastest_threads
 
     whole, dtype = Span(0, count), WIRE_DTYPES[precision]
-    threads = fastest_threads(lambda threads: stepping(span, whole, 1, threads, dtype)(), num_cores())
+    steps = {threads: stepping(span, whole, 1, threads, dtype) for threads in (1, num_cores())}
+    threads = fastest_threads(lambda threads: steps[threads](), num_cores())
     one, every = (stepping(span, part, 1, threads, dtype) for part in (Span(0, 1), whole))
     one_s, all_s = paired(one, every)
     layer_s = (all_s - one_s) / (count - 1) if count > 1 else one_s
@@ -254,23 +255,20 @@ def of_chunks(few_s: float, many_s: float) -> tuple[float, float]:
     return (pass_s, row_s) if pass_s > 0 and row_s > 0 else (0.0, many_s / ROWS)
 
 
-def stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType") -> Callable[[], None]:
+def stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType") -> Callable[[], object]:
     """One device step of a session at a position as in a short chat, bytes to bytes."""
     import numpy as np
 
     from manyhands.engine.span import Piece
+    from manyhands.engine.states import MARGIN
     from manyhands.wire.rows import store
 
     start = 64
-    cache = runner.new_cache(start + rows, span)
-    hidden_TD = np.random.default_rng(0).standard_normal((rows, runner.hidden_size), np.float32)
-    given, pieces = bytes(store(hidden_TD, dtype).data), [Piece(cache, start, rows)]
-
-    def step() -> None:
-        cache.length = start
-        runner.step(given, pieces, threads)
-
-    return step
+    cache = runner.new_cache(start + rows, span, start + MARGIN)  # which can be gone back to, where there are states
+    hidden_TD = np.random.default_rng(0).standard_normal((max(start, rows), runner.hidden_size), np.float32)
+    before, given = (bytes(store(hidden_TD[:count], dtype).data) for count in (start, rows))
+    runner.step(before, [Piece(cache, 0, start)], threads)
+    return lambda: runner.step(given, [Piece(cache, start, rows)], threads)
 
 
 def ending(ends: "EndsRunner", dtype: "DType") -> Callable[[], None]:

@@ -23,29 +23,37 @@ GPU_PROCESS_BYTES: Final = 300_000_000  # on the GPU: registers, and kernels
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """How large a model is at one precision, in this machine's memory. Bytes: each layer's weights, the ends' weights (both
-    as they are packed here), cache of one position and layer, one position on the wire. `context`: positions it was built for
-    (0: it does not say). `process_bytes`: what a process takes beside the model."""
+    as they are packed here), what each layer caches for one position, one position on the wire. `context`: positions it was
+    built for (0: it does not say). `process_bytes`: what a process takes beside the model. `state_bytes`: what each layer
+    caches for a session whatever its length (none given: nothing)."""
 
     name: str
     precision: Precision
     layer_bytes: tuple[int, ...]
     ends_bytes: int
-    cache_bytes: int
+    cache_bytes: tuple[int, ...]
     hidden_bytes: int
     context: int
     process_bytes: int = PROCESS_BYTES
+    state_bytes: tuple[int, ...] = ()
 
     @property
     def num_layers(self) -> int:
         return len(self.layer_bytes)
 
     def span_bytes(self, span: Span, tokens: int) -> int:
-        """Weights of `span` and its cache for `tokens` positions."""
-        return sum(self.layer_bytes[span.start : span.end]) + len(span) * tokens * self.cache_bytes
+        """Weights of `span` and its cache for a session of `tokens` positions (0: for none)."""
+        return sum(self.layer_bytes[span.start : span.end]) + sum(self.cached(tokens)[span.start : span.end])
 
     def most_bytes(self, num_layers: int, tokens: int) -> int:
         """The same of so many layers, wherever they lie: of the largest."""
-        return sum(sorted(self.layer_bytes)[-num_layers:]) + num_layers * tokens * self.cache_bytes if num_layers else 0
+        sizes = self.layer_bytes, self.cached(tokens)
+        return sum(sum(sorted(each)[-num_layers:]) for each in sizes) if num_layers else 0
+
+    def cached(self, tokens: int) -> list[int]:
+        """What each layer caches for a session of `tokens` positions (0: for none)."""
+        states = self.state_bytes if tokens and self.state_bytes else (0,) * self.num_layers
+        return [tokens * position + state for position, state in zip(self.cache_bytes, states, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     from manyhands.checkpoint.quantised import folded
     from manyhands.engine.devices import gpu, torch_device
     from manyhands.program.tensors import wide_weights
-    from manyhands.worker.choice import ITEM_BYTES, position_bytes, program_of
+    from manyhands.worker.choice import ITEM_BYTES, position_bytes, program_of, state_bytes
 
     facts, tensors, weights = ModelFacts.from_config(config), folded(tensors, config), weight_precision(precision)
     program, is_torch = program_of(config, precision, model), torch_device() is not None
@@ -156,11 +164,11 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     layers = layer_bytes(tensors, facts.num_layers, weights, wide)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
-    cache, hidden = max(position_bytes(program, precision)), facts.hidden_size * ITEM_BYTES[weights]
+    cache, hidden = position_bytes(program, precision), facts.hidden_size * ITEM_BYTES[weights]
     ends = ends_bytes(tensors, weights, wide)
     process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES if gpu() is None else GPU_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
-    return ModelShape(model, precision, *sizes, process_bytes)
+    return ModelShape(model, precision, *sizes, process_bytes, state_bytes(program, precision))
 
 
 def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:

@@ -50,7 +50,7 @@ class SpanChoice:
 def layers_that_fit(memory_bytes: float, shape: ModelShape, tokens: int, with_ends: bool = False) -> int:
     """Layers, wherever they lie, whose weights and cache for `tokens` positions fit beside the process; 0 if none."""
     room = memory_bytes - shape.process_bytes - (shape.ends_bytes if with_ends else 0)
-    sizes = sorted((layer + tokens * shape.cache_bytes for layer in shape.layer_bytes), reverse=True)
+    sizes = sorted(map(sum, zip(shape.layer_bytes, shape.cached(tokens), strict=True)), reverse=True)
     return sum(total <= room for total in itertools.accumulate(sizes))
 
 
@@ -58,7 +58,7 @@ def check_budget(memory_bytes: float, shape: ModelShape, tokens: int, with_ends:
     """As layers_that_fit, at least 1. Raises BadRequest with what one layer takes and what can be done."""
     fitting = layers_that_fit(memory_bytes, shape, tokens, with_ends)
     if fitting == 0:
-        layer, cache = max(shape.layer_bytes), tokens * shape.cache_bytes
+        layer, cache = max(zip(shape.layer_bytes, shape.cached(tokens), strict=True), key=sum)
         ends = shape.ends_bytes if with_ends else 0
         remedies = [f"give at least {size_of(layer + cache + ends + shape.process_bytes, is_limit=True)}"]
         remedies += ["use --dtype w4"] if weight_precision(shape.precision) != "w4" else []

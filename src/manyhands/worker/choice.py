@@ -17,6 +17,7 @@ from manyhands.checkpoint.quantised import read_quantised
 from manyhands.core import Precision, caches_codes, weight_precision
 from manyhands.engine import golden
 from manyhands.engine.cache import bytes_per_position
+from manyhands.engine.cache import state_bytes as layer_state_bytes
 from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.devices import named_device, torch_device
 from manyhands.errors import ModelError
@@ -60,6 +61,12 @@ def position_bytes(program: Program, precision: Precision) -> tuple[int, ...]:
         return tuple(sum(layer.cache_widths) * item for layer in program.layers)
     has_codes = caches_codes(precision)
     return tuple(bytes_per_position(layer, item, has_codes=has_codes) for layer in program.layers)
+
+
+def state_bytes(program: Program, precision: Precision) -> tuple[int, ...]:
+    """Bytes that each layer caches for a session at most, whatever its length."""
+    item = ITEM_BYTES[weight_precision(precision)]
+    return tuple(layer_state_bytes(layer, item) if layer.recurrent else 0 for layer in program.layers)
 
 
 def _check_device(device: str, precision: Precision) -> None:

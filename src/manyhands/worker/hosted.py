@@ -14,18 +14,24 @@ from manyhands.worker.runner import describe
 @dataclass(frozen=True, slots=True)
 class KnownSpan:
     """A span of the model in `folder`, for `device`. `manifest` proves its tensors; `position_bytes` is what each layer of the
-    model caches for a position."""
+    model caches for a position, `state_bytes` what for a session beside."""
 
     folder: Path
     device: Device
     info: SpanInfo
     manifest: Manifest
     position_bytes: tuple[int, ...]
+    state_bytes: tuple[int, ...]
 
     @property
     def bytes_per_token(self) -> int:
         """Cache bytes of one position of a session on the span."""
         return sum(self.position_bytes[self.info.span.start : self.info.span.end])
+
+    @property
+    def session_bytes(self) -> int:
+        """Cache bytes of a session on the span whatever its length."""
+        return sum(self.state_bytes[self.info.span.start : self.info.span.end])
 
 
 def describe_span(
@@ -47,4 +53,4 @@ def describe_span(
         free_tokens=config.cache_tokens,
         max_sessions=config.max_sessions,
     )
-    return KnownSpan(folder, device, info, manifest, facts.position_bytes)
+    return KnownSpan(folder, device, info, manifest, facts.position_bytes, facts.state_bytes)

@@ -35,10 +35,11 @@ class CacheBudget:
     def leased_bytes(self) -> int:
         return sum(span.leased_bytes for span in self._spans)
 
-    def free(self, bytes_per_token: int) -> int:
-        """Positions that a new lease may have on a span, loaded or not, whose caches take so much for one."""
+    def free(self, bytes_per_token: int, session_bytes: int) -> int:
+        """Positions that a new lease may have on a span, loaded or not, whose caches take so much for one, and for each session
+        beside. (`session_bytes` 0: that a lease may have more.)"""
         block_bytes = max(1, BLOCK * bytes_per_token)
-        return max(0, self.limit_bytes - self.leased_bytes) // block_bytes * BLOCK
+        return max(0, self.limit_bytes - self.leased_bytes - session_bytes) // block_bytes * BLOCK
 
     def limit(self, limit_bytes: int) -> None:
         """From now on so much."""
@@ -74,12 +75,12 @@ class CacheBudget:
 
 
 class SpanLeases:
-    """The leases of one span, whose caches take `bytes_per_token` for a position. `tokens`, where it is asked for, are the
-    positions that this span may lease whatever the node has."""
+    """The leases of one span, whose caches take `bytes_per_token` for a position, and `session_bytes` each whatever their
+    length. `tokens`, where it is asked for, are the positions that this span may lease whatever the node has."""
 
-    def __init__(self, budget: CacheBudget, parking: Parking, bytes_per_token: int) -> None:
+    def __init__(self, budget: CacheBudget, parking: Parking, bytes_per_token: int, session_bytes: int = 0) -> None:
         self.parking = parking
-        self._budget, self._bytes_per_token = budget, bytes_per_token
+        self._budget, self._bytes_per_token, self._session_bytes = budget, bytes_per_token, session_bytes
         self._block_bytes = max(1, BLOCK * bytes_per_token)
         self._leased: dict[Place, int] = {}  # positions of each place
         self._short: dict[Place, float] = {}  # which lacks some: until when it is heeded
@@ -89,20 +90,23 @@ class SpanLeases:
         return f"<SpanLeases {self.leased_bytes} bytes of {len(self._leased)} places>"
 
     def bytes_of(self, positions: int) -> int:
-        """What a cache of so many positions takes: whole blocks."""
-        return -(-positions // BLOCK) * self._block_bytes
+        """What a cache of so many positions, at least one, takes: whole blocks, and what each session takes."""
+        return -(-positions // BLOCK) * self._block_bytes + self._session_bytes
 
     def parked_bytes(self, owner: NodeId | None = None) -> int:
         """Of parked sessions, those of one owner if it is given."""
-        return sum(map(self.bytes_of, self.parking.sizes(owner)))
+        return sum([self.bytes_of(size) for size in self.parking.sizes(owner) if size])
 
     def most(self, tokens: int) -> int:
         """Positions that a lease may have on an idle node."""
-        return min(tokens, self._budget.limit_bytes // self._block_bytes * BLOCK)
+        return min(tokens, max(0, self._budget.limit_bytes - self._session_bytes) // self._block_bytes * BLOCK)
 
     def free(self, tokens: int) -> int:
         """Positions that a new lease may have. Parked sessions may have their caches there."""
-        return max(0, min(tokens - self._num_positions, self._budget.free(self._bytes_per_token)))
+        return self._left(tokens, self._session_bytes)
+
+    def _left(self, tokens: int, session_bytes: int) -> int:
+        return max(0, min(tokens - self._num_positions, self._budget.free(self._bytes_per_token, session_bytes)))
 
     def offered(self, tokens: int, now: float) -> int:
         """Positions that a new session may have: as `free`, and none while one that runs here lacks some."""
@@ -120,7 +124,7 @@ class SpanLeases:
         """Let the lease of `place` have `positions`, or as many as there is room for; how many it has now."""
         self._short.pop(place, None)
         leased = self._leased[place]
-        if (more := min(positions - leased, self.free(tokens))) > 0:
+        if (more := min(positions - leased, self._left(tokens, 0))) > 0:
             self._count(leased, -1)
             self.take(place, leased + more, tokens, None)
         if self._leased[place] < positions:

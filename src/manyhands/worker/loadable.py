@@ -32,8 +32,10 @@ class Loadable:
         """As it is said to others: with the positions, `tokens` at most, that `caches` have free on as many layers as would
         still be loaded, the largest; 0 if there are none."""
         span, num_layers = self.info.span, self.max_layers - self.num_loaded
-        layers = sorted(self.known.position_bytes[span.start : span.end], reverse=True)[:num_layers]
-        return replace(self.info, free_tokens=min(tokens, caches.free(sum(layers))) if layers else 0)
+        each = self.known.position_bytes[span.start : span.end], self.known.state_bytes[span.start : span.end]
+        position, session = (sum(sorted(sizes, reverse=True)[:num_layers]) for sizes in each)
+        free = caches.free(position, session) if num_layers else 0
+        return replace(self.info, free_tokens=min(tokens, free))
 
     def is_served_by(self, infos: Sequence[SpanInfo]) -> bool:
         """Whether one of `infos`, which this node serves, is all of it: of one span of a node the directory has one record."""

@@ -32,7 +32,7 @@ from manyhands.engine.weights import STRETCH, Read, find
 from manyhands.program.ops import Program
 from manyhands.program.tensors import with_own_head, with_stacked_experts
 from manyhands.weights.packed import PackedShelf
-from manyhands.worker.choice import device_part, is_gguf, is_quantised, position_bytes, program_of
+from manyhands.worker.choice import device_part, is_gguf, is_quantised, position_bytes, program_of, state_bytes
 from manyhands.worker.gpu import open_gpu
 from manyhands.worker.loading import UNSEEN, LoadBar, Loading, WatchedPacker
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a model before its weights are read. `arithmetic`: the class of what computes it here; `back_end`:
-    its name; `position_bytes`: what each layer caches for a position."""
+    its name; `position_bytes`: what each layer caches for a position, `state_bytes`: for a session whatever its length."""
 
     num_layers: int
     hidden_size: int
@@ -51,6 +51,7 @@ class Facts:
     arithmetic: str
     back_end: str
     position_bytes: tuple[int, ...]
+    state_bytes: tuple[int, ...]
 
 
 def program_class(program: Program, precision: Precision) -> str:
@@ -108,8 +109,8 @@ def describe(folder: Path, precision: Precision) -> Facts:
     """What is known of the model in `folder`, and that it may be served. May take seconds. Raises ModelError."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
     sizes = len(program.layers), program.hidden, program.vocab, program.context
-    cached = position_bytes(program, precision)
-    return Facts(*sizes, program_class(program, precision), back_end(precision), cached)
+    cached = position_bytes(program, precision), state_bytes(program, precision)
+    return Facts(*sizes, program_class(program, precision), back_end(precision), *cached)
 
 
 def load_span(

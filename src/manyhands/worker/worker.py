@@ -153,7 +153,7 @@ class Worker:
             return samplers()(params)
 
         caches = self._own_caches if is_private else self.caches
-        leases = SpanLeases(caches, Parking(self.logs), known.bytes_per_token)
+        leases = SpanLeases(caches, Parking(self.logs), known.bytes_per_token, known.session_bytes)
         return SpanHost(info, load, device, config, make_sampler, self.logs, self.owners, leases, is_private=is_private)
 
     async def offer_to_load(

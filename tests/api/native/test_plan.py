@@ -20,7 +20,7 @@ from manyhands.place.shape import ModelShape
 from manyhands.testing.swarm import memory_swarm
 from tests.api.served import MODEL, make_model, raw
 
-SHAPE = ModelShape("m", "bf16", (1_000_000,) * 12, 2_000_000, 100, 128, 1024, process_bytes=1000)
+SHAPE = ModelShape("m", "bf16", (1_000_000,) * 12, 2_000_000, (100,) * 12, 128, 1024, process_bytes=1000)
 
 
 def node(name: str, layers: str = "0-3", **facts: Any) -> dict[str, Any]:
