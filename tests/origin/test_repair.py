@@ -47,6 +47,7 @@ class FakeSession:
     computed: int = 0
     losses: dict[int, str] = field(default_factory=dict)
     leaving: dict[int, str] = field(default_factory=dict)
+    stuck: dict[int, str] = field(default_factory=dict)
     shapes: list[list[Slot]] = field(default_factory=list)
     last_progress: float = 0.0
     returns: Returns = field(default_factory=Returns)
@@ -69,7 +70,10 @@ class FakeSession:
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         self.route.hops = list(hops)
         self.losses.clear()
+        self.stuck.clear()
         self.shapes.append(list(slots))
+        for hop, slot in zip(hops, slots, strict=True):
+            hop.cached = slot.resume_until
         if self.outcomes:
             self.outcomes.pop(0)(self)
 

@@ -31,7 +31,7 @@ class Case:
         return plan_repair(
             self.route,
             self.lost,
-            self.empty,
+            dict.fromkeys(self.empty, 0),
             self.logless,
             self.offers,
             self.excluded | self.nodes(self.lost),
@@ -110,6 +110,24 @@ def test_every_hop_gets_exactly_what_it_lacks(case: Case) -> None:
     assert not comes_in, "the origin has the tokens"
 
 
+@given(cases(), st.lists(st.integers(0, COMMITTED), min_size=12, max_size=12))
+def test_hops_go_on_from_what_they_hold(case: Case, holds: list[int]) -> None:
+    """Each gets the committed positions that it lacks, each once and in order: replayed, or as the hop before computes them."""
+    if not is_covered(case):
+        return
+    excluded, short = case.excluded | case.nodes(case.lost), {index: holds[index] for index in case.empty}
+    plan = plan_repair(case.route, case.lost, short, case.logless, case.offers, excluded, COMMITTED)
+    comes = list(range(plan.replay_from, COMMITTED))
+    for slot in plan.slots:
+        held = 0 if slot.kept is None else short.get(slot.kept, COMMITTED)
+        assert slot.resume_until <= held and (slot.resume_until == held or slot.kept in case.logless)
+        assert comes == list(range(slot.resume_until, COMMITTED)) and slot.recomputes >= bool(comes)
+        replayed = list(range(slot.replay_from, slot.replay_until))
+        assert not (replayed and slot.kept in case.logless) and slot.replay_until in (0, slot.resume_until)
+        comes = replayed + [position for position in comes if position >= slot.emit_from]
+    assert not comes, "the origin has the tokens"
+
+
 @given(cases())
 def test_no_hop_recomputes_without_need(case: Case) -> None:
     """New and empty hops do; a survivor with its cache only where it has no log and the hop after it recomputes."""
@@ -179,14 +197,14 @@ def test_a_standby_costs_its_predecessor_the_rows_since() -> None:
     route = [offer("a", 0, 4), offer("b", 4, 8), offer("c", 8, 12)]
     warm = [Warm(offer("s", 4, 8), 30), Warm(offer("t", 8, 12), 20)]
     spare = [offer("u", 0, 12)]
-    (a, s, c) = plan_repair(route, {1}, (), (), spare, {NodeId("b")}, 40, warm).slots
+    (a, s, c) = plan_repair(route, {1}, {}, (), spare, {NodeId("b")}, 40, warm).slots
     assert (a.replay_from, a.replay_until, s.offer.name, s.emit_from, c.replay_until) == (30, 40, "s", 40, 0)
-    (a, s, t) = plan_repair(route, {1, 2}, (), (), spare, {NodeId("b"), NodeId("c")}, 40, warm).slots
+    (a, s, t) = plan_repair(route, {1, 2}, {}, (), spare, {NodeId("b"), NodeId("c")}, 40, warm).slots
     assert (a.replay_from, a.replay_until) == (30, 40)
     assert (s.replay_from, s.replay_until, s.emit_from, t.emit_from) == (20, 30, 20, 40)
-    plan = plan_repair(route, {1}, (), {0}, spare, {NodeId("b")}, 40, warm)
+    plan = plan_repair(route, {1}, {}, {0}, spare, {NodeId("b")}, 40, warm)
     assert plan.replay_from == 30 and plan.slots[0].recomputes, "without a log it computes those rows again"
-    gone = plan_repair(route, {1}, (), (), spare, {NodeId("b"), NodeId("s")}, 40, warm).slots
+    gone = plan_repair(route, {1}, {}, (), spare, {NodeId("b"), NodeId("s")}, 40, warm).slots
     assert gone[1].offer.name == "u" and gone[0].replay_from == 0
 
 
@@ -195,7 +213,7 @@ def test_one_spare_several_spares_or_a_survivor() -> None:
     route = [offer("a", 0, 4), offer("b", 4, 8), offer("c", 8, 12)]
 
     def new_hops(*offers: Offer) -> list[tuple[str, str]]:
-        slots = plan_repair(route, {1}, (), (), offers, {NodeId("b")}, 5).slots
+        slots = plan_repair(route, {1}, {}, (), offers, {NodeId("b")}, 5).slots
         return [(s.offer.name, str(s.offer.info.span)) for s in slots if s.kept is None]
 
     assert new_hops(offer("s", 2, 10)) == [("s", "4-7")]
@@ -208,7 +226,7 @@ def test_adjacent_losses_are_covered_as_one() -> None:
     route = [offer("a", 0, 4), offer("b", 4, 8), offer("c", 8, 12)]
 
     def spans(lost: set[int]) -> list[str]:
-        slots = plan_repair(route, lost, (), (), [offer("s", 0, 12)], (), 5).slots
+        slots = plan_repair(route, lost, {}, (), [offer("s", 0, 12)], (), 5).slots
         return [str(slot.offer.info.span) for slot in slots]
 
     assert spans({0, 1}) == ["0-7", "8-11"]

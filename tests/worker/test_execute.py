@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyhands.core import SamplingParams, Span
 from manyhands.engine.span import Piece, Rows
-from manyhands.errors import BadRequest, Corruption, ProtocolError
+from manyhands.errors import BadRequest, Corruption, ProtocolError, StateGone
 from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -53,6 +53,25 @@ def work(model: SpanModel, rows: Tensor, position: int = 0, *, is_last: bool = F
     cache = model.runner.new_cache(64)
     cache.length = position
     return Work(cache, model.span, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
+
+
+def test_a_session_that_cannot_go_back_fails_alone(tmp_path: Path) -> None:
+    """In a batch with others, and with one that goes back as far as it can."""
+    model = SpanModel(make_tiny("qwen3_next", tmp_path / "qwen3_next", seed=3), Span(1, 3), "bf16", False)
+    rows = torch.randn(300, model.hidden_size, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    caches = [model.runner.new_cache(512) for _ in range(3)]
+
+    def at(number: int, position: int, count: int) -> Work:
+        payload = encode_tensor(rows[position : position + count])
+        return Work(caches[number], model.span, position, count, 0, payload, None, False)
+
+    first = [tensor(outcome) for outcome in model.run([at(number, 0, 300) for number in range(3)])]
+    assert caches[1].reachable(40) < 40 and caches[2].reachable(280) == 280
+    beside, gone, back = model.run([at(0, 290, 10), at(1, 40, 8), at(2, 280, 5)])
+    assert isinstance(gone, StateGone) and caches[1].length == 300
+    assert torch.equal(tensor(beside), first[0][290:]) and torch.equal(tensor(back), first[2][280:285])
+    with pytest.raises(StateGone):
+        model.runner.step(bytes(8 * 2 * model.hidden_size), [Piece(caches[1], 40, 8)], 1)
 
 
 def num_threads() -> int:

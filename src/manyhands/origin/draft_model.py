@@ -75,7 +75,7 @@ class _Line:
 
     def __init__(self, model: DraftModel, sampler: Sampler, prompt_length: int) -> None:
         self._model, self._sampler, self._prompt_length = model, sampler, prompt_length
-        self._cache = model.span.new_cache(0)
+        self._cache = model.span.new_cache(0, None, prompt_length)
         self._read: list[int] = []
         self._logits_V: NDArray[np.float32] | None = None  # after what was read
 
@@ -89,6 +89,9 @@ class _Line:
         start = len(self._read)
         if start == len(ids) and self._logits_V is None:
             start -= 1  # the row of the last id was overwritten
+        if start < len(ids):
+            start = self._cache.reachable(start)
+            del self._read[start:]
         self._step(ids[start : start + TURN_ROWS], start)
         if len(self._read) < len(ids):
             return None

@@ -1,7 +1,9 @@
 """Whose fault a Fault is, and whether the session can go on without that hop. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from manyhands.core import ORIGIN_HOP, NodeId
 from manyhands.errors import (
@@ -16,6 +18,7 @@ from manyhands.errors import (
     PipelineStalled,
     ProtocolError,
     ShardUnavailable,
+    StateGone,
     WeightsMismatch,
 )
 from manyhands.origin.route import Hop
@@ -36,6 +39,10 @@ _ERRORS: dict[str, type[ManyhandsError]] = {
 }
 
 
+# A request gives its hops few reasons to go far back: what a client had was guessed wrong, hops began at different positions.
+MAX_STUCK: Final = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Hop `at_fault` is to be replaced, for good if it `untrusted`, unless there is a `refusal`: that ends the session."""
@@ -48,10 +55,21 @@ class Verdict:
 @dataclass(slots=True)
 class Told:
     """What the hops of a session said. `by`: of a node that was blamed, the node that blamed it. `faulty`: of a node that
-    called the running request faulty, its words."""
+    called the running request faulty, its words. `stuck`: how often a node could not go back."""
 
     by: dict[NodeId, NodeId] = field(default_factory=dict)
+    stuck: Counter[NodeId] = field(default_factory=Counter[NodeId])
     faulty: dict[NodeId, ManyhandsError] = field(default_factory=dict)
+
+    def may_stay(self, fault: Fault, hops: Sequence[Hop]) -> bool:
+        """Whether this is a hop that could not go back so far, and may say from where it can. Else it is lost: a hop that says
+        so once more before a new position has come back, or time and again."""
+        if fault.code != StateGone.code:
+            return False
+        hop = hops[fault.hop]
+        hop.setbacks += 1
+        self.stuck[hop.offer.node] += 1
+        return hop.setbacks == 1 and self.stuck[hop.offer.node] <= MAX_STUCK
 
 
 def judge(fault: Fault, hops: Sequence[Hop], told: Told, *, is_running: bool) -> Verdict:

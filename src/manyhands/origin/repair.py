@@ -69,7 +69,7 @@ class RepairExecutor:
         now = asyncio.get_running_loop().time
         began, session, self._replaying = now(), self._session, None
         silent_s = began - session.last_progress if session.last_progress else 0.0
-        reason = "; ".join(session.losses.values())
+        reason = "; ".join([*session.losses.values(), *session.stuck.values()])
         lost: list[str] = []
         before = [hop.offer for hop in session.route.hops]
         self._back.note_lost([session.route.hops[i].offer.node for i in session.losses])
@@ -77,10 +77,11 @@ class RepairExecutor:
             self._count(committed, reason)
             self._attempts = 0
             self._alone = Alone(self._config.load_timeout_s)
-            while session.losses or not all(hop.is_whole for hop in session.route.hops):
+            while session.losses or session.stuck or not all(hop.is_whole for hop in session.route.hops):
                 names = tuple(session.route.hops[i].offer.name for i in session.losses)
-                self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
                 lost += names
+                if lost:
+                    self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
                 plan = await self._find_plan(committed, began)
                 self._attempts += 1
                 planned = now()
@@ -91,6 +92,9 @@ class RepairExecutor:
         self.excluded -= self._back.excused()
         if any(slot.offer == self._last_resort for slot in plan.slots):
             self._around.note_fallback()
+        if not lost:
+            logger.info("session=%s goes on at token %d: %s", session.name, at_token, reason)
+            return plan.replay_from
         names = tuple(slot.offer.name for slot in plan.slots if slot.offer not in before)
         is_alike = len(plan.slots) == len(before) and all(slot.offer.info.is_loaded for slot in plan.slots)
         kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"
@@ -103,7 +107,7 @@ class RepairExecutor:
     def returned(self) -> None:
         """A position that is new has come back: what the last repair had recomputed, has been."""
         for hop in self._session.route.hops:
-            hop.is_rebuilding = False
+            hop.is_rebuilding, hop.setbacks = False, 0
         if self._replaying is not None:
             (planned, began), now = self._replaying, asyncio.get_running_loop().time()
             self.repairs[-1] = replace(self.repairs[-1], replay_s=now - planned, total_s=now - began)
@@ -114,12 +118,11 @@ class RepairExecutor:
 
         Returns the position from which on the origin must send. What is lost meanwhile is for `repair`.
         """
-        hops, start = self._session.route.hops, begins_at
-        while not self._session.losses and (empty := [i for i, hop in enumerate(hops) if not hop.is_whole]):
-            logless = [i for i, hop in enumerate(hops) if not hop.has_log]
-            plan = plan_repair([hop.offer for hop in hops], (), empty, logless, (), (), begins_at)
+        route, start = self._session.route, begins_at
+        while not self._session.losses and not all(hop.is_whole for hop in route.hops):
+            plan = plan_repair([hop.offer for hop in route.hops], (), route.short, route.logless, (), (), begins_at)
             await self._try(plan, "")
-            hops, start = self._session.route.hops, plan.replay_from
+            start = plan.replay_from
         return start
 
     async def _try(self, plan: RepairPlan, reason: str) -> str:
@@ -130,11 +133,7 @@ class RepairExecutor:
         except HopLost as error:
             self._are_apart |= self._session.apart is not None
             return f"{reason}; then {error}"
-        if all(
-            hop.has_log for hop, slot in zip(self._session.route.hops, plan.slots, strict=True) if slot.replay_until
-        ):
-            for hop, slot in zip(self._session.route.hops, plan.slots, strict=True):
-                hop.is_whole, hop.is_rebuilding = True, slot.recomputes
+        self._session.route.answered(plan.slots)
         return reason
 
     async def hand_over(self, committed: int) -> None:
@@ -186,13 +185,14 @@ class RepairExecutor:
         if now < self._may_rewire_at or any(hop.is_rebuilding or not hop.is_whole for hop in session.route.hops):
             return None
         session.has_detour, self._may_rewire_at = False, now + REWIRE_PAUSE_S
-        plan = plan_repair([hop.offer for hop in session.route.hops], (), (), (), (), (), committed)
+        plan = plan_repair([hop.offer for hop in session.route.hops], (), {}, (), (), (), committed)
         with contextlib.suppress(ShardUnavailable):
             hops = await asyncio.gather(*(self._relinked(i, hop) for i, hop in enumerate(session.route.hops)))
             if not session.losses:
                 await session.reshape(plan.slots, hops)
+                session.route.answered(plan.slots)
                 logger.info("session=%s moved to better links at position %d", session.name, committed)
-                return plan.replay_from
+                return await self.restore(plan.replay_from)
         return None
 
     async def _relinked(self, index: int, hop: Hop) -> Hop:
@@ -247,7 +247,7 @@ class RepairExecutor:
         with contextlib.suppress(ShardUnavailable):
             offers = await self._around.offers(excluded)
             route, terms = [hop.offer for hop in session.route.hops], self._around.terms()
-            plan_repair(route, lost, (), (), offers, excluded, committed, (), terms, session.route.boundaries)
+            plan_repair(route, lost, {}, (), offers, excluded, committed, (), terms, session.route.boundaries)
             return True
         return False
 
@@ -301,20 +301,19 @@ class RepairExecutor:
         assert self._last_resort is not None
         await self._alone.take_turn("; ".join(session.losses.values()))
         cuts = session.route.boundaries
-        return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed, cuts=cuts)
+        return plan_repair(route, range(len(route)), {}, (), [self._last_resort], (), committed, cuts=cuts)
 
     async def _plan_without(self, excluded: Collection[NodeId], committed: int) -> RepairPlan:
         session = self._session
         offers = await self._around.offers(excluded)
         self.excluded |= {session.route.hops[i].offer.node for i in session.losses}
-        empty = [i for i, hop in enumerate(session.route.hops) if hop.is_rebuilding or not hop.is_whole]
-        logless = [i for i, hop in enumerate(session.route.hops) if not hop.has_log]
+        short, logless = session.route.short, session.route.logless
         route = [hop.offer for hop in session.route.hops]
         if session.route.needs_ends:
             offers = with_ends_at_edges(offers, route[0].info.num_layers)
         warm = [Warm(s.hop.offer, s.computed) for s in session.standbys.by_span.values() if s.is_open]
         terms, cuts = self._around.terms(), session.route.boundaries
-        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm, terms, cuts)
+        return plan_repair(route, session.losses, short, logless, offers, excluded, committed, warm, terms, cuts)
 
     async def _reshape(self, plan: RepairPlan) -> None:
         """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""

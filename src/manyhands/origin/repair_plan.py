@@ -24,6 +24,7 @@ class Slot:
     """One hop of the new route: a survivor (`kept` is its index in the old route) or a new hop (`kept` None).
 
     `replay_from`, `replay_until`, `emit_from`, `resume`: see Open. `recomputes`: it gets committed positions (again).
+    `resume_until`: those that it holds, as far as the origin knows; Opened says whether it can go on from there.
     """
 
     offer: Offer
@@ -87,7 +88,7 @@ class Event:
 def plan_repair(
     route: Sequence[Offer],
     lost: Collection[int],
-    empty: Collection[int],
+    short: Mapping[int, int],
     logless: Collection[int],
     offers: Sequence[Offer],
     excluded: Collection[NodeId],
@@ -96,9 +97,9 @@ def plan_repair(
     terms: Terms = ANY,
     cuts: Collection[int] = (),
 ) -> RepairPlan:
-    """Replace the hops `lost` of `route`. Survivors in `empty` have no cache yet (an earlier repair was cut short); those
-    in `logless` cannot replay, so they recompute, fed from further upstream. Lost hops that have a standby in `warm` are
-    replaced by it.
+    """Replace the hops `lost` of `route`. Survivors in `short` can go on from so many positions only (0: an earlier repair was
+    cut short); those in `logless` cannot replay, so they recompute, fed from further upstream. Lost hops that have a standby in
+    `warm` are replaced by it.
 
     Offers of `excluded` nodes are not used, nor those of other weights or precision. A session has one place on a span
     of a node, so offers of nodes that stay in the route are used only if nothing else covers. Else new hops are those that cost
@@ -108,23 +109,23 @@ def plan_repair(
     standbys = [w for w in warm if w.offer.node not in excluded]
     slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in standbys], terms, cuts)
     held = {(w.offer.node, w.offer.info.span): min(w.computed, committed) for w in standbys}
-    starts = [_holds(slot, empty, held, committed) for slot in slots]
+    starts = [_holds(slot, short, held, committed) for slot in slots]
     for index in range(len(slots) - 2, -1, -1):
         if slots[index].kept in logless:
             starts[index] = min(starts[index], starts[index + 1])
     needs = [*starts[1:], committed]
     planned = [
-        _instruct(slot, start, need, committed, is_new=slot.kept is None or slot.kept in empty)
+        _instruct(slot, start, need, committed, is_new=slot.kept is None or slot.kept in short)
         for slot, start, need in zip(slots, starts, needs, strict=True)
     ]
     return RepairPlan(tuple(planned), starts[0])
 
 
-def _holds(slot: Slot, empty: Collection[int], held: Mapping[tuple[NodeId, Span], int], committed: int) -> int:
+def _holds(slot: Slot, short: Mapping[int, int], held: Mapping[tuple[NodeId, Span], int], committed: int) -> int:
     """The committed positions [0, n) that the cache of a hop of the new route holds already."""
     if slot.kept is None:
         return held.get((slot.offer.node, slot.offer.info.span), 0)
-    return 0 if slot.kept in empty else committed
+    return min(short.get(slot.kept, committed), committed)
 
 
 def _instruct(slot: Slot, start: int, need: int, committed: int, *, is_new: bool) -> Slot:
@@ -141,6 +142,7 @@ def _instruct(slot: Slot, start: int, need: int, committed: int, *, is_new: bool
         replay_from=need if replays else 0,
         replay_until=start if replays else 0,
         emit_from=need if recomputes else 0,
+        resume_until=start,
     )
 
 

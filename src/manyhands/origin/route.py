@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from manyhands.config import RequestConfig
 from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
@@ -16,8 +16,10 @@ from manyhands.route.search import Offer
 from manyhands.wire.codec import as_sent, is_slow
 from manyhands.wire.credit import Credits
 from manyhands.wire.handle import adopted_name, proof_of
-from manyhands.wire.message import STANDBY, Extend, Extended, Open, Payload, Retract, Step
+from manyhands.wire.message import STANDBY, Extend, Extended, Open, Opened, Payload, Retract, Step
 from manyhands.wire.signed import UNSIGNED, Signer
+
+MAX_SETBACKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Hop:
     arithmetic: str = ""
     epoch: int = 0  # of the last Opened
     has_log: bool = True
-    cached: int = 0  # positions of a parked session that it began with
+    cached: int = 0  # positions that it began this epoch with, of those that it was asked for
+    setbacks: int = 0  # how often these were fewer, or it could not go back, since a position came back that was new
     granted: int = 0  # positions of its lease, as it answered the last Extend; 0: not yet, in this epoch
     rounds: bool = False  # it said so
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
@@ -61,8 +64,18 @@ class Hop:
 
     def renew(self) -> None:
         """Begin an epoch: nothing waits for it, nothing is in flight."""
-        self.outgoing, self.incoming, self.granted = Credits(self.window), Credits(self.window), 0
+        self.outgoing, self.incoming, self.granted, self.cached = Credits(self.window), Credits(self.window), 0, 0
         self.outbox.clear()
+
+    def opened(self, message: Opened) -> None:
+        """It has its place in the epoch."""
+        self.arithmetic, self.epoch, self.has_log = message.arithmetic, message.epoch, message.has_log
+        self.cached, self.rounds = message.cached, message.rounds
+
+    def held(self) -> int:
+        """Positions that it goes on from, if it is not whole. One that answers with fewer than were asked for time and again
+        counts as empty."""
+        return 0 if self.is_rebuilding or self.setbacks > MAX_SETBACKS else self.cached
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -178,6 +191,26 @@ class Route:
     def standby_capacity(self) -> int:
         """Positions that a standby has to lease: what the hops were asked for, whether they have it or not."""
         return max(self.asked, self.lease.capacity)
+
+    @property
+    def short(self) -> dict[int, int]:
+        """The hops that do not hold the committed positions, with what they hold of them."""
+        return {index: hop.held() for index, hop in enumerate(self.hops) if hop.is_rebuilding or not hop.is_whole}
+
+    @property
+    def logless(self) -> list[int]:
+        """The hops that cannot replay."""
+        return [index for index, hop in enumerate(self.hops) if not hop.has_log]
+
+    def answered(self, slots: Sequence[Slot]) -> None:
+        """All hops have opened: they are whole if each has the positions and the log that its place asks for."""
+        places = list(zip(self.hops, slots, strict=True))
+        for hop, slot in places:
+            if hop.cached < slot.resume_until:
+                hop.is_whole, hop.is_rebuilding, hop.setbacks = False, False, hop.setbacks + 1
+        if all((hop.has_log or not slot.replay_until) and hop.cached >= slot.resume_until for hop, slot in places):
+            for hop, slot in places:
+                hop.is_whole, hop.is_rebuilding = True, slot.recomputes
 
     @property
     def rebuilding(self) -> frozenset[int]:

@@ -263,7 +263,7 @@ class Routes:
         lost = [i for i, at in enumerate(spans) if unheld(held.get(route[i].node, ()), at.end, at.start)]
         if self._model.ends_at == "edges":
             offers = with_ends_at_edges(offers, self._model.num_layers)
-        return plan_repair(route, lost, (), (), offers, excluded, positions, (), self.terms(0, rules), cuts).slots
+        return plan_repair(route, lost, {}, (), offers, excluded, positions, (), self.terms(0, rules), cuts).slots
 
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks no node."""

@@ -35,7 +35,8 @@ class Session:
     """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
 
     `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
-    does so for hops that would like to leave. `standbys` stand by for the hops of their spans (standby.py). `late_s` says how
+    does so for hops that would like to leave, `stuck` for those that could not go back to a step's position: in a new epoch
+    they say to which they can. `standbys` stand by for the hops of their spans (standby.py). `late_s` says how
     late the event loops of this node and of another have run lately: deadlines for answers stretch with it (liveness.py).
     """
 
@@ -51,8 +52,7 @@ class Session:
         self.name = public_id(self.id)  # what logs, events and the API call the session
         self.route = Route(self.id, signer, lease, config.window, list(hops))
         self.standbys = Standbys(self.route)
-        self.losses: dict[int, str] = {}
-        self.leaving: dict[int, str] = {}
+        self.losses, self.leaving, self.stuck = dict[int, str](), dict[int, str](), dict[int, str]()
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
         self.apart: NodeId | None = None  # could not be reached by the hop before it, though this origin has a link
         self.told = Told()
@@ -109,8 +109,8 @@ class Session:
         self._unclosed = gone
         self.standbys.promote(staying)
         self.route.renew(hops)
-        self.losses.clear()
-        self.leaving.clear()
+        for told in (self.losses, self.leaving, self.stuck):
+            told.clear()
         self.returns.renew()
         for index, hop in enumerate(hops):
             if any(link.is_closed for link in hop.links):
@@ -242,17 +242,15 @@ class Session:
         self._raise_losses()
 
     def _raise_losses(self) -> None:
-        if self.losses:
+        if wrong := {**self.stuck, **self.losses}:
             names = [hop.offer.name for hop in self.route.hops]
-            raise HopLost("; ".join(f"hop {i} ({names[i]}) {why}" for i, why in sorted(self.losses.items())))
+            raise HopLost("; ".join(f"hop {i} ({names[i]}) {why}" for i, why in sorted(wrong.items())))
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
     def on_opened(self, message: Opened) -> None:
         if message.epoch == self.route.epoch:
-            hop = self.route.hops[message.hop]
-            hop.arithmetic, hop.epoch, hop.has_log = message.arithmetic, message.epoch, message.has_log
-            hop.cached, hop.rounds = message.cached, message.rounds
+            self.route.hops[message.hop].opened(message)
             self._arrived.set()
 
     def on_step(self, step: Step, link: Link) -> None:
@@ -313,17 +311,18 @@ class Session:
         has_place = self.route.hops[message.hop].epoch == message.epoch  # else this answers our Open
         if message.code == Draining.code and self._is_running and has_place:
             self.leaving[message.hop] = message.detail
-            return
-        if message.code == Detour.code:
+        elif message.code == Detour.code:
             self.has_detour = True
-            return
-        self.apart = apart(message, self.route.hops) or self.apart
-        verdict = judge(message, self.route.hops, self.told, is_running=self._is_running)
-        if verdict.refusal is not None:
-            self._error = self._error or verdict.refusal
+        elif has_place and self.told.may_stay(message, self.route.hops):
+            self.stuck[message.hop] = message.detail
             self._arrived.set()
         else:
-            self.lose(verdict.at_fault, message.detail, untrusted=verdict.untrusted)
+            self.apart = apart(message, self.route.hops) or self.apart
+            verdict = judge(message, self.route.hops, self.told, is_running=self._is_running)
+            if verdict.refusal is None:
+                return self.lose(verdict.at_fault, message.detail, untrusted=verdict.untrusted)
+            self._error = self._error or verdict.refusal
+            self._arrived.set()
 
     def on_linked(self, link: Link) -> None:
         """There is a new link of this origin."""

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from manyhands.core import NodeId, Span
-from manyhands.errors import Busy, Detour, LinkClosed
+from manyhands.errors import Busy, Detour, LinkClosed, StateGone
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Route
@@ -144,6 +144,7 @@ class Standbys:
         match message:
             case Opened():
                 standby.hop.epoch, standby.hop.arithmetic = message.epoch, message.arithmetic
+                standby.fed = standby.passed = standby.computed = min(standby.computed, message.cached)
                 self._extend(standby, self._route.asked)  # which may be more than as its Open was sent
             case Extended():
                 standby.leased = max(standby.leased, message.capacity)
@@ -155,6 +156,8 @@ class Standbys:
                 pass  # of a link that it needs once it is promoted; then its Open finds a way
             case Fault(code=Busy.code):
                 self.found_full(standby.hop.offer.info.span)
+            case Fault(code=StateGone.code):
+                self._drop(standby.hop.offer.info.span)  # and looked for anew
             case Fault():
                 self.refused.add(node := standby.hop.offer.node)
                 for span in [span for span, each in self.by_span.items() if each.hop.offer.node == node]:
@@ -173,7 +176,8 @@ class Standbys:
         hop, standby.leased = standby.hop, max(standby.leased, self._route.standby_capacity)
         index = self._route.index_of(hop.offer.info.span)
         assert index is not None
-        try_send(hop.control, self._route.open_message(index, Slot(hop.offer, None, emit_from=STANDBY), hop.control))
+        slot = Slot(hop.offer, None, emit_from=STANDBY, resume_until=standby.computed)
+        try_send(hop.control, self._route.open_message(index, slot, hop.control))
 
     def _extend(self, standby: Standby, capacity: int) -> None:
         if standby.is_open and capacity > standby.leased:

@@ -120,7 +120,8 @@ class Open:
     hidden states (ends = origin) or logits (ends = edges). `prompt_length` is what penalties count from.
 
     `resume` names a session that the origin parked here (Close): the place begins with a copy of its positions
-    [0, `resume_until`), or with as many of them as are still here. Opened says how many. Another origin's session is
+    [0, `resume_until`), or with as many of them as can be gone on from. Opened says how many. Of a place that is here
+    `resume_until` names, without `resume`, the positions of its own cache that it is to go on from. Another origin's session is
     named by what `adoption` of its Open was made from (handle.py): with it the place is parked, also if its origin is lost.
     `rounding`: which rows it sends with loss; None: none.
 
@@ -162,7 +163,7 @@ class Opened:
     """`hop` of `session` holds its lease; `arithmetic` is its arithmetic class.
 
     `has_log`: the replay that Open asked for is on its way; false if the log has been dropped (it was bounded out).
-    `cached`: a new place begins with so many positions of a parked session. `rounds`: it rounds rows, as Open allowed.
+    `cached`: so many of the first `resume_until` positions can be gone on from. `rounds`: it rounds rows, as Open allowed.
     """
 
     session: SessionId

@@ -13,7 +13,7 @@ from functools import partial
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, SessionId, Span, SpanLoad
 from manyhands.engine.span import Cache
-from manyhands.errors import Corruption, DeviceLost, ManyhandsError
+from manyhands.errors import Corruption, DeviceLost, ManyhandsError, StateGone
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open
 from manyhands.wire.timings import written
@@ -22,7 +22,6 @@ from manyhands.worker.callers import Callers
 from manyhands.worker.execute import Device, Draws, Result, SpanModel, Timed, timed
 from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget
-from manyhands.worker.parking import Parked
 from manyhands.worker.session import HopSession, Taken
 from manyhands.worker.thread import attempt
 
@@ -129,23 +128,6 @@ class Engine:
     def stop(self) -> None:
         self._runs = False
 
-    async def fork(self, parked: Parked, positions: int, capacity: int) -> Cache | None:
-        """A cache of `capacity` positions that begins with `positions` of what is parked. None if that has fewer, or if it was
-        dropped and forks share no memory. Made on the device thread, between the steps of live sessions.
-        """
-        assert self.model is not None
-        runner, source = self.model.runner, parked.cache
-
-        def forked() -> Cache | None:
-            has_them = source is not None and 0 < positions <= min(parked.positions, source.length, capacity)
-            return (
-                runner.fork(source, positions, capacity)
-                if has_them and (parked.is_kept or runner.shares_blocks)
-                else None
-            )
-
-        return await self.device.run(forked)
-
     def add(
         self, message: Open, sampler: Draws | None, origin: Link, successor: Link, cache: Cache | None = None
     ) -> HopSession:
@@ -153,7 +135,7 @@ class Engine:
         assert self.model is not None
         self._clock += 1
         fit = Fit(self.model.hidden_size, self.model.wire_dtype, self.model.vocab_size)
-        cache = cache or self.model.runner.new_cache(message.capacity, message.span)
+        cache = cache or self.model.runner.new_cache(message.capacity, message.span, message.prompt_length)
         session = HopSession(message, cache, sampler, fit, self._clock, origin, successor, self._logs)
         self._sessions[session.key] = session
         self.callers.opened(origin.peer)
@@ -334,7 +316,7 @@ class Engine:
         session = taken.session
         if session.is_closed or taken.step.epoch != session.opened.epoch:
             return
-        if isinstance(error, Corruption):
+        if isinstance(error, Corruption | StateGone):
             _accuse(session, error)
         else:
             code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
@@ -342,8 +324,9 @@ class Engine:
             self._close(session.opened.session)
 
 
-def _accuse(session: HopSession, error: Corruption) -> None:
-    """What the hop before `session` sent cannot be."""
+def _accuse(session: HopSession, error: Corruption | StateGone) -> None:
+    """What the hop before `session` sent cannot be; or there is no going back to where it begins, which is no one's fault."""
+    hop = session.opened.hop
     session.spoil()
     session.waiting.clear()
-    session.fault(error.code, str(error), session.opened.hop - 1 if session.opened.hop else ORIGIN_HOP)
+    session.fault(error.code, str(error), hop if isinstance(error, StateGone) else hop - 1 if hop else ORIGIN_HOP)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import PRECISIONS, Precision, Span
 from manyhands.engine.span import Cache, Piece, Rows
-from manyhands.errors import BadRequest, Corruption, ProtocolError
+from manyhands.errors import BadRequest, Corruption, ProtocolError, StateGone
 from manyhands.wire.codec import as_sent, plain
 from manyhands.wire.message import ITEMSIZE, Content, DType, Payload
 from manyhands.wire.rounding import Rounding
@@ -205,7 +205,7 @@ class SpanModel:
         for work in works:
             try:
                 given.append(self._rows_of(work))
-            except (Corruption, ProtocolError) as error:
+            except (Corruption, ProtocolError, StateGone) as error:
                 put.append(error.with_traceback(None))  # which would keep this step's tensors, and itself
             else:
                 pieces.append(Piece(work.cache, work.position, work.count))
@@ -224,9 +224,11 @@ class SpanModel:
         return results
 
     def _rows_of(self, work: Work) -> bytes:
-        """The rows that a segment begins with. Raises ProtocolError, Corruption."""
+        """The rows that a segment begins with. Raises ProtocolError, Corruption, StateGone."""
         if not 0 <= work.position <= work.cache.length:
             raise ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
+        if (nearest := work.cache.reachable(work.position)) < work.position:
+            raise StateGone(f"there is no going back to position {work.position} any more, to {nearest} at most")
         if work.payload is None:
             if self.ends is None or work.ids is None:
                 raise ProtocolError("ids came to a hop that does not hold the embedding")

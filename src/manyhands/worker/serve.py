@@ -17,6 +17,7 @@ from manyhands.errors import Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Extend, Fault, Feed, Open, Probe, Retract, Step
 from manyhands.worker.adopting import held_for, orphaned, resumable
+from manyhands.worker.beginning import begun
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
@@ -121,11 +122,8 @@ class SpanHost:
         await self.engine.ensure_loaded()
         opening.check_early()
         message, origin, place = opening.message, opening.origin, opening.place
-        parked, cache, cached = resumable(opening, self.parking, self._places.values()), None, 0
-        if parked is not None and place not in self._places:
-            cached = min(message.resume_until, parked.positions)
-            cache = await self.engine.fork(parked, cached, message.capacity)
-            cached = 0 if cache is None else cached
+        parked = resumable(opening, self.parking, self._places.values())
+        cache, cached = await begun(self.engine, message, self._places.get(place), parked)
         if self._opening.get(place) is not opening:
             return  # closed, or overtaken, while it was being opened
         if successor.is_closed:
@@ -135,6 +133,8 @@ class SpanHost:
         has_log = message.replay_until == 0
         if session is not None:
             has_log = session.place(message, origin, successor, sampler)
+            if cached < message.resume_until and not session.is_standby:
+                session.spoil()  # its origin makes another plan
         else:
             session = self.engine.add(message, sampler, origin, successor, cache)
             if parked is not None:
