@@ -34,8 +34,11 @@ PARAMS = {
 }
 
 
-def request_of(kind: str, number: int) -> tuple[tuple[int, ...], SamplingParams]:
-    return PROMPTS[number], replace(PARAMS[kind], seed=number)
+Prompts = Sequence[tuple[int, ...]]
+
+
+def request_of(kind: str, number: int, prompts: Prompts = PROMPTS) -> tuple[tuple[int, ...], SamplingParams]:
+    return prompts[number], replace(PARAMS[kind], seed=number)
 
 
 class Models:
@@ -83,6 +86,7 @@ class Scene:
     swarm: MemorySwarm
     faults: Faults
     answers: list[Answer] = field(default_factory=list)
+    prompts: Prompts = field(default=tuple(PROMPTS))
 
     @property
     def hops(self) -> list[FullNode]:
@@ -91,7 +95,7 @@ class Scene:
     async def ask(self, kind: str = "greedy", number: int = 0, **options: Any) -> list[int]:
         """One request's tokens."""
         origin = self.swarm.origin
-        answer = origin.answer(origin.request_ids(*request_of(kind, number)))
+        answer = origin.answer(origin.request_ids(*request_of(kind, number, self.prompts)))
         self.answers.append(answer)
         async for _ in origin.stream(answer, **options):
             pass
@@ -113,15 +117,15 @@ class Scene:
 class Bench:
     """Plays scenes on one checkpoint; knows the undisturbed answers."""
 
-    def __init__(self, folder: Path, models: Models) -> None:
-        self.folder, self._models = folder, models
+    def __init__(self, folder: Path, models: Models, prompts: Prompts = PROMPTS) -> None:
+        self.folder, self._models, self._prompts = folder, models, tuple(prompts)
         self.wanted: dict[tuple[str, int], list[int]] = {}
         self.play(self._undisturbed)
 
     async def _undisturbed(self) -> None:
         async with self.scene(CUT) as scene:
             for kind in PARAMS:
-                for number in range(len(PROMPTS)):
+                for number in range(len(self._prompts)):
                     self.wanted[kind, number] = await scene.ask(kind, number)
 
     @asynccontextmanager
@@ -131,14 +135,17 @@ class Bench:
         faults = Faults()
         options = {"request": REQUEST, **options}
         async with memory_swarm(self.folder, cut, spares=spares, wrap=faults.wrap, **options) as swarm:
-            scene = Scene(swarm, faults)
+            scene = Scene(swarm, faults, prompts=self._prompts)
             yield scene
             await scene.free()
 
     def half_right(self, kind: str, number: int) -> Drafter:
         """Three drafts a window; every other one is wrong."""
         return Oracle(
-            [*PROMPTS[number], *self.wanted[kind, number]], 3, lambda position: position % 5 == 0, ahead=number % 2 == 0
+            [*self._prompts[number], *self.wanted[kind, number]],
+            3,
+            lambda position: position % 5 == 0,
+            ahead=number % 2 == 0,
         )
 
     def play(self, main: Callable[[], Any]) -> Any:
