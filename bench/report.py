@@ -22,7 +22,14 @@ from manyhands.engine.library import forced, supported
 
 RESULTS = Path(__file__).parent / "results"
 BY_SHAPE = ("batch", "step")  # their files name the shape, also where it is the default one
-BY_BACK_END = ("batch", "engine", "hop", "split", "step")  # scripts that measure the engine: a file for each back end
+BY_BACK_END = (
+    "batch",
+    "engine",
+    "hop",
+    "split",
+    "states",
+    "step",
+)  # scripts that measure the engine: a file for each back end
 
 
 def spread(samples: Sequence[float], digits: int = 2) -> dict[str, float]:

@@ -341,6 +341,12 @@ ROWS = [
         "decode {target.decode_x} x; {target.held_of_file_x} of the file",
     ),
     Row(
+        "states",
+        "layers with states in Q4_0, one thread, in CPU seconds, against llama.cpp: of Qwen3.5-0.8B; of LFM2-350M",
+        "decode {qwen3_5.decode_x} x, prefill {qwen3_5.prefill_x} x; decode {lfm2.decode_x} x, prefill {lfm2.prefill_x} x",
+        "decode {target.decode_x} x, prefill {target.prefill_x} x",
+    ),
+    Row(
         "quality",
         "{model}, {positions} positions: mean divergence from bf16 in thousandths of a nat, and of llama.cpp's likes; of a "
         "cache of 8 bit (`--cache-dtype w8`) too",
