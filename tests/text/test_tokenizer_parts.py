@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.grammar import Grammars, json_grammar
@@ -154,6 +154,18 @@ def test_parts_that_grow_a_text_together_are_not_plain(part: Any, several: int) 
     else:
         backend.normalizer = normalizers.Sequence([part] * several)
     assert is_plain(backend) is (several == 1)
+
+
+def test_the_cut_of_qwen3_5_is_known_to_take_a_text_in_time_of_its_length() -> None:
+    """As its tokenizer.json has it: combining marks are letters. Another one is not."""
+    marked = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    for cut, known in ((marked, True), (marked + "|x", False)):
+        backend = byte_level()
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(cut), "isolated")
+        assert is_plain(backend) is known
 
 
 def test_an_end_that_no_token_has_is_no_hindrance_to_grammars() -> None:
