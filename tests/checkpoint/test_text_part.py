@@ -142,6 +142,7 @@ def test_fields_that_qwen_leaves_out_are_those_of_transformers() -> None:
 def test_what_is_known_of_images_makes_no_other_model_and_what_is_unknown_is_refused(config: dict[str, Any]) -> None:
     digest = config_digest(json.dumps(config).encode())
     other = {**config, "vision_config": {"hidden_size": 5}, "image_token_id": 3, "spatial_merge_size": 9}
+    other["language_model_only"] = False
     assert config_digest(json.dumps(other).encode()) == digest
     for outer in ({"surprise": 2}, {"rope_scaling": {"factor": 2.0, "surprise": 2}}):
         with pytest.raises(ModelError, match="surprise is 2"):

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING
+from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.errors import ModelError
@@ -68,7 +70,9 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
         "mtp_num_hidden_layers": 1,
         "mtp_use_dedicated_embeddings": False,
+        "output_gate_type": "swish",
     },
+    "lfm2": {"tie_embedding": True, "conv_dim_out": 64, "num_heads": 4},
     "qwen3_next": {"full_attention_interval": 4, "use_sliding_window": False},
     "smollm3": {"max_window_layers": 28},
     "stablelm": {"num_heads": 4, "rotary_scaling_factor": 1.0},
@@ -83,7 +87,8 @@ SPOKEN: dict[str, dict[str, Any]] = {
 }
 
 
-# Whole configs as they are on the hub, with the billions of parameters that it says of them (without layers that only guess).
+# Whole configs as they are on the hub, with the billions of parameters that it says of them (without layers that only guess;
+# of multimodal models those of the text part, as transformers counts them).
 WHOLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("published.json").read_text())
 
 
@@ -101,7 +106,7 @@ def test_a_published_config_has_the_published_number_of_parameters(published: di
     for layer in program.layers:
         shapes |= layer_tensors(layer)
     assert sum(map(math.prod, shapes.values())) / 1e9 == pytest.approx(published["parameters"], rel=1e-3)
-    assert program.context == config["max_position_embeddings"]
+    assert program.context == {**config, **config.get("text_config", {})}["max_position_embeddings"]
 
 
 @pytest.mark.parametrize("family", SPOKEN)
@@ -145,6 +150,10 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("kimi_k2", "n_group", 8),
         ("lfm2", "block_dim", 2048),
         ("lfm2", "block_use_swiglu", False),
+        ("lfm2", "block_norm_eps", 1e-6),
+        ("lfm2", "block_ffn_dim_multiplier", 1e9),
+        ("lfm2", "block_ffn_dim_multiplier", 1e-9),
+        ("lfm2", "tie_embedding", False),
         ("lfm2", "use_pos_enc", False),
         ("llama", "rope_interleaved", True),
         ("minimax_m2", "attn_type_list", [1, 0, 1]),
@@ -156,6 +165,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("qwen3_5_text", "attn_output_gate", False),
         ("qwen3_5_text", "mamba_ssm_dtype", "bfloat16"),
         ("qwen3_5_text", "mlp_only_layers", [1]),
+        ("qwen3_5_text", "output_gate_type", "sigmoid"),
         ("qwen3_next", "linear_num_value_heads", 3),
         ("qwen3_moe", "shared_expert_intermediate_size", 64),
         ("qwen3_moe", "use_qk_norm", False),
@@ -189,3 +199,19 @@ def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str)
     theirs = CONFIG_MAPPING[NAMED_ANEW.get(family, family)](**config).rope_parameters
     base = theirs.get("full_attention", theirs)["rope_theta"]
     assert build_program(config).ropes == build_program({**config, "rope_theta": base}).ropes
+
+
+def test_the_width_of_a_block_of_lfm2_is_that_of_transformers() -> None:
+    """block_ff_dim goes before intermediate_size."""
+    for given in (
+        {"block_ff_dim": 120},
+        {"block_ff_dim": 120, "intermediate_size": 7},
+        {"block_ffn_dim_multiplier": 1.7},
+        {"block_auto_adjust_ff_dim": False},
+        {"block_multiple_of": 7},
+    ):
+        config = {**tiny("lfm2"), **given}
+        with torch.device("meta"):
+            width = Lfm2MLP(CONFIG_MAPPING["lfm2"](**config)).w1.out_features
+        shapes = layer_tensors(build_program(config).layers[0])
+        assert shapes["model.layers.0.feed_forward.w1.weight"] == (width, 64), given

@@ -28,7 +28,7 @@ _OF_IMAGES: Final = frozenset(
     vision_config image_token_id image_token_index video_token_id vision_token_id vision_start_token_id vision_end_token_id
     boi_token_id boi_token_index eoi_token_id eoi_token_index mm_tokens_per_image projector_hidden_act
     multimodal_projector_bias spatial_merge_size vision_feature_layer audio_config audio_token_id boa_token_id
-    eoa_token_id eoa_token_index vision_soft_tokens_per_image
+    eoa_token_id eoa_token_index vision_soft_tokens_per_image language_model_only
     """.split()
 )
 _ROTARY: Final = ("rope_scaling", "rope_parameters")

@@ -233,6 +233,7 @@ def _qwen3_5_rope(f: Fields) -> RopeReader:
     f.only("attn_output_gate", True)
     f.only("mamba_ssm_dtype", "float32")
     f.only("mlp_only_layers", [])
+    f.only("output_gate_type", "swish")
     f.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     return RopeReader(f, fraction=f.number("partial_rotary_factor", 0.25), sectioned=True)
 
@@ -242,10 +243,13 @@ def lfm2(f: Fields) -> Program:
     f.assume(intermediate_size=12288)
     s = _lfm2_sizes(f)
     inner, multiple = f.count("block_ff_dim", s.inner, high=1 << 20), f.count("block_multiple_of", 256)
-    factor = f.optional("block_ffn_dim_multiplier", 1.0)
+    factor = f.number("block_ffn_dim_multiplier", 1.0)
     if f.flag("block_auto_adjust_ff_dim", True):
-        inner = int(2 * inner / 3)
-        inner = inner if factor is None else -(-int(factor * inner) // multiple) * multiple
+        inner = -(-int(factor * int(2 * inner / 3)) // multiple) * multiple
+    if not 1 <= inner <= 1 << 20:
+        raise f.refuse(
+            "block_ffn_dim_multiplier", f"a block is {inner} columns wide by it, from 1 to {1 << 20} are needed"
+        )
 
     def body(n: TensorNames, _: int) -> Ops:
         return _w1_w3_w2(n, s, inner)
@@ -302,7 +306,8 @@ def _lfm2(f: Fields, s: Sizes, body: Callable[[TensorNames, int], Ops]) -> Progr
     )
     names = ("self_attn.q_layernorm", "self_attn.k_layernorm")
     style = AttentionStyle(head_scale(s.head), head_norm=norm, norm_names=names, out_name="self_attn.out_proj")
-    tied = f.flag("tie_embedding", True)
+    tied = f.flag("tie_word_embeddings", f.flag("tie_embedding", True))
+    f.only("tie_embedding", tied)
 
     def layer(n: TensorNames, i: int) -> Ops:
         full = kinds[i] == "full_attention"
