@@ -143,6 +143,8 @@ FP8: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "tiles": ("llama", {**DEEPSEEK, "weight_block_size": [40, 24]}, (40, 24)),
     "experts": ("deepseek_v3", {**DEEPSEEK, "weight_block_size": [128, 128]}, (128, 128)),
     "fused": ("phi3", {**DEEPSEEK, "weight_block_size": [16, 32]}, (16, 32)),
+    "linear attention": ("qwen3_next", {**DEEPSEEK, "weight_block_size": [128, 128]}, (128, 128)),
+    "linear attention, apart": ("qwen3_5_moe_text", {**DEEPSEEK, "weight_block_size": [16, 32]}, (16, 32)),
     "a matrix": ("qwen3", {**DEEPSEEK, "activation_scheme": "static", "weight_block_size": None}, (0, 0)),
     "rows": ("llama", floats("channel"), (1, 0)),
     "compressed, a matrix": ("llama", floats("tensor"), (0, 0)),
