@@ -72,6 +72,19 @@ def short_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
+def note_stuck(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What hops say that cannot go back to where a step begins."""
+    told: list[str] = []
+    plain = HopSession.fault
+
+    def noting(self: HopSession, code: str, detail: str, blame: int | None) -> None:
+        told.extend([detail] if code == StateGone.code else [])
+        plain(self, code, detail, blame)
+
+    monkeypatch.setattr(HopSession, "fault", noting)
+    return told
+
+
 async def ask_all(bench: Bench, scene: Scene, kind: str, count: int, **options: Any) -> None:
     got = await asyncio.gather(*(scene.ask(kind, number, **options) for number in range(count)))
     assert got == [bench.wanted[kind, number] for number in range(count)]
@@ -157,9 +170,9 @@ async def ask(swarm: MemorySwarm, prompt: Sequence[int], params: Any = GREEDY) -
 
 
 @pytest.mark.parametrize("cut", ["0-2,3-5", "0,1,2-3,4,5"])
-def test_a_parked_session_is_gone_on_with(folder: Path, cut: str) -> None:
+def test_a_parked_session_is_gone_on_with(folder: Path, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its full end, at the end of its prompt, where templates end prompts otherwise, and somewhere: as far as hops can."""
-    prompt = LONG[2]
+    prompt, told = LONG[2], note_stuck(monkeypatch)
 
     async def main() -> None:
         async with swarm_of(folder, cut) as swarm:
@@ -177,6 +190,7 @@ def test_a_parked_session_is_gone_on_with(folder: Path, cut: str) -> None:
                 assert reached <= answer.cached_tokens <= same, same
 
     play(main)
+    assert not told, "forks begin where they can"
 
 
 @pytest.mark.parametrize("lost", range(1, 8))
@@ -196,19 +210,6 @@ def test_hops_that_have_lost_what_was_parked_are_rebuilt(folder: Path, lost: int
                 assert (await ask(swarm, [*prompt[:same], *tail], HOT)).token_ids == wanted
 
     play(main)
-
-
-def note_stuck(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What hops say that cannot go back to where a step begins."""
-    told: list[str] = []
-    plain = HopSession.fault
-
-    def noting(self: HopSession, code: str, detail: str, blame: int | None) -> None:
-        told.extend([detail] if code == StateGone.code else [])
-        plain(self, code, detail, blame)
-
-    monkeypatch.setattr(HopSession, "fault", noting)
-    return told
 
 
 @pytest.mark.parametrize("wrong", [3, 60])
