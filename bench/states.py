@@ -1,6 +1,6 @@
 """How fast are models with states (linear attention, short convolutions) against llama.cpp on the same file?
 
-Layers of the shape of Qwen3.5-0.8B (12 of its 24) and of LFM2-350M, random, in Q4_0 as llama.cpp's quantiser writes them, with a
+Layers of the shape of Qwen3.5-0.8B (12 of its 24) and of LFM2-350M, random, in Q4_0 as llama.cpp quantises them, with a
 vocabulary of 264, so that the layers are all there is. Arms, interleaved, one thread, by the CPU time that they take:
   ours       this engine at w4, in this process, without a network
   llama_cpp  llama-cpp-python
