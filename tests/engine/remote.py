@@ -18,7 +18,10 @@ NAMES = re.findall(r"X\((\w+)\)", SOURCE.read_text())
 
 
 REFERENCE = type(ctypes.byref(ctypes.c_char()))
-WIDE = {"mh_calls", "mh_packed_size", "mh_plan_new", "mh_plan_block_bytes", "mh_team_start"}  # not of type int
+WIDE = {  # not of type int
+    "mh_calls", "mh_packed_size", "mh_plan_new", "mh_plan_block_bytes", "mh_plan_state_bytes", "mh_plan_now_bytes",
+    "mh_team_start",
+}  # fmt: skip
 
 
 class Remote:

@@ -19,7 +19,7 @@ from tests.engine.conftest import NATIVE
 from tests.engine.remote import SOURCE, Remote
 from tests.nightly import daily
 
-MODELS = ("gpt_oss", "llama", "gemma2", "deepseek_v3")  # emulated: all families would take minutes
+MODELS = ("gpt_oss", "llama", "gemma2", "deepseek_v3", "qwen3_next")  # emulated: all families would take minutes
 FLAGS = [
     "-O2",
     "-std=gnu11",
