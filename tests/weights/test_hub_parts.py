@@ -182,3 +182,25 @@ def test_parts_of_different_models_are_refused_before_weights_are_read(hub: Fake
         with pytest.raises(ModelError, match=f"^{NAMES[2]} refused: its split.no is 3, by its name it is 2"):
             ask()
     assert all(start == 0 for _, start, _ in hub.ranges) and not weights_in(home)
+
+
+def test_its_quantisation_names_it(hub: FakeHub, home: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the file does: fetched into the same folder, found there without a hub, looked up, and given to others."""
+    (hub.folder / "Q8_0" / NAMES[1]).rename(hub.folder / "Q8_0" / "tiny-Q8_0.gguf")
+    short = f"hf:{REPO}:q4_0"
+    assert stored_precision(short, home) == "w4"
+    assert look_up(short, "w4", home).shape.layer_bytes == look_up(MODEL, "w4", home).shape.layer_bytes
+    folder = fetch(home, None, True, short)
+    check_holds(folder, source, None, True)
+    assert fetch(home, None, True) == folder
+    assert asyncio.run(HubProvider(short).file(build_manifest(source).id, "config.json")) == read_config(source)
+    with pytest.raises(
+        ModelError, match=r"has no GGUF model Q5_0; there are Q4_0/tiny-Q4_0-00001.*, Q8_0/tiny-Q8_0.gguf"
+    ):
+        fetch(home, None, True, f"hf:{REPO}:Q5_0")
+    with pytest.raises(
+        ModelError, match=r"holds no weights.*; of its GGUF files name one \(hf:.*:Q4_K_M\): there are Q4_0/"
+    ):
+        fetch(home, None, True, REPO)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert fetch(home, None, True, short) == folder and stored_precision(short, home) == "w4"

@@ -25,8 +25,8 @@ from manyhands.files import this_folder
 
 T = TypeVar("T")
 MODEL_HELP = (
-    "A short name (smollm2, tales), a checkpoint folder, a GGUF file, or a hub id: org/name[@revision] or "
-    "hf:org/name:file.gguf."
+    "A short name (smollm2, tales), a checkpoint folder, a GGUF file, or a hub id: org/name[@revision], "
+    "hf:org/name:file.gguf or hf:org/name:Q4_K_M."
 )
 
 

@@ -103,13 +103,12 @@ def stored_precision(model: str, home: Path) -> Precision:
 
     Blocking; asks the hub for the config, or the header of a GGUF file, that is not here. Raises ModelError.
     """
-    from manyhands.checkpoint.dtypes import BLOCKS, GGUF_SUFFIX
+    from manyhands.checkpoint.dtypes import BLOCKS
     from manyhands.checkpoint.manifest import described_tensors
     from manyhands.checkpoint.quantised import read_quantised
-    from manyhands.weights.catalogue import SHORT_NAMES
-    from manyhands.weights.names import gguf_file
+    from manyhands.weights.names import gguf_file, is_here, is_hub_gguf
 
-    if not model.endswith(GGUF_SUFFIX) and model not in SHORT_NAMES and gguf_file(model) is None:
+    if gguf_file(model) is None and (is_here(model) or not is_hub_gguf(model)):
         how = read_quantised(_config(model, home))
         return "bf16" if how is None else "w8" if how.bits == 8 or how.is_partial else "w4"
     folder = _local_folder(model, home)
@@ -179,6 +178,7 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
     from manyhands.weights.hub import HubUnreachable, find_model, read_remote_header, read_whole
     from manyhands.weights.hub_gguf import read_hub_gguf
     from manyhands.weights.names import parse_hub_id
+    from manyhands.weights.selection import meant_file
 
     id = parse_hub_id(model)
     repo, revision, file = id
@@ -189,6 +189,7 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
         if not here:
             raise
         return _fetched(here[0])
+    file = file and meant_file(found.names, file, f"{repo}@{found.commit[:8]}")
     if (folder := hub_folder(home, repo, found.commit, file)) in here:
         return _fetched(folder)
     if file is not None:

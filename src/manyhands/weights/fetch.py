@@ -46,6 +46,7 @@ from manyhands.weights.hub import (
 from manyhands.weights.hub_gguf import HubGguf, read_hub_gguf
 from manyhands.weights.names import parse_hub_id
 from manyhands.weights.pinned import fetch_pinned
+from manyhands.weights.selection import listed, meant_file, models_of
 
 SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
 PICKLES: Final = (".bin", ".pt", ".pth")
@@ -67,7 +68,8 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
         if local is None:
             raise
         return local
-    return _Fetch(model, id.file, home, progress).run(span, with_ends)
+    file = None if id.file is None else meant_file(model.names, id.file, f"{id.repo}@{model.commit[:8]}")
+    return _Fetch(model, file, home, progress).run(span, with_ends)
 
 
 def bring_short(name: str, home: Path, progress: HashProgress) -> None:
@@ -263,7 +265,9 @@ class _Fetch:
             return None
         if any(name.endswith(PICKLES) for name in self.model.names):
             raise ModelError(f"{self.model.repo} refused: pickle weights; convert to safetensors")
-        raise ModelError(f"{self.model.repo} holds no weights: neither {SINGLE} nor {INDEX}")
+        there = models_of(self.model.names)
+        files = f"; of its GGUF files name one (hf:{self.model.repo}:Q4_K_M): {listed(there)}" if there else ""
+        raise ModelError(f"{self.model.repo} holds no weights: neither {SINGLE} nor {INDEX}{files}")
 
 
 def runs(entries: Iterable[TensorEntry]) -> list[list[TensorEntry]]:

@@ -11,23 +11,31 @@ from manyhands.checkpoint.store import Store
 from manyhands.core import Span
 from manyhands.errors import ModelError
 from manyhands.weights.names import HubId
+from manyhands.weights.selection import is_meant
 
 BETWEEN: Final = "+"  # in a folder's name, for the slash in a file's; no name of a file that is fetched has it
 
 
 def hub_folder(home: Path, repo: str, commit: str, file: str | None = None) -> Path:
     """Where fetches of a repository at a commit go, or of one GGUF file of it."""
-    return home / "models" / f"{repo.replace('/', '--')}@{commit}{f'--{_flat(file)}' if file else ''}"
+    behind = f"--{file.replace('/', BETWEEN)}" if file else ""
+    return home / "models" / f"{repo.replace('/', '--')}@{commit}{behind}"
 
 
-def _flat(file: str) -> str:
-    return file.replace("/", BETWEEN)
+def _parts(folder: Path) -> tuple[str, str]:
+    """Commit and file that a folder is of; "" without a file."""
+    commit, _, file = folder.name.partition("@")[2].partition("--")
+    return commit, file.replace(BETWEEN, "/")
+
+
+def _is_of(file: str, wanted: str | None) -> bool:
+    return is_meant(file, wanted) if wanted and file else file == (wanted or "")
 
 
 def fetched_folders(home: Path, id: HubId) -> list[Path]:
     """Folders of earlier fetches of this repository, or of this file of it, at any commit; the newest first."""
     found = (home / "models").glob(f"{id.repo.replace('/', '--')}@*")
-    ours = [path for path in found if path.name.partition("@")[2].partition("--")[2] == _flat(id.file or "")]
+    ours = [path for path in found if _is_of(_parts(path)[1], id.file)]
     return sorted(ours, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
@@ -35,8 +43,8 @@ def find_local(home: Path, id: HubId, span: Span | None, with_ends: bool) -> Pat
     """A folder fetched earlier that was asked for by this revision and holds all that is needed now; the newest one."""
     for folder in fetched_folders(home, id):
         store = Store(folder)
-        is_meant = id.revision in store.revisions or folder == hub_folder(home, id.repo, id.revision, id.file)
-        if is_meant and _is_complete(folder, store, span, with_ends):
+        is_asked = id.revision in store.revisions or _parts(folder)[0] == id.revision
+        if is_asked and _is_complete(folder, store, span, with_ends):
             return folder
     return None
 

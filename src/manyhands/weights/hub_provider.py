@@ -20,6 +20,7 @@ from manyhands.weights.hub import (
 from manyhands.weights.hub_gguf import read_hub_gguf
 from manyhands.weights.names import parse_hub_id
 from manyhands.weights.provider import MAX_FILE_BYTES, OFFERED, Data, Lacking, ProviderError
+from manyhands.weights.selection import meant_file
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ class HubProvider:
             if self._model is None:
                 found = find_model(self._id.repo, self._id.revision)
                 if self._id.file is not None:
-                    gguf = read_hub_gguf(found, self._id.file)
+                    gguf = read_hub_gguf(found, meant_file(found.names, self._id.file, self.name))
                     found, self._made = gguf.model, gguf.small_files
                     self._entries[self._id.file] = {entry.name: entry for entry in gguf.entries}
                 self._model = found

@@ -19,12 +19,14 @@ from manyhands.files import expanded
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 
 _HUB_ID: Final = re.compile(
-    r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?(?::((?:[\w-][\w.-]{0,95}/){0,4}[\w-][\w.-]{0,200}\.gguf))?"
+    r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?"
+    r"(?::((?:[\w-][\w.-]{0,95}/){0,4}[\w-][\w.-]{0,200}\.gguf|[\w-]{2,32}))?"
 )
 
 
 class HubId(NamedTuple):
-    """A model on the hub: a repository at a branch, tag or commit, or one GGUF file of it (the first of its parts)."""
+    """A model on the hub: a repository at a branch, tag or commit, or one GGUF file of it: the first of its parts, or the
+    quantisation that stands in its name (selection.py)."""
 
     repo: str
     revision: str
@@ -71,7 +73,7 @@ def label(name: str) -> str:
 
 
 def parse_hub_id(name: str) -> HubId:
-    """What "[hf:]org/name[@revision][:[folder/]file.gguf]" names, or where a short name's file lies on the hub.
+    """What "[hf:]org/name[@revision][:[folder/]file.gguf]" or "...:Q4_K_M" names, or where a short name's file lies on the hub.
 
     Raises ModelError for anything else.
     """
@@ -89,9 +91,15 @@ def parse_hub_id(name: str) -> HubId:
         close = difflib.get_close_matches(name.lower(), short_names, 1, 0.7)
         raise ModelError(
             f"model {name!r} is no folder or GGUF file here, no short name ({', '.join(short_names)}) and no "
-            f"hub id like org/name[@revision] or hf:org/name:file.gguf{f'; did you mean {close[0]}?' if close else ''}"
+            "hub id like org/name[@revision], hf:org/name:file.gguf or hf:org/name:Q4_K_M"
+            f"{f'; did you mean {close[0]}?' if close else ''}"
         )
     return HubId(match[1], match[2] or "main", match[3] and all_parts(match[3])[0])
+
+
+def is_hub_gguf(name: str) -> bool:
+    """Whether this is a GGUF model of the hub. Raises ModelError if it is no hub id."""
+    return parse_hub_id(name).file is not None
 
 
 def check_name(name: str) -> str:
