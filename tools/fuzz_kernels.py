@@ -163,10 +163,11 @@ def operation(integer: Integer, whole: Shape) -> Op:
             return kind, (r[0], r[1], taps, integer(0, 6 + odd)), (), (weights, maybe(integer, w[1] + odd))
         case library.DECAY:
             rates = np.abs(reals(integer(1, 99), w[0] + odd)).astype(np.float64)
-            return kind, (r[0], r[1]), (), (rates, reals(integer(1, 99), w[1]))
+            return kind, (r[0], r[1]), (), (rates if integer(0, 2) else None, reals(integer(1, 99), w[1]))
         case library.DELTA:
             heads, kv = whole.heads or integer(1, 4), whole.key_heads or 1
-            return kind, (*r, heads, kv, max(1, w[0] // kv) + odd, max(1, w[2] // heads)), (), ()
+            shape = (*r, heads, kv, max(1, w[0] // kv) + odd, max(1, w[2] // heads), integer(0, 1))
+            return kind, shape, (), (maybe(integer, heads + odd),)
         case library.COPY:
             shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)))
             chosen = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)

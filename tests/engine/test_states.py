@@ -39,7 +39,7 @@ def fused(a: Any, b: Any, c: Any) -> Floats:
 class Case:
     """A convolution of all that enters and linear attention over it, on one back end."""
 
-    def __init__(self, back_end: str, row_type: str = "f32") -> None:
+    def __init__(self, back_end: str, row_type: str = "f32", *, is_sum: bool = False) -> None:
         self.plan = Plan(
             back_end, row_type, [ENTERING, ENTERING, KEYS, KEYS, VALUES, HEADS, HEADS, VALUES], 7, "f32", CONTEXT
         )
@@ -52,7 +52,8 @@ class Case:
             add(library.COPY, (1, target, at, 0, width, 1, 0, 0))
             at += width
         add(library.DECAY, (5, 5), (), (self.rates, self.shifts))
-        add(library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH))
+        self.skips = reals(5, HEADS) if is_sum else None
+        add(library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, int(is_sum)), (), (self.skips,))
         self.team, self.row_type = Team(2), row_type
 
     def cache(self, mark: int = 0) -> SessionCache:
@@ -87,9 +88,11 @@ class Case:
             for head in range(HEADS):
                 key, query = (part.reshape(KEY_HEADS, WIDTH)[head // (HEADS // KEY_HEADS)] for part in (k, q))
                 s = f32(state[head] * by[head])
-                change = f32(f32(v.reshape(HEADS, VALUE_WIDTH)[head] - four_sums(key, s)) * b[head])
+                value = v.reshape(HEADS, VALUE_WIDTH)[head]
+                change = f32((value if self.skips is not None else f32(value - four_sums(key, s))) * b[head])
                 state[head] = fused(key[:, None], change[None, :], s)
-                row.append(four_sums(query, state[head]))
+                found = four_sums(query, state[head])
+                row.append(found if self.skips is None else f32(found + f32(value * self.skips[head])))
             out.append(np.concatenate(row))
         return np.stack(out)
 
@@ -108,6 +111,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "every layer linear": ("qwen3_next", {"layer_types": ["linear_attention"] * LAYERS, "mlp_only_layers": []}),
     "every layer a convolution": ("lfm2", {"layer_types": ["conv"] * LAYERS, "conv_L_cache": 5}),
     "no correction": ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False}),
+    "Mamba beside one block": (
+        "granitemoehybrid_mamba",
+        {"num_local_experts": 0, "mamba_n_groups": 1, "mamba_conv_bias": False},
+    ),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 
@@ -124,8 +131,13 @@ def test_a_family_computes_what_transformers_computes(name: str, tmp_path: Path)
 
 
 @pytest.fixture(params=library.supported())
-def case(request: pytest.FixtureRequest) -> Case:
-    return Case(request.param)
+def back_end(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["delta", "sum"])
+def case(back_end: str, request: pytest.FixtureRequest) -> Case:
+    return Case(back_end, is_sum=request.param)
 
 
 X = reals(9, 300, ENTERING, around=0)
@@ -250,6 +262,13 @@ def test_the_engine_refuses_states_that_do_not_fit() -> None:
         (library.CONVOLVE, (0, 1, TAPS, 7), (np.zeros((TAPS, ENTERING), np.float32),)),
         (library.DECAY, (5, 5), (np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32))),
         (library.DECAY, (5, 5), (np.zeros(HEADS), None)),
+        (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, 2), ()),
+        (
+            library.DELTA,
+            (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, 1),
+            (np.zeros(HEADS + 1, np.float32),),
+        ),
+        (library.DECAY, (5, 5), (None, np.zeros(HEADS + 1, np.float32))),
         (library.DELTA, (2, 3, 4, 5, 6, 4, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH), ()),
         (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, 4, WIDTH, VALUE_WIDTH), ()),
         (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH + 1, VALUE_WIDTH), ()),

@@ -20,15 +20,16 @@ from manyhands.program.ops import (
     ExpertRouting,
     Experts,
     Gate,
-    GatedDelta,
     LatentAttention,
     Layer,
+    LinearAttention,
     Multiply,
     Norm,
     Op,
     Product,
     Program,
     Rotary,
+    Softplus,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
@@ -218,7 +219,11 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case Decay():
             assert widths[op.source] == op.rate.outputs == op.bias.outputs
             widths[op.target] = widths[op.source]
-        case GatedDelta():
+        case Softplus():
+            assert widths[op.source] == op.bias.outputs
+            widths[op.target] = widths[op.source]
+        case LinearAttention():
+            assert op.skip is None or op.skip.outputs == op.heads
             assert widths[op.query] == widths[op.key] == op.key_heads * op.width
             assert widths[op.decay] == widths[op.strength] == op.heads
             assert widths[op.value] == op.heads * op.value_width

@@ -34,10 +34,10 @@ from manyhands.program.ops import (
     ExpertRouting,
     Experts,
     Gate,
-    GatedDelta,
     Head,
     LatentAttention,
     Layer,
+    LinearAttention,
     Multiply,
     Norm,
     Op,
@@ -45,6 +45,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    Softplus,
     Weight,
 )
 from manyhands.program.tensors import wide_weights
@@ -268,15 +269,16 @@ class _Compiler:
         self.emit(library.CONVOLVE, (source, target, op.taps, ACTIVATIONS.index(op.activation)), (), (taps, bias))
 
     @add.register
-    def _(self, op: Decay) -> None:
-        stored = np.ascontiguousarray(as_fp32(take(op.rate, self._read))).astype(np.float64).reshape(-1)
-        rates = library.double("exp", stored) if op.is_log else -stored
-        bias = vector([op.bias], self._read)
+    def _(self, op: Decay | Softplus) -> None:
+        rates = None
+        if isinstance(op, Decay):
+            stored = np.ascontiguousarray(as_fp32(take(op.rate, self._read))).astype(np.float64).reshape(-1)
+            rates = library.double("exp", stored) if op.is_log else -stored
         numbers = self.source(op.source), self.target(op.target, self.width(op.source))
-        self.emit(library.DECAY, numbers, (), (rates, bias))
+        self.emit(library.DECAY, numbers, (), (rates, vector([op.bias], self._read)))
 
     @add.register
-    def _(self, op: GatedDelta) -> None:
+    def _(self, op: LinearAttention) -> None:
         sources = [self.source(name) for name in (op.query, op.key, op.value, op.decay, op.strength)]
         target = self.target(op.target, op.heads * op.value_width, sources)
         keys, times = op.key_heads * op.width, op.kept_key_heads // op.key_heads
@@ -284,7 +286,8 @@ class _Compiler:
             whole = self.target(f" {i} of heads", times * keys)
             self.emit(library.COPY, (sources[i], whole, 0, 0, keys, times, 0, keys))
             sources[i] = whole
-        self.emit(library.DELTA, (*sources, target, op.heads, op.kept_key_heads, op.width, op.value_width))
+        shape = (op.heads, op.kept_key_heads, op.width, op.value_width, int(op.is_sum))
+        self.emit(library.DELTA, (*sources, target, *shape), (), (vector([op.skip] if op.skip else [], self._read),))
 
     @add.register
     def _(self, op: Gate) -> None:

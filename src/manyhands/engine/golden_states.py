@@ -15,9 +15,10 @@ def states(row_type: str) -> Callable[[BackEnd], bytes]:
 
     def case(machine: BackEnd) -> bytes:
         found = []
-        for heads, key_heads, width, value_width, taps, activation in (
-            (4, 2, 16, 40, 4, "silu"),
-            (3, 3, 9, 32, 3, "none"),
+        for heads, key_heads, width, value_width, taps, activation, is_sum in (
+            (4, 2, 16, 40, 4, "silu", 0),
+            (3, 3, 9, 32, 3, "none", 0),
+            (6, 2, 12, 20, 4, "silu", 1),
         ):
             parts = key_heads * width, key_heads * width, heads * value_width, heads, heads
             entering = sum(parts)
@@ -34,7 +35,10 @@ def states(row_type: str) -> Callable[[BackEnd], bytes]:
                 ops.append((library.COPY, (1, target + 2, sum(parts[:target]), 0, count, 1, 0, 0), (), ()))
             rates = np.abs(reals(72, heads)).astype(np.float64)
             ops.append((library.DECAY, (5, 5), (), (rates, reals(73, heads, spread=8))))
-            ops.append((library.DELTA, (2, 3, 4, 5, 6, 7, heads, key_heads, width, value_width), (), ()))
+            if is_sum:
+                ops.append((library.DECAY, (6, 6), (), (None, reals(75, heads))))
+            skips = reals(76, heads) if is_sum else None
+            ops.append((library.DELTA, (2, 3, 4, 5, 6, 7, heads, key_heads, width, value_width, is_sum), (), (skips,)))
             widths, x = [entering, *parts, heads * value_width], reals(74, 75, entering)
             found.append(machine.run(x, row_type, widths, ops, 7))
             begin = machine.sessions(row_type, [entering, *widths], ops, 7)

@@ -97,13 +97,24 @@ class Decay:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDelta:
-    """target [heads * value_width] = linear attention of the row's session by the gated delta rule, in fp32.
+class Softplus:
+    """target = softplus(source + bias), column by column, in double, rounded to fp32 at the end."""
+
+    source: str
+    target: str
+    bias: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """target [heads * value_width] = linear attention of the row's session, in fp32: the gated delta rule, or (`is_sum`) the
+    plain sum of Mamba 2.
 
     query and key [key_heads * width], value [heads * value_width], decay and strength [heads], head by head; head h reads
     key head h // (heads / key_heads), where `is_tiled` h % key_heads. A head's state S [width, value_width] is zeros before
-    position 0. At each position: S <- S * decay; d = (value - key . S) * strength; S <- S + key (outer) d;
-    target = query . S. The order of the sums is in docs/arithmetic.md.
+    position 0. At each position: S <- S * decay; d = (value - key . S) * strength, where `is_sum` value * strength;
+    S <- S + key (outer) d; target = query . S, with a `skip` [heads] + skip * value. The order of the sums is in
+    docs/arithmetic.md.
     """
 
     query: str
@@ -117,6 +128,8 @@ class GatedDelta:
     width: int
     value_width: int
     is_tiled: bool = False
+    is_sum: bool = False
+    skip: Weight | None = None
 
     @property
     def kept_key_heads(self) -> int:

@@ -25,8 +25,9 @@ from typing import Final, Literal
 from manyhands.program.cached_ops import Attention as Attention
 from manyhands.program.cached_ops import Convolution as Convolution
 from manyhands.program.cached_ops import Decay as Decay
-from manyhands.program.cached_ops import GatedDelta as GatedDelta
 from manyhands.program.cached_ops import LatentAttention as LatentAttention
+from manyhands.program.cached_ops import LinearAttention as LinearAttention
+from manyhands.program.cached_ops import Softplus as Softplus
 from manyhands.program.weight import EXPERT as EXPERT
 from manyhands.program.weight import Activation as Activation
 from manyhands.program.weight import Rows as Rows
@@ -213,7 +214,8 @@ Op = (
     | LatentAttention
     | Convolution
     | Decay
-    | GatedDelta
+    | Softplus
+    | LinearAttention
     | Gate
     | ExpertRouting
     | Experts
@@ -239,9 +241,9 @@ class Layer:
         return (0, 0) if self.attention is None else self.attention.cache_widths
 
     @property
-    def recurrent(self) -> tuple[Convolution | GatedDelta, ...]:
+    def recurrent(self) -> tuple[Convolution | LinearAttention, ...]:
         """The operations that keep a state instead: what they cached last, which each position changes."""
-        return tuple(op for op in self.ops if isinstance(op, Convolution | GatedDelta))
+        return tuple(op for op in self.ops if isinstance(op, Convolution | LinearAttention))
 
 
 @dataclass(frozen=True, slots=True)

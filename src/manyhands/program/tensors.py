@@ -12,12 +12,14 @@ from manyhands.program.ops import (
     Experts,
     LatentAttention,
     Layer,
+    LinearAttention,
     Multiply,
     Norm,
     Op,
     Product,
     Program,
     Rows,
+    Softplus,
     Weight,
 )
 
@@ -43,6 +45,10 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (weight for weight in (op.weight, op.bias) if weight is not None)
         case Decay():
             yield from (op.rate, op.bias)
+        case Softplus():
+            yield op.bias
+        case LinearAttention(skip=Weight() as skip):
+            yield skip
         case ExpertRouting():
             yield from (weight for weight in (op.correction, op.factors) if weight is not None)
         case Multiply(by=Weight() as weight):

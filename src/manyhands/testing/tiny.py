@@ -102,7 +102,9 @@ def _config(family: str, layers: int, hidden: int, vocab: int, context: int, ove
     shape: Overrides = {"num_hidden_layers": layers, "max_position_embeddings": context}
     if model_type.startswith("lfm2"):
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
-    if model_type == "granitemoehybrid":  # without a list, every layer is one of Mamba
+    if family == "granitemoehybrid_mamba":
+        shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
+    elif model_type == "granitemoehybrid":  # without a list, every layer is one of Mamba
         shape["layer_types"] = ["full_attention"] * layers
     return AutoConfig.for_model(model_type, **{**sizes, **heads, **ids, **shape, **recipe(hidden), **overrides})
 

@@ -148,6 +148,12 @@ def _lfm2_moe(hidden: int) -> Overrides:
     return {**_experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
 
 
+def _granite_mamba(hidden: int) -> Overrides:
+    heads = {"mamba_n_heads": 8, "mamba_d_head": hidden // 4, "mamba_n_groups": 2, "mamba_d_state": 20}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": hidden}
+    return {**_granite(hidden), **heads, **experts, "position_embedding_type": None}
+
+
 # Model types that transformers does not have, and those that it calls them by.
 NAMED_ANEW: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
 # family -> (model type of transformers, what its config needs at a hidden size)
@@ -188,6 +194,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "granite": ("granite", _granite),
     "granitemoe": ("granitemoe", lambda hidden: {**_granite(hidden), "num_local_experts": 4, "num_experts_per_tok": 2}),
     "granitemoehybrid": ("granitemoehybrid", _granite_hybrid),
+    "granitemoehybrid_mamba": ("granitemoehybrid", _granite_mamba),
     "helium": ("helium", lambda hidden: {"head_dim": hidden // 4}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _hunyuan),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
@@ -213,4 +220,11 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 }
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention: on CPUs alone.
-WITH_STATES: Final[tuple[str, ...]] = ("lfm2", "lfm2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+WITH_STATES: Final[tuple[str, ...]] = (
+    "granitemoehybrid_mamba",
+    "lfm2",
+    "lfm2_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+)

@@ -881,7 +881,7 @@ INLINE void change_row(float *row, V by, float key, const V *change, const float
 }
 
 /* One position for DELTA_PANELS panels of a tile: the state decays and changes; out, if there is a query, is what it reads then. */
-INLINE void delta_panels(int64_t width, float *state, const float *query, const float *key, const V *value, float decay, float strength,
+INLINE void delta_panels(int64_t width, const int is_sum, float *state, const float *query, const float *key, const V *value, float decay, float strength,
                          V *out)
 {
     V by = set(decay), change[DELTA_PANELS];
@@ -890,14 +890,14 @@ INLINE void delta_panels(int64_t width, float *state, const float *query, const 
     for (int c = 0; c < DELTA_PANELS; c++)
         for (int j = 0; j < DELTA_SUMS; j++)
             sums.sums[c][j] = read.sums[c][j] = set(0);
-    for (; k + DELTA_SUMS <= width; k += DELTA_SUMS)
+    for (; !is_sum && k + DELTA_SUMS <= width; k += DELTA_SUMS)
         for (int j = 0; j < DELTA_SUMS; j++)
             read_row(state + (k + j) * DELTA_COLUMNS, by, key[k + j], &sums, j);
-    for (int j = 0; j < DELTA_SUMS - 1; j++)
+    for (int j = 0; !is_sum && j < DELTA_SUMS - 1; j++)
         if (k + j < width)
             read_row(state + (k + j) * DELTA_COLUMNS, by, key[k + j], &sums, j);
     for (int c = 0; c < DELTA_PANELS; c++)
-        change[c] = mul(sub(value[c], sum_of_four(sums.sums[c])), set(strength));
+        change[c] = mul(is_sum ? value[c] : sub(value[c], sum_of_four(sums.sums[c])), set(strength));
     for (k = 0; k + DELTA_SUMS <= width; k += DELTA_SUMS)
         for (int j = 0; j < DELTA_SUMS; j++)
             change_row(state + (k + j) * DELTA_COLUMNS, by, key[k + j], change, query ? query + k + j : 0, &read, j);
@@ -909,17 +909,19 @@ INLINE void delta_panels(int64_t width, float *state, const float *query, const 
 }
 
 /* One position of linear attention, columns [0, n) of a tile of a head's state [width, DELTA_COLUMNS]; query null: nothing is read. */
-static void delta(int64_t width, float *state, int64_t n, const float *query, const float *key, const float *value, float decay,
+static void delta(int64_t width, int64_t is_sum, float *state, int64_t n, const float *query, const float *key, const float *value, float decay,
                   float strength, float *out)
 {
     for (int64_t at = 0; at < n; at += DELTA_PANELS * LANES) {
         V v[DELTA_PANELS], o[DELTA_PANELS];
         for (int c = 0; c < DELTA_PANELS; c++)
             v[c] = n > at + c * LANES ? load_part(value + at + c * LANES, n - at - c * LANES) : set(0);
-        if (query)
-            delta_panels(width, state + at, query, key, v, decay, strength, o);
+        if (is_sum)
+            delta_panels(width, 1, state + at, query, key, v, decay, strength, o);
+        else if (query)
+            delta_panels(width, 0, state + at, query, key, v, decay, strength, o);
         else
-            delta_panels(width, state + at, 0, key, v, decay, strength, o);
+            delta_panels(width, 0, state + at, 0, key, v, decay, strength, o);
         for (int c = 0; c < DELTA_PANELS && query; c++)
             if (n > at + c * LANES)
                 store_part(out + at + c * LANES, o[c], n - at - c * LANES);

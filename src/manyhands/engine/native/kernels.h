@@ -85,8 +85,8 @@ typedef struct {
     void (*route)(const Routing *routing, const float *logits, const float *correction, float *pairs);
     void (*convolve)(const float *const *rows, int64_t taps, const float *weights, int64_t stride, const float *bias, int64_t activation,
                      int64_t n, float *out);
-    void (*delta)(int64_t width, float *state, int64_t n, const float *query, const float *key, const float *value, float decay,
-                  float strength, float *out);
+    void (*delta)(int64_t width, int64_t is_sum, float *state, int64_t n, const float *query, const float *key, const float *value,
+                  float decay, float strength, float *out);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
     void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
 } Kernels;

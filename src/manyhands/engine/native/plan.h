@@ -70,7 +70,7 @@ int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t r
 float *row_of(const Plan *plan, int64_t number, int64_t row);
 int64_t members_for(int64_t threads, int64_t work);
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows);
-/* exp(-rate softplus(x + bias)) of each column, in double, rounded to fp32 (tables.c). */
+/* exp(-rate softplus(x + bias)) of each column, or without rates softplus(x + bias), in double, rounded to fp32 (tables.c). */
 void decay_row(const float *x, const double *rates, const float *bias, int64_t n, float *out);
 /* cos and sin of the fp32 product of position and frequency, in double times factor, rounded to fp32 (tables.c). */
 void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t position, float *cos, float *sin);

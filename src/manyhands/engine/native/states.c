@@ -74,7 +74,7 @@ static void convolve_task(const void *argument, int64_t task, void *scratch)
         convolve_part(work->plan, work->op, work->segments + i / work->parts, i % work->parts * COLUMNS, scratch);
 }
 
-/* -- linear attention: query, key, value, decay, strength, target, heads, key heads, width, value width ------------------------- */
+/* -- linear attention: query, key, value, decay, strength, target, heads, key heads, width, value width, is_sum; skips or null ---- */
 
 static int64_t tiles_of(const Op *op) { return ceil_div(op->numbers[9], DELTA_COLUMNS); }
 static int64_t tile_floats(const Op *op) { return op->numbers[8] * DELTA_COLUMNS; }
@@ -115,12 +115,13 @@ static void delta_part(const Plan *plan, const Op *op, const Segment *s, int64_t
     int64_t width = n[8], count = at_most(n[9] - column, DELTA_COLUMNS), floats = tile_floats(op);
     int64_t tile = (head * tiles_of(op) + column / DELTA_COLUMNS) * floats, is_first = head % (n[6] / n[7]) == 0 && column == 0;
     float *state = (float *)(s->now + op->now) + tile;
+    const float *skips = op->tensors[0].data;
     if (s->from >= 0) {
         float *block = (float *)(block_of(s, s->from) + op->cache);
         memcpy(state, block + tile, (size_t)floats * 4);
         for (int64_t p = s->from; p < s->start; p++) {
             Change c = change_in(op, block + delta_floats(op) + (p - s->from) * inputs_of(op), head, column);
-            kernels->delta(width, state, count, 0, c.key, c.value, *c.decay, *c.strength, 0);
+            kernels->delta(width, n[10], state, count, 0, c.key, c.value, *c.decay, *c.strength, 0);
         }
     }
     for (int64_t p = s->start; p < s->start + s->count; p++) {
@@ -137,8 +138,11 @@ static void delta_part(const Plan *plan, const Op *op, const Segment *s, int64_t
             if (is_first)
                 memcpy(kept.key, c.key, (size_t)width * 4);
         }
-        kernels->delta(width, state, count, row_of(plan, n[0], row) + head / (n[6] / n[7]) * width, c.key, c.value, *c.decay, *c.strength,
-                       row_of(plan, n[5], row) + head * n[9] + column);
+        float *out = row_of(plan, n[5], row) + head * n[9] + column;
+        kernels->delta(width, n[10], state, count, row_of(plan, n[0], row) + head / (n[6] / n[7]) * width, c.key, c.value, *c.decay,
+                       *c.strength, out);
+        if (skips)
+            kernels->add(out, c.value, skips[head], out, count, 0);
     }
 }
 

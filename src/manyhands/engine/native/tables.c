@@ -92,7 +92,7 @@ void decay_row(const float *x, const double *rates, const float *bias, int64_t n
 {
     for (int64_t i = 0; i < n; i++) {
         double v = (double)x[i] + bias[i], soft = v > 20 ? v : log_of(1 + exp_of(v));
-        out[i] = (float)exp_of(-rates[i] * soft);
+        out[i] = (float)(rates ? exp_of(-rates[i] * soft) : soft);
     }
 }
 

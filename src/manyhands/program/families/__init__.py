@@ -1,6 +1,6 @@
 """config.json -> Program: one recipe a family, by model_type.
 
-llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, granite, granitemoehybrid, ernie4_5,
+llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, granite, ernie4_5,
            seed_oss, glm, helium, arcee, hunyuan_v1_dense
 gemma      gemma, gemma2, gemma3_text
 gemma4     gemma4_text
@@ -9,6 +9,7 @@ layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
 shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
+mamba      granitemoehybrid
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 """
 
@@ -46,7 +47,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "gpt_oss": "experts",
     "granite": "llama",
     "granitemoe": "experts",
-    "granitemoehybrid": "llama",
+    "granitemoehybrid": "mamba",
     "helium": "llama",
     "hunyuan_v1_dense": "llama",
     "hunyuan_v1_moe": "shared",

@@ -193,22 +193,27 @@ def granitemoe(f: Fields) -> Program:
     style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
 
     def layer(n: TensorNames, i: int) -> Ops:
-        both, shape = f"{n.path}block_sparse_moe.input_linear.weight", (count, 2 * s.inner, s.hidden)
-        down = f"{n.path}block_sparse_moe.output_linear.weight"
-        experts = Experts(
-            source="h",
-            routes="routes",
-            target="m",
-            experts=count,
-            gating=Gating(act),
-            gate=Weight(both, shape, Rows(0, s.inner), stacked=True),
-            up=Weight(both, shape, Rows(s.inner, s.inner), stacked=True),
-            down=Weight(down, (count, s.hidden, s.inner), stacked=True),
-        )
-        body = (*router(n, "block_sparse_moe.router.layer", s, route), experts)
+        body = granite_experts(n, s, route, s.inner, act)
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), body, scale)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)
+
+
+def granite_experts(n: TensorNames, s: Sizes, route: ExpertRouting, inner: int, act: Activation) -> Ops:
+    """Stacked experts, gates above ups, from "h" to "m"."""
+    both, shape = f"{n.path}block_sparse_moe.input_linear.weight", (route.experts, 2 * inner, s.hidden)
+    down = f"{n.path}block_sparse_moe.output_linear.weight"
+    experts = Experts(
+        source="h",
+        routes="routes",
+        target="m",
+        experts=route.experts,
+        gating=Gating(act),
+        gate=Weight(both, shape, Rows(0, inner), stacked=True),
+        up=Weight(both, shape, Rows(inner, inner), stacked=True),
+        down=Weight(down, (route.experts, s.hidden, inner), stacked=True),
+    )
+    return (*router(n, "block_sparse_moe.router.layer", s, route), experts)
 
 
 def gpt_oss(f: Fields) -> Program:

@@ -28,8 +28,8 @@ from manyhands.program.ops import (
     Decay,
     ExpertRouting,
     Gate,
-    GatedDelta,
     Gating,
+    LinearAttention,
     Multiply,
     Norm,
     Op,
@@ -113,7 +113,7 @@ def linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, source: str, 
     rate, bias = (n.vector(f"linear_attn.{name}", style.heads) for name in ("A_log", "dt_bias"))
     ops.append(Decay("a", "a", rate, bias, style.is_log))
     shape = (style.heads, style.key_heads, style.width, style.value_width, style.is_tiled)
-    ops.append(GatedDelta("q mixed", "k mixed", "v mixed", "a", "b", "o", *shape))
+    ops.append(LinearAttention("q mixed", "k mixed", "v mixed", "a", "b", "o", *shape))
     weight = n.vector("linear_attn.norm.weight", style.value_width)
     ops.append(Norm("o", "o", "rms", style.eps, (weight,), groups=style.heads))
     ops.append(Gate("z", "o", "o", Gating("silu")))

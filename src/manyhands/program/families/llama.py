@@ -1,6 +1,5 @@
 """Recipes of dense families with a norm before attention and one before a gated block: llama and its kin."""
 
-from dataclasses import replace
 from typing import Final
 
 from manyhands.program.blocks import (
@@ -31,10 +30,6 @@ _MINISTRAL3 = {
     "llama_4_scaling_beta": 0.1,
 }
 
-_MAMBA = (
-    "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
-    "mamba_proj_bias time_step_limit"
-).split()
 # Fields of hunyuan's published configs: ids, sharing of caches (switched off), media, pooling.
 HUNYUAN_UNUSED: Final = tuple(
     """
@@ -169,24 +164,6 @@ def granite(f: Fields) -> Program:
 def granite_ends(f: Fields) -> EndsStyle:
     """Two of the multipliers."""
     return EndsStyle(embed_scale=f.number("embedding_multiplier", 1.0), scale=1.0 / f.number("logits_scaling", 1.0))
-
-
-def granitemoehybrid(f: Fields) -> Program:
-    """granite with fused blocks under another name: the dense models of Granite 4.0, without Mamba and experts."""
-    s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
-    f.per_layer("layer_types", s.layers, ["mamba"] * s.layers, ("attention", "full_attention"))
-    if f.count("num_local_experts", 8, low=0):
-        raise f.refuse("num_local_experts", "0 is needed: experts beside a shared block are not served")
-    f.ignore(*_MAMBA, "num_experts_per_tok", "init_method")
-    f.only("normalization_function", "rmsnorm")
-    f.only("position_embedding_type", None, "rope")
-    rope = 0 if f.has("position_embedding_type") else None
-    style = AttentionStyle(f.number("attention_multiplier", 1.0), rope, bias=bias, out_bias=bias)
-    s = replace(s, inner=f.count("shared_intermediate_size", 1024, high=1 << 20))
-    scale = f.number("residual_multiplier", 1.0)
-    block, fused, down = "shared_mlp", "input_linear", "output_linear"
-    styles, ends, rotary = [style] * s.layers, granite_ends(f), RopeReader(f)
-    return usual(f, s, rotary, styles, ends, block=block, fused=fused, down=down, scale=scale)
 
 
 def ernie4_5(f: Fields) -> Program:

@@ -1,0 +1,147 @@
+"""Recipes of families some of whose layers are of Mamba 2 in place of attention: granitemoehybrid."""
+
+import math
+from dataclasses import dataclass
+
+from manyhands.program.blocks import (
+    AttentionStyle,
+    Branch,
+    NormStyle,
+    Ops,
+    Sizes,
+    TensorNames,
+    attention,
+    gated,
+    sequential,
+)
+from manyhands.program.ends import assemble
+from manyhands.program.families.experts import granite_experts, top_k
+from manyhands.program.families.llama import granite_ends
+from manyhands.program.fields import Fields
+from manyhands.program.ops import (
+    Activation,
+    Convolution,
+    Decay,
+    ExpertRouting,
+    Gate,
+    Gating,
+    LinearAttention,
+    Norm,
+    Op,
+    Product,
+    Program,
+    Rows,
+    Softplus,
+    Weight,
+)
+from manyhands.program.rope import RopeReader
+
+KINDS = ("linear_attention", "mamba", "full_attention", "attention")  # the first two and the last two are one
+
+
+_MAMBA = (
+    "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
+    "mamba_proj_bias time_step_limit"
+).split()
+
+
+_NO_LIMIT = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as configs are written
+
+
+@dataclass(frozen=True, slots=True)
+class MambaStyle:
+    """A layer of Mamba 2: heads of `width` columns, whose states are `state` rows; groups of heads share keys and queries."""
+
+    heads: int
+    width: int
+    groups: int
+    state: int
+    taps: int
+    eps: float
+    activation: Activation
+    bias: bool  # of the products
+    conv_bias: bool
+
+    @classmethod
+    def read(cls, f: Fields, s: Sizes, activation: Activation, eps: float) -> "MambaStyle":
+        """Raises ModelError for impossible ones."""
+        heads, groups = f.count("mamba_n_heads", 128, high=1 << 14), f.count("mamba_n_groups", 1, high=1 << 14)
+        inner = f.count("mamba_expand", 2, high=64) * s.hidden
+        if inner % heads or heads % groups:
+            raise f.refuse("mamba_n_heads", f"a divisor of {inner} and a multiple of the {groups} groups is needed")
+        width = inner // heads
+        f.only("mamba_d_head", "auto", width)
+        f.ignore("mamba_chunk_size")
+        f.only("time_step_limit", *_NO_LIMIT)
+        state, taps = f.count("mamba_d_state", 256, high=1 << 14), f.count("mamba_d_conv", 4, high=32)
+        bias, conv_bias = f.flag("mamba_proj_bias"), f.flag("mamba_conv_bias", True)
+        return cls(heads, width, groups, state, taps, eps, activation, bias, conv_bias)
+
+
+def mamba(n: TensorNames, s: Sizes, style: MambaStyle, source: str, target: str) -> Ops:
+    """Products; a convolution of values, keys and queries; linear attention by plain sums; a norm of groups behind a gate."""
+    inner, shared = style.heads * style.width, style.groups * style.state
+    widths = {"z": inner, "v": inner, "k": shared, "q": shared, "dt": style.heads}
+    outputs, mixed, start = sum(widths.values()), inner + 2 * shared, 0
+    parts, ops = [], list[Op]()
+    for name, width in widths.items():
+        parts.append(n.part(name, "mamba.in_proj", outputs, s.hidden, style.bias, Rows(start, width)))
+        if name in "vkq":
+            rows = Rows(start - inner, width)
+            kernel = Weight(f"{n.path}mamba.conv1d.weight", (mixed, 1, style.taps), rows)
+            bias = Weight(f"{n.path}mamba.conv1d.bias", (mixed,), rows) if style.conv_bias else None
+            ops.append(Convolution(name, f"{name} mixed", style.taps, kernel, bias, style.activation))
+        start += width
+    shift = n.vector("mamba.dt_bias", style.heads)
+    ops.append(Decay("dt", "decay", n.vector("mamba.A_log", style.heads), shift))
+    ops.append(Softplus("dt", "dt", shift))
+    shape = (style.heads, style.groups, style.state, style.width)
+    skip = n.vector("mamba.D", style.heads)
+    ops.append(LinearAttention("q mixed", "k mixed", "v mixed", "decay", "dt", "o", *shape, is_sum=True, skip=skip))
+    size = inner // style.groups
+    name = f"{n.path}mamba.norm.weight"
+    weights = tuple(Weight(name, (inner,), Rows(group * size, size)) for group in range(style.groups))
+    ops.append(Gate("z", "o", "o", Gating("silu")))
+    ops.append(Norm("o", "o", "rms", style.eps, weights, groups=style.groups))
+    out = n.part(target, "mamba.out_proj", s.hidden, inner, style.bias)
+    return (Product(source, tuple(parts)), *ops, Product("o", (out,)))
+
+
+def granitemoehybrid(f: Fields) -> Program:
+    """granite's four multipliers; a block that every row takes, in some models beside experts; mostly no positions."""
+    s, act, bias = Sizes.read(f, kv=False), f.activation(), f.flag("attention_bias")
+    kinds = f.per_layer("layer_types", s.layers, ["mamba"] * s.layers, KINDS)
+    f.ignore("init_method")
+    f.only("normalization_function", "rmsnorm")
+    f.only("position_embedding_type", None, "rope", "nope")
+    rope = 0 if f.raw("position_embedding_type") == "rope" else None
+    style = AttentionStyle(f.number("attention_multiplier", 1.0), rope, bias=bias, out_bias=bias)
+    inner, scale = f.count("shared_intermediate_size", 1024, high=1 << 20), f.number("residual_multiplier", 1.0)
+    eps = f.number("rms_norm_eps", 1e-6)
+    norm, ends, rotary = NormStyle("rms", eps), granite_ends(f), RopeReader(f)
+    has_mamba = not {"linear_attention", "mamba"}.isdisjoint(kinds)
+    linear = MambaStyle.read(f, s, act, eps) if has_mamba else None
+    f.ignore(*(() if has_mamba else _MAMBA))
+    count = f.count("num_local_experts", 8, low=0, high=4096)
+    f.ignore(*(() if count else ("num_experts_per_tok",)))
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True) if count else None
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        if linear is None or kinds[i] in KINDS[2:]:
+            first = attention(n, s, style, "h", "a")
+        else:
+            first = mamba(n, s, linear, "h", "a")
+        body = gated(n, "shared_mlp", s.hidden, inner, act, "h", "s", fused="input_linear", down_name="output_linear")
+        experts = () if route is None else granite_experts(n, s, route, s.inner, act)
+        return sequential(
+            Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")),
+            Branch(
+                (*experts, *body),
+                "s",
+                norm.op(n, "post_attention_layernorm", s.hidden, "x", "h"),
+                terms=("m", "s") if experts else (),
+            ),
+            scale,
+        )
+
+    return assemble(f, s, norm, rotary, [rotary.plain(s.head)], ends, layer)
