@@ -111,10 +111,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "every layer linear": ("qwen3_next", {"layer_types": ["linear_attention"] * LAYERS, "mlp_only_layers": []}),
     "every layer a convolution": ("lfm2", {"layer_types": ["conv"] * LAYERS, "conv_L_cache": 5}),
     "no correction": ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False}),
-    "Mamba beside one block": (
-        "granitemoehybrid_mamba",
-        {"num_local_experts": 0, "mamba_n_groups": 1, "mamba_conv_bias": False},
-    ),
+    "Mamba without experts": ("granitemoehybrid_mamba", {"num_local_experts": 0, "mamba_n_groups": 1}),
+    "Mamba, biases": ("granitemoehybrid_mamba", {"mamba_conv_bias": False, "mamba_proj_bias": True}),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 

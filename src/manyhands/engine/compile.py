@@ -272,7 +272,7 @@ class _Compiler:
     def _(self, op: Decay | Softplus) -> None:
         rates = None
         if isinstance(op, Decay):
-            stored = np.ascontiguousarray(as_fp32(take(op.rate, self._read))).astype(np.float64).reshape(-1)
+            stored = as_fp32(take(op.rate, self._read)).astype(np.float64).reshape(-1)
             rates = library.double("exp", stored) if op.is_log else -stored
         numbers = self.source(op.source), self.target(op.target, self.width(op.source))
         self.emit(library.DECAY, numbers, (), (rates, vector([op.bias], self._read)))
@@ -283,9 +283,8 @@ class _Compiler:
         target = self.target(op.target, op.heads * op.value_width, sources)
         keys, times = op.key_heads * op.width, op.kept_key_heads // op.key_heads
         for i in range(2 if times > 1 else 0):  # queries and keys again and again, one for each head
-            whole = self.target(f" {i} of heads", times * keys)
-            self.emit(library.COPY, (sources[i], whole, 0, 0, keys, times, 0, keys))
-            sources[i] = whole
+            once, sources[i] = sources[i], self.target(f" {i} of heads", times * keys)
+            self.emit(library.COPY, (once, sources[i], 0, 0, keys, times, 0, keys))
         shape = (op.heads, op.kept_key_heads, op.width, op.value_width, int(op.is_sum))
         self.emit(library.DELTA, (*sources, target, *shape), (), (vector([op.skip] if op.skip else [], self._read),))
 
