@@ -53,4 +53,5 @@ async def _reached(engine: Engine, place: HopSession, until: int) -> int:
         return nearest()
     place.spoil()
     place.waiting.clear()
-    return await engine.device.run(nearest)
+    reached = await engine.device.run(nearest)
+    return 0 if place.is_closed else reached  # it may have ended meanwhile, with the link that it was opened over
