@@ -313,7 +313,7 @@ class Session:
             self.leaving[message.hop] = message.detail
         elif message.code == Detour.code:
             self.has_detour = True
-        elif has_place and self.told.may_stay(message, self.route.hops):
+        elif has_place and self._is_running and self.told.may_stay(message, self.route.hops):
             self.stuck[message.hop] = message.detail
             self._arrived.set()
         else:
