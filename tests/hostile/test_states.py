@@ -2,13 +2,17 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from manyhands.errors import StateGone
+from manyhands.errors import Detour, StateGone
 from manyhands.net.transport import Link, try_send
+from manyhands.origin.fault import MAX_STUCK
+from manyhands.origin.repair import REWIRE_PAUSE_S
+from manyhands.origin.route import Hop
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Fault, Open, Opened, Step
@@ -72,5 +76,33 @@ def test_a_hop_that_cannot_go_back_before_all_have_opened_costs_no_request(
             monkeypatch.setattr(slow, "open", open_late)
             answer = await swarm.origin.complete(swarm.origin.request_ids(PROMPT, HOT))
             assert answer.token_ids == wanted
+
+    play(main)
+
+
+def test_a_hop_that_calls_for_new_epochs_and_holds_less_in_each_is_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a second, as soon as a new position has come back: the hop before it sent its whole log each time."""
+    params, answers = replace(HOT, max_tokens=30), list[int]()
+    wanted, plain = expected(folder, PROMPT, params), Hop.opened
+
+    def less(self: Hop, message: Opened) -> None:
+        if message.hop == 1 and message.cached:
+            answers.append(message.cached)
+            message = replace(message, cached=0)
+        plain(self, message)
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5", spares=["0-5"], request=PLAIN) as swarm:
+            answer = swarm.origin.answer(swarm.origin.request_ids(PROMPT, params))
+            monkeypatch.setattr(Hop, "opened", less)
+            async for _ in swarm.origin.stream(answer):
+                for place in [place for host in swarm.hops[1].hosts for place in host._places.values()]:
+                    place.fault(Detour.code, "again", 1)
+                await asyncio.sleep(REWIRE_PAUSE_S + 0.01)
+            assert answer.token_ids == wanted
+            assert len(answers) <= MAX_STUCK + 2
+            assert [repair.lost for repair in answer.repairs] == [("n1",)]
 
     play(main)

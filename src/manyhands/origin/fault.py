@@ -68,8 +68,12 @@ class Told:
             return False
         hop = hops[fault.hop]
         hop.setbacks += 1
-        self.stuck[hop.offer.node] += 1
-        return hop.setbacks == 1 and self.stuck[hop.offer.node] <= MAX_STUCK
+        return self.may_go_back(hop.offer.node) and hop.setbacks == 1
+
+    def may_go_back(self, node: NodeId) -> bool:
+        """Note that a node could not go back so far, without need as it may be: once too often, and it is lost."""
+        self.stuck[node] += 1
+        return self.stuck[node] <= MAX_STUCK
 
 
 def judge(fault: Fault, hops: Sequence[Hop], told: Told, *, is_running: bool) -> Verdict:

@@ -191,6 +191,9 @@ class RepairExecutor:
             if not session.losses:
                 await session.reshape(plan.slots, hops)
                 session.route.answered(plan.slots)
+                for index in session.route.short:
+                    if not session.told.may_go_back(session.route.hops[index].offer.node):
+                        session.lose(index, "goes on from fewer positions than it has, time and again")
                 logger.info("session=%s moved to better links at position %d", session.name, committed)
                 return await self.restore(plan.replay_from)
         return None
