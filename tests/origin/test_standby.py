@@ -9,6 +9,7 @@ import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind
+from manyhands.errors import StateGone
 from manyhands.net.transport import Link
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Route
@@ -198,6 +199,41 @@ def test_where_one_standby_fails_others_on_its_node_are_replaced_too(bench: Benc
                 await asyncio.sleep(0.001)  # standbys' steps are waited for
             assert model.has_failed and places == 3
             fourth.engine.cache_tokens = room
+
+    bench.play(main)
+
+
+class NeverGoesBack:
+    """A SpanModel that says of each step that it begins at a position that is gone."""
+
+    def __init__(self, plain: SpanModel) -> None:
+        self._plain, self.num_steps = plain, 0
+
+    def run(self, works: Sequence[Work]) -> list[Result | Exception]:
+        self.num_steps += 1
+        return [StateGone("so it is") for _ in works]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+def test_a_standby_that_cannot_go_back_is_asked_again_after_the_others(bench: Bench) -> None:
+    """n3 has most room and was asked first at each look, and fed all that the session had: n4 never stood by."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["2-3", "2-3"], request=replace(FOLLOWED, draft="off")) as scene:
+            third, fourth = scene.hops[3].hosts[0], scene.hops[4].hosts[0]
+            room, fourth.engine.cache_tokens = fourth.engine.cache_tokens, fourth.engine.cache_tokens // 2
+            plain = cast(SpanModel, third.engine.model)
+            model = NeverGoesBack(plain)
+            third.engine.model = cast(SpanModel, model)
+            prompt, params = request_of("greedy", 0)
+            asked = scene.swarm.origin.request_ids(prompt, replace(params, max_tokens=2 * LOOK_AGAIN_ROWS))
+            async for _ in scene.swarm.origin.stream(scene.swarm.origin.answer(asked)):
+                places = len(fourth._places)
+                await asyncio.sleep(0.001)  # standbys' steps are waited for
+            assert model.num_steps == 1 and places == 1
+            third.engine.model, fourth.engine.cache_tokens = plain, room
 
     bench.play(main)
 

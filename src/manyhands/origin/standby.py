@@ -45,7 +45,8 @@ class Standby:
 class Standbys:
     """The standbys of one session, each under the span of the hop that it stands by for.
 
-    `refused`: nodes that would not, or could not, go on being a standby. `full`: how often others had no room.
+    `refused`: nodes that would not, or could not, go on being a standby. `full`: how often others had no room, or could not go
+    back.
     """
 
     def __init__(self, route: Route) -> None:
@@ -80,7 +81,7 @@ class Standbys:
         self._drop(span)
 
     def found_full(self, span: Span) -> None:
-        """The standby of the hop of `span` has no room: it is let go, and may be asked again."""
+        """The standby of the hop of `span` has no room, or cannot go back: it is let go, and may be asked again."""
         self.full[self.by_span[span].hop.offer.node] += 1
         self._drop(span)
 
@@ -154,10 +155,8 @@ class Standbys:
                 standby.computed = max(standby.computed, min(message.computed, standby.fed))
             case Fault(code=LinkClosed.code | Detour.code):
                 pass  # of a link that it needs once it is promoted; then its Open finds a way
-            case Fault(code=Busy.code):
+            case Fault(code=Busy.code | StateGone.code):
                 self.found_full(standby.hop.offer.info.span)
-            case Fault(code=StateGone.code):
-                self._drop(standby.hop.offer.info.span)  # and looked for anew
             case Fault():
                 self.refused.add(node := standby.hop.offer.node)
                 for span in [span for span, each in self.by_span.items() if each.hop.offer.node == node]:
