@@ -16,13 +16,14 @@ from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Arc
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
-from tests.gguf_hybrids import hybrid_facts, linear_pieces
+from tests.gguf_hybrids import granite_pieces, hybrid_facts, linear_pieces, mamba_layers
 
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
     "deepseek_v3", "deepseek_v3_old", "qwen2_moe", "glm4", "granite", "smollm3", "olmo2", "olmo3", "cohere2", "ernie4_5",
     "minicpm3", "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron", "qwen3_next",
-    "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe",
+    "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid",
+    "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -32,6 +33,11 @@ _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _HEADS,
     "lfm2": {"conv_bias": False},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
+    "granitemoehybrid": {"num_experts_per_tok": 0},
+    "granitemoehybrid_mamba_dense": {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
+        "mamba_n_groups": 1,
+    },
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "qwen2_moe": {"mlp_only_layers": []},
     "starcoder2": {"sliding_window": None},
@@ -74,16 +80,17 @@ _LINEAR = {
     "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
 }  # fmt: skip
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
 _MORE: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("granite", "granitemoe", "granitehybrid"), _MULTIPLIERS),
     **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _WINDOW),
     "cohere2": {**_WINDOW, "logit_scale": "logit_scale"},
     "qwen2moe": _WIDTHS,
     "gptneox": {"use_parallel_residual": "use_parallel_residual"},
     "stablelm": {"use_parallel_residual": "use_parallel_residual"},
-    "granite": {
-        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
-    },
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "qwen3next": {**_WIDTHS, **_LINEAR},
     "qwen35": _LINEAR,
@@ -112,7 +119,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     name = family
     is_split, family = (
         family == "deepseek_v3",
-        family.removesuffix("_old").removesuffix("_12b").removesuffix("_fused"),
+        family.removesuffix("_old").removesuffix("_12b").removesuffix("_fused").removesuffix("_dense"),
     )  # as newer converters write it
     folder = make_tiny(
         family,
@@ -124,16 +131,20 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     config["is_old"] = name == "qwen3_next_old"
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
-    arch, _ = _by_type()[config["model_type"]]
+    arch, _ = _architecture(config)
     made = [_written(name, array, pick) for name, array in _renamed(tensors, config, arch)]
     made += _frequencies(config) if family == "llama_tied" else []
     return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder)}, made), folder
 
 
-def _by_type() -> dict[str, tuple[str, Architecture]]:
-    """model_type -> the name of its architecture, and that."""
+def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
+    """The name of the model's architecture, and that."""
+    if config["model_type"] == "granitemoehybrid" and not config["num_local_experts"]:
+        arch = "granitehybrid" if True in mamba_layers(config) else "granite"
+        return arch, ARCHITECTURES[arch]
     usual = {one.model_type: (arch, one) for arch, one in ARCHITECTURES.items()}
-    return usual | {one.model_type: (arch, one) for arch, (_, one) in VARIANTS.items()}
+    found = usual | {one.model_type: (arch, one) for arch, (_, one) in VARIANTS.items()}
+    return found[config["model_type"]]
 
 
 def _written(name: str, array: NDArray[np.float32], pick: Choose) -> Written:
@@ -159,7 +170,7 @@ def _random_blocks(dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 def _renamed(
     tensors: dict[str, NDArray[np.float32]], config: dict[str, Any], arch: str
 ) -> list[tuple[str, NDArray[np.float32]]]:
-    found = _by_type()[config["model_type"]][1]
+    found = _architecture(config)[1]
     names = {theirs: ours for ours, theirs in found.tensors.items()}
     ends = {theirs: ours for ours, theirs in found.ends.items()}
     out: dict[str, NDArray[np.float32]] = {}
@@ -193,6 +204,8 @@ def _pieces(
         yield name, array[:, 0]
     elif ".linear_attn." in name:
         yield from linear_pieces(name, array, config, TILED in conventions)
+    elif ".mamba." in name or path.endswith("_linear"):
+        yield from granite_pieces(name, array, config)
     elif name.endswith("norm.weight") and PLUS_ONE in conventions:
         yield name, array + np.float32(1)
     elif PAIRS in conventions and ("q_proj" in name or "k_proj" in name):
@@ -253,7 +266,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "rope.freq_base": float(theta),
         "vocab_size": config["vocab_size"],
     }
-    eps = _by_type()[config["model_type"]][1].eps
+    eps = _architecture(config)[1].eps
     keys[f"attention.layer_norm_{'rms_' * (eps == 'rms_norm_eps')}epsilon"] = float(
         config["norm_eps" if arch in ("lfm2", "lfm2moe") else eps]
     )
@@ -270,7 +283,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         keys |= {f"rope.scaling.{ours}": usual[theirs] for ours, theirs in _YARN.items() if theirs in usual}
     if "num_experts_per_tok" in config:
         names = ("num_local_experts", "num_experts", "n_routed_experts")
-        keys["expert_count"] = next(config[name] for name in names if config.get(name))
+        keys["expert_count"] = next((config[name] for name in names if config.get(name)), 0)
         keys["expert_used_count"] = config["num_experts_per_tok"]
     if "kv_lora_rank" in config:
         keys |= _latent(config, rope)

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter makes of models with linear attention or short convolutions."""
+"""What llama.cpp's converter makes of models with linear attention, short convolutions or Mamba."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,9 +49,55 @@ def _apart(path: str, array: NDArray[np.float32], config: dict[str, Any]) -> Ite
     yield f"{path}.in_proj_z.weight", z
 
 
+def mamba_layers(config: dict[str, Any]) -> list[bool]:
+    """Which layers of a granitemoehybrid are of Mamba."""
+    return [kind in ("mamba", "linear_attention") for kind in config["layer_types"]]
+
+
+def granite_pieces(name: str, array: NDArray[np.float32], config: dict[str, Any]) -> Iterator[Piece]:
+    """Of one tensor of Mamba, of stacked experts, or of the block that all rows take."""
+    path, _, what = name.removesuffix(".weight").rpartition(".")
+    if what == "A_log":
+        yield name, -np.exp(array)[:, None]
+    elif what == "D":
+        yield name, array[:, None]
+    elif what == "norm":
+        yield name, array.reshape(config["mamba_n_groups"], -1)
+    elif name.endswith("conv1d.weight"):
+        yield name, array[:, 0]
+    elif what.endswith("_linear"):
+        if path.endswith("block_sparse_moe"):
+            path, down = f"{path}.experts.{{expert}}", "down_proj"
+        elif True not in mamba_layers(config):
+            path, down = path.replace("shared_mlp", "mlp"), "down_proj"
+        else:
+            down = "output_linear"
+        parts = (down,) if what == "output_linear" else ("gate_proj", "up_proj")
+        for part, rows in zip(parts, np.split(array, len(parts), axis=-2), strict=True):
+            yield f"{path}.{part}.weight", rows
+    else:
+        yield name, array
+
+
+def _granite_facts(config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of Mamba are also stated where no layer has it."""
+    heads = [0 if is_mamba else config["num_key_value_heads"] for is_mamba in mamba_layers(config)]
+    keys = {
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+        "attention.head_count_kv": np.array(heads, np.int32),
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "rope.scaling.finetuned": config.get("position_embedding_type") == "rope",
+    }
+    return keys if keys["rope.scaling.finetuned"] else {**keys, "context_length": 1 << 20}
+
+
 def hybrid_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     """Keys that are not fields of the config by another name; none for other architectures."""
-    keys: dict[str, Any] = {}
+    keys: dict[str, Any] = _granite_facts(config) if config["model_type"] == "granitemoehybrid" else {}
     if arch in ("lfm2", "lfm2moe"):
         heads = [config["num_key_value_heads"] * (kind == "full_attention") for kind in config["layer_types"]]
         keys["attention.head_count_kv"] = np.array(heads, np.int32)

@@ -20,6 +20,8 @@ from manyhands.checkpoint.gguf_configs import (
     gpt_neox,
     gpt_oss,
     granite,
+    granite_hybrid,
+    granite_moe,
     lfm2,
     lfm2_moe,
     minicpm3,
@@ -45,6 +47,9 @@ from manyhands.checkpoint.gguf_names import (
     GPT_NEOX,
     GPT_NEOX_ENDS,
     GPT_OSS,
+    GRANITE_HYBRID,
+    GRANITE_HYBRID_MOE,
+    GRANITE_MOE,
     LFM2,
     LFM2_ENDS,
     LFM2_MOE,
@@ -109,6 +114,20 @@ class Architecture:
 
 _STEPS: Final = ((None, ("ssm_dt",)),)
 _ROUTED: Final = (None, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
+
+
+def _granite_hybrid(tensors: Mapping[str, str]) -> Architecture:
+    return Architecture(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        tensors,
+        granite_hybrid,
+        (PAIRS, SEPARATE, RATES),
+        mixed=True,
+        biases=(("attention_bias", _ATTENTION), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+    )
+
+
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("llama", "LlamaForCausalLM", LLAMA, conventions=(PAIRS,)),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", LLAMA, biases=((None, _QKV),)),
@@ -137,6 +156,15 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
     "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, granite, (PAIRS,)),
+    "granitemoe": Architecture(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        GRANITE_MOE,
+        granite_moe,
+        (PAIRS, SEPARATE),
+        biases=(("attention_bias", _ATTENTION),),
+    ),
+    "granitehybrid": _granite_hybrid(GRANITE_HYBRID),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", LLAMA, conventions=(PAIRS,)),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", OLMO2),
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", LLAMA, cohere2, eps="layer_norm_eps"),
@@ -219,5 +247,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
     "llama": ("expert_count", Architecture("mixtral", "MixtralForCausalLM", MIXTRAL, experts, (PAIRS,))),
+    "granitehybrid": ("expert_count", _granite_hybrid(GRANITE_HYBRID_MOE)),
     "olmo2": ("attention.sliding_window", Architecture("olmo3", "Olmo3ForCausalLM", OLMO2, olmo3)),
 }

@@ -127,13 +127,52 @@ def stated(*switches: str) -> Callable[[GgufKeys, Config], Config]:
 
 
 def granite(keys: GgufKeys, config: Config) -> Config:
-    """Four multipliers."""
+    """Four multipliers. Files of Granite 4.0 without Mamba say the sizes of what they do not have."""
     keys.only("rope.scaling.finetuned", True)  # the switch of rotary embeddings
+    for name in (*_MAMBA.values(), "ssm.inner_size", "expert_shared_feed_forward_length"):
+        keys.get(name)
+    return _multipliers(keys, config)
+
+
+def _multipliers(keys: GgufKeys, config: Config) -> Config:
     return {
         "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": keys.number("embedding_scale", 1.0),
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "logits_scaling": keys.number("logit_scale"),
+    }
+
+
+def granite_moe(keys: GgufKeys, config: Config) -> Config:
+    """The same with experts, none of which every row takes."""
+    keys.only("rope.scaling.finetuned", True)
+    return {**_multipliers(keys, config), **experts(keys, config)}
+
+
+_MAMBA: Final = {
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_d_conv": "ssm.conv_kernel",
+}
+
+
+def granite_hybrid(keys: GgufKeys, config: Config) -> Config:
+    """Layers without key heads are of Mamba 2; where rows choose no experts, the width of blocks is the shared one's."""
+    inner, hidden = keys.count("ssm.inner_size"), config["hidden_size"]
+    if inner % hidden:
+        raise keys.refused(f"its layers of Mamba are {inner} wide, no multiple of {hidden}")
+    shared = keys.count("expert_shared_feed_forward_length", config["intermediate_size"])
+    has_experts = keys.count("expert_count", 0, least=0) > 0
+    return {
+        **_multipliers(keys, config),
+        **{field: keys.count(name) for field, name in _MAMBA.items()},
+        "mamba_expand": inner // hidden,
+        "mamba_conv_bias": config.get("mamba_conv_bias", False),
+        "layer_types": _mixed(keys, config, "mamba"),
+        "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else "nope",
+        "shared_intermediate_size": shared if has_experts else config["intermediate_size"],
+        **(experts(keys, config) if has_experts else {"num_local_experts": 0}),
     }
 
 
@@ -254,13 +293,18 @@ def qwen3_5_moe(keys: GgufKeys, config: Config) -> Config:
     return {**qwen3_5(keys, config), **qwen2_moe(keys, config)}
 
 
-def _lfm2(keys: GgufKeys, config: Config) -> Config:
-    """Layers without key heads have a short convolution."""
+def _mixed(keys: GgufKeys, config: Config, other: str) -> list[str]:
+    """Kinds of the layers: those without key heads are of the `other`."""
     heads = keys.counts("attention.head_count_kv", config["num_hidden_layers"], config["num_attention_heads"])
     if len({*heads} - {0}) > 1:
         raise keys.refused(f"its layers have different numbers of key heads: {sorted({*heads})}")
+    return ["full_attention" if count else other for count in heads]
+
+
+def _lfm2(keys: GgufKeys, config: Config) -> Config:
+    """Layers without key heads have a short convolution."""
     return {
-        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "layer_types": _mixed(keys, config, "conv"),
         "conv_L_cache": keys.count("shortconv.l_cache"),
         "norm_eps": config["rms_norm_eps"],
         "rms_norm_eps": None,

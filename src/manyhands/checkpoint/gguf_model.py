@@ -82,11 +82,13 @@ def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
 
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """With the dimension of one that the converter drops."""
+    """With the dimension of one that the converter drops; a vector again where it makes two dimensions of it."""
     if len(shape) == 1 and ".shared_expert_gate." in name:
         return 1, *shape
     if len(shape) == 2 and name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return shape[0], 1, shape[1]
+    if len(shape) == 2 and name.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm.weight")):
+        return (shape[0] * shape[1],)
     return shape
 
 

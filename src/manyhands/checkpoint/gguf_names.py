@@ -140,6 +140,33 @@ LFM2_ENDS: Final = {
     "token_embd_norm.weight": "model.embedding_norm.weight",
     "output.weight": "lm_head.weight",
 }
+GRANITE_MOE: Final = {
+    **LLAMA,
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{expert}.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.{expert}.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.{expert}.down_proj",
+}
+GRANITE_HYBRID: Final = {
+    **LLAMA,
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_a.": "mamba.A_log",
+    "ssm_d.": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+    "ffn_gate": "shared_mlp.gate_proj",
+    "ffn_up": "shared_mlp.up_proj",
+    "ffn_down": "shared_mlp.output_linear",
+}
+GRANITE_HYBRID_MOE: Final = {
+    **GRANITE_HYBRID,
+    **GRANITE_MOE,
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
 BIASED_ENDS: Final = {**ENDS, "output_norm.bias": "model.norm.bias"}
 STABLELM: Final = {
     **LLAMA,

@@ -190,17 +190,21 @@ def granitemoe(f: Fields) -> Program:
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
     scale, ends = f.number("residual_multiplier", 1.0), granite_ends(f)
-    style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
+    pairs, is_separate = f.stored("interleaved_rope"), f.stored("separate_gate_up")
+    style = AttentionStyle(f.number("attention_multiplier", 1.0), pairs=pairs, bias=bias, out_bias=bias)
 
     def layer(n: TensorNames, i: int) -> Ops:
-        body = granite_experts(n, s, route, s.inner, act)
+        body = granite_experts(n, s, route, act, is_separate)
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), body, scale)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)
 
 
-def granite_experts(n: TensorNames, s: Sizes, route: ExpertRouting, inner: int, act: Activation) -> Ops:
-    """Stacked experts, gates above ups, from "h" to "m"."""
+def granite_experts(n: TensorNames, s: Sizes, route: ExpertRouting, act: Activation, is_separate: bool) -> Ops:
+    """Stacked experts, gates above ups, from "h" to "m"; in GGUF files gate, up and down of each by themselves."""
+    chosen, inner = router(n, "block_sparse_moe.router.layer", s, route), s.inner
+    if is_separate:
+        return *chosen, each_expert(n, "block_sparse_moe.experts", GATE_UP_DOWN, s, inner, route.experts, act)
     both, shape = f"{n.path}block_sparse_moe.input_linear.weight", (route.experts, 2 * inner, s.hidden)
     down = f"{n.path}block_sparse_moe.output_linear.weight"
     experts = Experts(
@@ -213,7 +217,7 @@ def granite_experts(n: TensorNames, s: Sizes, route: ExpertRouting, inner: int, 
         up=Weight(both, shape, Rows(inner, inner), stacked=True),
         down=Weight(down, (route.experts, s.hidden, inner), stacked=True),
     )
-    return (*router(n, "block_sparse_moe.router.layer", s, route), experts)
+    return *chosen, experts
 
 
 def gpt_oss(f: Fields) -> Program:

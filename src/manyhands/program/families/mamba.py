@@ -61,6 +61,7 @@ class MambaStyle:
     activation: Activation
     bias: bool  # of the products
     conv_bias: bool
+    is_log: bool  # A_log, and not rates
 
     @classmethod
     def read(cls, f: Fields, s: Sizes, activation: Activation, eps: float) -> "MambaStyle":
@@ -75,7 +76,8 @@ class MambaStyle:
         f.only("time_step_limit", *_NO_LIMIT)
         state, taps = f.count("mamba_d_state", 256, high=1 << 14), f.count("mamba_d_conv", 4, high=32)
         bias, conv_bias = f.flag("mamba_proj_bias"), f.flag("mamba_conv_bias", True)
-        return cls(heads, width, groups, state, taps, eps, activation, bias, conv_bias)
+        is_log = not f.stored("negative_rates")
+        return cls(heads, width, groups, state, taps, eps, activation, bias, conv_bias, is_log)
 
 
 def mamba(n: TensorNames, s: Sizes, style: MambaStyle, source: str, target: str) -> Ops:
@@ -93,7 +95,7 @@ def mamba(n: TensorNames, s: Sizes, style: MambaStyle, source: str, target: str)
             ops.append(Convolution(name, f"{name} mixed", style.taps, kernel, bias, style.activation))
         start += width
     shift = n.vector("mamba.dt_bias", style.heads)
-    ops.append(Decay("dt", "decay", n.vector("mamba.A_log", style.heads), shift))
+    ops.append(Decay("dt", "decay", n.vector("mamba.A_log", style.heads), shift, style.is_log))
     ops.append(Softplus("dt", "dt", shift))
     shape = (style.heads, style.groups, style.state, style.width)
     skip = n.vector("mamba.D", style.heads)
@@ -115,7 +117,8 @@ def granitemoehybrid(f: Fields) -> Program:
     f.only("normalization_function", "rmsnorm")
     f.only("position_embedding_type", None, "rope", "nope")
     rope = 0 if f.raw("position_embedding_type") == "rope" else None
-    style = AttentionStyle(f.number("attention_multiplier", 1.0), rope, bias=bias, out_bias=bias)
+    pairs, is_separate = f.stored("interleaved_rope"), f.stored("separate_gate_up")
+    style = AttentionStyle(f.number("attention_multiplier", 1.0), rope, pairs=pairs, bias=bias, out_bias=bias)
     inner, scale = f.count("shared_intermediate_size", 1024, high=1 << 20), f.number("residual_multiplier", 1.0)
     eps = f.number("rms_norm_eps", 1e-6)
     norm, ends, rotary = NormStyle("rms", eps), granite_ends(f), RopeReader(f)
@@ -131,8 +134,9 @@ def granitemoehybrid(f: Fields) -> Program:
             first = attention(n, s, style, "h", "a")
         else:
             first = mamba(n, s, linear, "h", "a")
-        body = gated(n, "shared_mlp", s.hidden, inner, act, "h", "s", fused="input_linear", down_name="output_linear")
-        experts = () if route is None else granite_experts(n, s, route, s.inner, act)
+        fused = None if is_separate else "input_linear"
+        body = gated(n, "shared_mlp", s.hidden, inner, act, "h", "s", fused=fused, down_name="output_linear")
+        experts = () if route is None else granite_experts(n, s, route, act, is_separate)
         return sequential(
             Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")),
             Branch(
