@@ -190,13 +190,13 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe")
+HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba")
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("others")
-    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4", "gpt_neox", *HYBRIDS)
+    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4", "gpt_neox", "granitemoe", *HYBRIDS)
     return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
 
 
@@ -285,6 +285,16 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("lfm2", {"lfm2__block_count": 1 << 60}, f"a whole number from 0 for each of {1 << 60} layers"),
         ("lfm2", {"lfm2__attention__head_count_kv": np.array([0, 2, 1], np.int32)}, "different numbers of key heads: "),
         ("lfm2_moe", {"lfm2moe__expert_gating_func": 1}, "its experts are not chosen by sigmoid"),
+        ("granitemoehybrid_mamba", {"granitehybrid__ssm__inner_size": 100}, "Mamba are 100 wide, no multiple of 64"),
+        ("granitemoehybrid_mamba", {"granitehybrid__rope__scaling__finetuned": 1}, "finetuned is 1; true or false is"),
+        ("granitemoehybrid_mamba", {"granitehybrid__ssm__group_count": None}, "group_count is None; a whole number"),
+        ("granitemoehybrid_mamba", {"granitehybrid__attention__head_count_kv": TWO}, "for each of 3 layers is needed"),
+        ("granitemoe", {"granitemoe__rope__scaling__finetuned": False}, "finetuned is False; served is True"),
+        (
+            "granitemoe",
+            {"granitemoe__expert_shared_feed_forward_length": 8},
+            "shared_feed_forward_length' is not known",
+        ),
         ("deepseek_v3", {"deepseek2__attention__temperature_scale": 1.0}, "temperature_scale' is not known here"),
     ],
 )

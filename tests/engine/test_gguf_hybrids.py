@@ -18,7 +18,7 @@ from manyhands.engine.library import Team
 from manyhands.engine.mapped import MappedTensors
 from manyhands.program.families import read_program
 from manyhands.testing.gguf import Written, write_gguf
-from tests.engine.test_gguf import logits
+from tests.engine.test_gguf import logits, theirs
 from tests.gguf_files import tiny_gguf
 
 
@@ -38,14 +38,20 @@ def numbers(file: Path) -> list[Written]:
 
 @pytest.mark.parametrize(
     ("family", "dtype", "hidden"),
-    [("qwen3_5_text", "Q4_K", 256), ("qwen3_next", "Q8_0", 64), ("qwen3_5_moe_text", "Q5_0", 64), ("lfm2", "Q4_0", 64)],
+    [
+        ("qwen3_5_text", "Q4_K", 256),
+        ("qwen3_next", "Q8_0", 64),
+        ("qwen3_5_moe_text", "Q5_0", 64),
+        ("lfm2", "Q4_0", 64),
+        ("granitemoehybrid_mamba", "Q4_1", 64),
+    ],
 )
 def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, hidden: int, tmp_path: Path) -> None:
     """Rows are taken from matrices of blocks in another order; blocks of 256 columns have those of several heads."""
 
     def pick(name: str, shape: tuple[int, ...]) -> str:
         whole = len(shape) > 1 and shape[-1] % BLOCKS[dtype][0] == 0
-        return dtype if whole and not name.endswith(("conv1d.weight", "conv.weight")) else "F32"
+        return dtype if whole and not name.endswith(("conv1d.weight", "conv.weight", "ssm_norm.weight")) else "F32"
 
     more = {"linear_num_value_heads": 4, "linear_value_head_dim": 64} if dtype == "Q4_K" else {}
     file, _ = tiny_gguf(family, tmp_path / "a.gguf", pick, layers=4, hidden=hidden, **more)
@@ -71,6 +77,27 @@ def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
     facts = {**found.facts, "qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
     longer = write_gguf(tmp_path / "b.gguf", facts, [*whole, *ahead])
     ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (longer, file))
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_convolutions_of_mamba_may_have_no_bias(tmp_path: Path) -> None:
+    """The tensors say so; transformers takes it that they have one."""
+    file, folder = tiny_gguf("granitemoehybrid_mamba", tmp_path / "tiny.gguf", layers=2, mamba_conv_bias=False)
+    np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
+
+
+def test_norms_of_mamba_are_read_as_vectors_too(tmp_path: Path) -> None:
+    """llama.cpp's quantiser drops their first dimension where it is one."""
+    file, _ = tiny_gguf("granitemoehybrid_mamba_dense", tmp_path / "a.gguf", layers=2)
+    found, whole = read_gguf(file), numbers(file)
+    flat: list[Written] = [
+        (name, dtype, (array.size,) if name.endswith("ssm_norm.weight") else shape, array)
+        for name, dtype, shape, array in whole
+    ]
+    assert [shape for _, _, shape, _ in flat] != [shape for _, _, shape, _ in whole]
+    ours, expected = (
+        logits(gguf_folder(path, tmp_path)) for path in (write_gguf(tmp_path / "b.gguf", found.facts, flat), file)
+    )
     np.testing.assert_array_equal(ours, expected)
 
 
