@@ -60,8 +60,8 @@ def test_a_hop_that_cannot_go_back_before_all_have_opened_costs_no_request(
 
     async def main() -> None:
         async with swarm_of(folder, "0-2,3-5", spares=["0-5"], request=PLAIN) as swarm:
-            liar, (slow,) = swarm.hops[1].worker, swarm.hops[0].hosts
-            plain, opens = liar.on_open, slow.open
+            untrusted, (slow,) = swarm.hops[1].worker, swarm.hops[0].hosts
+            plain, opens = untrusted.on_open, slow.open
 
             async def open_late(reserved: Opening, successor: Link) -> None:
                 await asyncio.sleep(0.2)
@@ -72,7 +72,7 @@ def test_a_hop_that_cannot_go_back_before_all_have_opened_costs_no_request(
                 plain(message, link)
                 asyncio.get_running_loop().call_later(0.1, try_send, link, told)
 
-            monkeypatch.setattr(liar, "on_open", lie)
+            monkeypatch.setattr(untrusted, "on_open", lie)
             monkeypatch.setattr(slow, "open", open_late)
             answer = await swarm.origin.complete(swarm.origin.request_ids(PROMPT, HOT))
             assert answer.token_ids == wanted
