@@ -258,15 +258,15 @@ def test_a_hop_that_says_again_and_again_that_it_cannot_go_back_is_lost(bench: B
 
     async def main() -> None:
         async with bench.scene(spares=spares) as scene:
-            crying, lies = scene.hops[1], set[int]()
+            short, lies = scene.hops[1], set[int]()
 
             def lie() -> None:
-                for place in [place for host in crying.hosts for place in host._places.values()]:
+                for place in [place for host in short.hosts for place in host._places.values()]:
                     lies.add(place.opened.epoch)
                     place.fault(StateGone.code, "cannot go back", place.opened.hop)
-                scene.faults.at("replay", crying, lie, 1)  # its Open is one
+                scene.faults.at("replay", short, lie, 1)  # its Open is one
 
-            scene.faults.at("decode", crying, lie, 2)
+            scene.faults.at("decode", short, lie, 2)
             if spares:
                 assert await scene.ask("hot", 0) == bench.wanted["hot", 0]
                 assert [repair.lost for repair in scene.answers[0].repairs] == [("n1",)] and len(lies) <= 3
@@ -284,15 +284,15 @@ def test_one_that_lies_at_every_position_is_lost_in_the_end(bench: Bench) -> Non
 
     async def main() -> None:
         async with bench.scene() as scene:
-            crying, lies = scene.hops[1], set[int]()
+            short, lies = scene.hops[1], set[int]()
 
             def lie() -> None:
-                for place in [place for host in crying.hosts for place in host._places.values()]:
+                for place in [place for host in short.hosts for place in host._places.values()]:
                     lies.add(place.opened.epoch)
                     place.fault(StateGone.code, "cannot go back", place.opened.hop)
-                scene.faults.at("replay", crying, lie, 4)
+                scene.faults.at("replay", short, lie, 4)
 
-            scene.faults.at("decode", crying, lie, 2)
+            scene.faults.at("decode", short, lie, 2)
             assert await scene.ask("hot", 0) == bench.wanted["hot", 0]
             assert [repair.lost for repair in scene.answers[0].repairs] == [("n1",)] and 2 < len(
                 lies

@@ -16,9 +16,7 @@ from manyhands.errors import StateGone
 
 RECENT: Final = 4  # blocks up to the last position that are kept
 SPREAD: Final = 3  # of those before, at equal distances
-MARGIN: Final = (
-    8  # positions before a session's mark at which others part from it: templates end a prompt in their own way
-)
+MARGIN: Final = 8  # positions before a session's mark at which others part from it, as templates end prompts
 MOST_KEPT: Final = RECENT + SPREAD + 2  # with the one of the mark, and one that a step begins in
 MOST_BACK: Final = (RECENT - 1) * STATE_BLOCK  # positions before the last one that can always be gone back to
 
@@ -48,7 +46,7 @@ class States:
         self._plan, self._mark = plan, mark
         self._blocks: dict[int, Array] = {}  # by number
         self._shared: set[int] = set()  # of them, those that another session may have too
-        self._spare: Array | None = None
+        self._spare: Array | None = None  # dropped, for the next block
         self._end = 0  # what blocks hold is right up to here
         self._at: int | None = None  # the positions that `_now` is the state behind
         self._is_begun = False  # a step: what it makes of blocks from `_end` on is not known
@@ -58,7 +56,8 @@ class States:
     @property
     def num_bytes(self) -> int:
         """Of memory, shared or not."""
-        return len(self._blocks) * self._plan.state_bytes + self._plan.now_bytes
+        num_blocks = len(self._blocks) + (self._spare is not None)
+        return num_blocks * self._plan.state_bytes + self._plan.now_bytes
 
     def reachable(self, position: int) -> int:
         """The greatest position, at most this one, from which a step or a fork can begin; 0 always can."""

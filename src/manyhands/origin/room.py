@@ -3,9 +3,7 @@
 from typing import Final
 
 FULL_S: Final = 3.0  # a hop that has no room is waited for so long at least, if patience allows
-ANSWER_S: Final = (
-    1.0  # for a hop to answer what it was asked, beyond what event loops are late by; it is asked as often
-)
+ANSWER_S: Final = 1.0  # for a hop to answer, beyond what event loops are late by; it is asked as often
 
 
 class RoomWait:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -36,16 +37,13 @@ from manyhands.program.ops import (
 )
 from manyhands.program.rope import RopeReader
 
-KINDS = ("linear_attention", "mamba", "full_attention", "attention")  # the first two and the last two are one
+KINDS: Final = ("linear_attention", "mamba", "full_attention", "attention")  # the first two and the last two are one
 
-
-_MAMBA = (
+_MAMBA: Final = (
     "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
     "mamba_proj_bias time_step_limit"
 ).split()
-
-
-_NO_LIMIT = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as configs are written
+_NO_LIMIT: Final = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as configs are written
 
 
 @dataclass(frozen=True, slots=True)
