@@ -1,5 +1,8 @@
 """manyhands.cli.rehearsal: what is taken off what, and one of them held."""
 
+from dataclasses import astuple
+from math import isfinite
+
 import pytest
 
 from manyhands.cli import rehearsal
@@ -59,6 +62,6 @@ def test_where_none_can_be_held_the_usual_overheads_count(monkeypatch: pytest.Mo
 
 @pytest.mark.nightly
 def test_it_is_held_with_processes() -> None:
+    """Nothing is said of how long it takes: other work on the machine may stretch any of its times."""
     said = rehearsed()
-    assert said != Overheads() and 0 < said.hop_s + said.origin_s < 1 and 0 < said.begin_s < 1
-    assert 0 <= said.open_s < 1 and 0 <= said.new_s < 1
+    assert said != Overheads() and min(astuple(said)) >= 0 and isfinite(sum(astuple(said)))
