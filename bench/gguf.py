@@ -8,6 +8,7 @@ import ctypes
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,15 +127,22 @@ def served(file: Path) -> Path:
 
 
 class LlamaCpp:
-    """An arm of bench/step.py, on a GGUF file."""
+    """An arm of bench/step.py, on a GGUF file.
+
+    In a thread of its own: llama.cpp configures a thread's AMX tiles once, and our kernels release them when they are done.
+    """
 
     def __init__(self, file: Path, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         from llama_cpp import Llama
 
         self._clock = clock
+        self._thread = ThreadPoolExecutor(1)
         self.model: Any = Llama(str(file), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def times(self, ids: list[int], new: int) -> list[float]:
+        return self._thread.submit(self._times, ids, new).result()
+
+    def _times(self, ids: list[int], new: int) -> list[float]:
         self.model.reset()
         began = self._clock()
         at: list[float] = []
