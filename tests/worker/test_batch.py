@@ -4,6 +4,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,10 +199,23 @@ def test_the_rest_of_a_prompt_makes_no_machine_slow() -> None:
     """Weights that take 2 s are no row's."""
     rows = PromptRows()
     rows.learn(WINDOW_ROWS + 1, 2.1)
-    assert rows.limit == FEWEST_ROWS
+    assert rows.limit == 64
     rows.learn(200, 2.6)
     rows.learn(FEWEST_ROWS - 1, 2.1)
     assert rows.limit == 307
+
+
+@pytest.mark.parametrize("num_rows", range(WINDOW_ROWS + 1, 400, 7))
+@pytest.mark.parametrize("before", [None, 60.0])
+def test_a_fast_machine_soon_computes_a_prompt_in_one_step(num_rows: int, before: float | None) -> None:
+    """Weights take 70 ms and a row 1.3, at first or after a step of a minute; parts of a prompt may all be of few rows."""
+    rows = PromptRows()
+    if before is not None:
+        rows.learn(FEWEST_ROWS, before)
+    for _ in range(50):
+        pick = choose([Waiting(0, 0, num_rows)], 1000, 32, rows.limit)[0].num_rows
+        rows.learn(pick, 0.07 + 0.0013 * pick)
+    assert choose([Waiting(0, 0, num_rows)], 1000, 32, rows.limit) == [Pick(0, num_rows)]
 
 
 def test_no_part_of_a_prompt_counts_as_decoding() -> None:

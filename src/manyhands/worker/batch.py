@@ -76,6 +76,7 @@ class PromptRows:
 
     def __init__(self) -> None:
         self._row_s: float | None = None
+        self._is_of_few = False
 
     @property
     def limit(self) -> int:
@@ -86,11 +87,16 @@ class PromptRows:
         return max(int(PROMPT_S / row_s), min(LEAST_ROWS, max(FEWEST_ROWS, int(SLOW_S / row_s))))
 
     def learn(self, num_rows: int, took_s: float) -> None:
-        """A step took so long. The estimate rises at once and falls slowly. Of few rows most is what the weights took."""
-        if num_rows < FEWEST_ROWS:
-            return
-        row_s = took_s / num_rows
-        self._row_s = row_s if self._row_s is None else max(row_s, 0.8 * self._row_s + 0.2 * row_s)
+        """A step took so long. The estimate rises at once and falls slowly.
+
+        Of fewer than FEWEST_ROWS most is what reading the weights took: they raise no estimate, and the first step of
+        more rows replaces theirs.
+        """
+        row_s, is_few = took_s / num_rows, num_rows < FEWEST_ROWS
+        if self._row_s is None or (self._is_of_few and not is_few):
+            self._row_s, self._is_of_few = row_s, is_few
+        elif row_s < self._row_s or not is_few:
+            self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s)
 
 
 class Waiting(NamedTuple):
