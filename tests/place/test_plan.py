@@ -109,6 +109,18 @@ def test_first_rows_wait_for_a_hop_that_is_not_open_when_they_come() -> None:
     assert evaluate(pair, half).ttft_s == pytest.approx(0.5 + 0.012 + 0.5)
 
 
+def test_where_a_round_trip_is_short_a_prompt_leaves_when_all_have_answered() -> None:
+    """A near hop reads its weights in 24 ms. FIRST_BYTES of rows wait there for its Open alone; more leave in one step,
+    a round trip later."""
+    near = machine("near", 24, row_s=1e-5, rtt_ms=2, overhead_s=0.001)
+    few = task(machine("desk", 8), near, tokens=512)
+    rows = FIRST_BYTES // few.shape.hidden_bytes
+    for prompt, begins_s in ((rows, 0.001), (rows + 1, 0.003)):
+        wanted = replace(few, prompt=prompt)
+        through_s = 0.002 + 0.001 + max(0.024, prompt * 24 * 1e-5)
+        assert evaluate(wanted, [(near, Span(0, 24))]).ttft_s == pytest.approx(begins_s + through_s)
+
+
 def _thirds(wanted: Task) -> list[tuple[Machine, Span]]:
     return list(zip(wanted.fleet.machines, (Span(0, 8), Span(8, 16), Span(16, 24)), strict=True))
 

@@ -11,7 +11,6 @@ from functools import partial
 from manyhands.config import RequestConfig
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.session import Session
-from manyhands.route.chunks import first_rows
 from manyhands.wire.message import Ids, Payload
 
 Part = tuple[int, Sequence[int]]  # the position of the first id, and the ids
@@ -80,7 +79,7 @@ class FirstRows:
         """Send them, from where the session expects to begin; their positions. Raises what has ended the session meanwhile."""
         start, route = session.begins_at, session.route
         left = len(self._prompt) - start
-        most = first_rows(left, route.chunk_rows(left, self._config), route.row_bytes)
+        most = route.first_rows(left, self._config)
         if most < 1:
             return range(0)
         ids, last = self._prompt[start : start + most], len(self._prompt) - 1

@@ -10,7 +10,7 @@ from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, Samplin
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.lossy import Lossy
 from manyhands.origin.repair_plan import Slot
-from manyhands.route.chunks import Stage, chunk_rows
+from manyhands.route.chunks import Stage, chunk_rows, first_rows
 from manyhands.route.cost import HOP_OVERHEAD_S
 from manyhands.route.search import Offer
 from manyhands.wire.codec import as_sent, is_slow
@@ -277,8 +277,14 @@ class Route:
     def chunk_rows(self, num_rows: int, config: RequestConfig) -> int:
         """Rows of one step of `num_rows` (route/chunks.py): at most prefill_chunk, and no more bytes than frame_bytes."""
         most = max(1, min(config.prefill_chunk, config.frame_bytes // self.row_bytes))
-        stages = [Stage.of(hop.offer, hop.control.health.rtt_s) for hop in self.hops]
-        return chunk_rows(num_rows, stages, self.credits, most)
+        return chunk_rows(num_rows, self._stages(), self.credits, most)
+
+    def first_rows(self, num_rows: int, config: RequestConfig) -> int:
+        """Of a prompt of `num_rows`, those that leave right behind the Opens."""
+        return first_rows(num_rows, self.chunk_rows(num_rows, config), self.row_bytes, self._stages())
+
+    def _stages(self) -> list[Stage]:
+        return [Stage.of(hop.offer, hop.control.health.rtt_s) for hop in self.hops]
 
     def renew(self, hops: Sequence[Hop]) -> None:
         """Begin an epoch with these hops: nothing waits for them, nothing is in flight."""

@@ -201,7 +201,7 @@ def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Seque
     chunk = chunk_rows(task.prompt, stages, REQUEST.window, most)
     own_s = origin.begin_s + (len(hops) - 1) * origin.open_s + origin.ends_s * origin.doze
     own_s += math.fsum(machine.new_s for machine, _ in hops)
-    first = first_rows(task.prompt, chunk, row_bytes)
+    first = first_rows(task.prompt, chunk, row_bytes, stages)
     passed_s = late_s = answered_s = (
         0.0  # the first rows are through a hop; what they have waited; all hops have answered
     )

@@ -52,6 +52,13 @@ def chunk_rows(num_rows: int, stages: Sequence[Stage], window: int, most: int) -
     return min(sizes, key=lambda rows: pipelined_s(num_rows, min(rows, max(1, num_rows)), stages, window))
 
 
-def first_rows(num_rows: int, chunk: int, row_bytes: int) -> int:
-    """Rows of a prompt that hops hold before they are open: one chunk, of FIRST_BYTES at most."""
-    return min(num_rows, chunk, FIRST_BYTES // row_bytes)
+def first_rows(num_rows: int, chunk: int, row_bytes: int, stages: Sequence[Stage]) -> int:
+    """Rows of a prompt that hops hold before they are open: one chunk, of FIRST_BYTES at most.
+
+    None where they would make a chunk more, and reading a hop's weights for it takes longer than the round trip that they
+    save.
+    """
+    rows = min(num_rows, chunk, FIRST_BYTES // row_bytes)
+    is_one_more = -(-(num_rows - rows) // chunk) + 1 > -(-num_rows // chunk)
+    is_far = max(stage.rtt_s for stage in stages) >= max(stage.step_s for stage in stages)
+    return rows if is_far or not is_one_more else 0
