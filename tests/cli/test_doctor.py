@@ -163,6 +163,12 @@ def test_model_files_that_are_cut_off(home: Path) -> None:
     assert check.level == "fail" and str(folder) in check.remedy
 
 
+def test_a_short_name_whose_fetch_broke_off_is_no_damage(home: Path) -> None:
+    (home / "models" / "smollm2").mkdir(parents=True)
+    check = only(checks.check_models(home))
+    assert check.level == "warn" and check.remedy == "manyhands pull smollm2"
+
+
 def test_the_command(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_digests(monkeypatch)
     result = CliRunner().invoke(app, ["doctor", "--json"])

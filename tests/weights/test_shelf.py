@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from huggingface_hub import constants
@@ -17,7 +18,7 @@ from huggingface_hub import constants
 from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import Silent, build_manifest
 from manyhands.core import ModelId, Span
-from manyhands.errors import BadRequest, ModelError, NotFound
+from manyhands.errors import BadRequest, DiskFull, ModelError, NotFound
 from manyhands.member.weights import weights_in, weights_of
 from manyhands.place.shape import stored_precision
 from manyhands.weights import names, pinned, shelf
@@ -29,6 +30,10 @@ from tests.gguf_files import tiny_gguf
 from tests.weights.hub_server import COMMIT, REPO, FakeHub, serving
 
 FILE = "tiny.gguf"
+
+
+class Usage(NamedTuple):
+    free: int
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +203,25 @@ def test_a_damaged_folder_is_listed_and_can_be_removed(home: Path) -> None:
     assert (broken.name, broken.num_layers) == ("org/name@aaaaaaaa", 0)
     shelf.remove(broken)
     assert not folder.exists()
+
+
+def test_a_damaged_file_of_a_short_name_is_listed_and_can_be_removed(tiny: ShortName, home: Path, made: Path) -> None:
+    path = names.short_path(tiny, home)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(made.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"is truncated: .*; `manyhands rm tiny` removes it"):
+        resolve_model("tiny", None, True, home, Silent())
+    [_, broken] = shelf.on_shelf(home)
+    assert (broken.name, broken.where, broken.num_layers) == ("tiny", path, 0)
+    shelf.remove(shelf.find("tiny", home)[0])
+    assert not path.parent.exists()
+
+
+def test_a_disk_without_room_is_left_as_it_is(tiny: ShortName, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free=tiny.size - 1))
+    with pytest.raises(DiskFull, match=f"needs {tiny.size} bytes"):
+        resolve_model("tiny", None, True, home, Silent())
+    assert not names.short_path(tiny, home).parent.exists()
 
 
 def test_every_short_name_is_pinned() -> None:

@@ -301,9 +301,14 @@ def check_models(home: Path) -> Iterator[Check]:
     """Folders that were fetched: what of them is here, and whether it is whole."""
     from manyhands.checkpoint.folder import MANIFEST, read_entries
     from manyhands.checkpoint.manifest import Manifest
+    from manyhands.weights.catalogue import SHORT_NAMES
+    from manyhands.weights.names import short_path
 
     folders = sorted(path for path in (home / "models").glob("*") if path.is_dir() and not path.name.startswith("."))
     for folder in folders:
+        if folder.name in SHORT_NAMES and not short_path(SHORT_NAMES[folder.name], home).is_file():
+            yield Check("model", "warn", f"{folder.name}: not whole yet", f"manyhands pull {folder.name}")
+            continue
         try:
             held = len(read_entries(folder))
             manifest = folder / MANIFEST

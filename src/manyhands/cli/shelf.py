@@ -151,7 +151,7 @@ def _row(each: "Shelved") -> tuple[str, str, str, str]:
 
 def _layers(each: "Shelved") -> str:
     if each.num_layers == 0:
-        return "not whole yet" if each.kind == "short name" else "cannot be read"
+        return "not whole yet" if each.kind == "short name" and each.where.is_dir() else "cannot be read"
     if each.is_whole or not each.layers:
         return f"{'all' if each.is_whole else 'none of'} {each.num_layers}"
     is_one = sum(map(len, each.layers)) == 1

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from manyhands import tales
 from manyhands.checkpoint.gguf_folder import gguf_folder
+from manyhands.errors import ModelError
+from manyhands.weights.catalogue import SHORT_NAMES
 from manyhands.weights.names import gguf_file, model_folder
 
 
@@ -12,5 +14,12 @@ def folder_named(name: str, home: Path) -> Path | None:
     if name == "tales":
         return Path(tales.model_path())
     if (file := gguf_file(name, home)) is not None:
-        return gguf_folder(file, home)
+        try:
+            return gguf_folder(file, home)
+        except ModelError as error:
+            if name not in SHORT_NAMES or isinstance(error.__cause__, OSError):
+                raise
+            raise ModelError(
+                f"{error}; `manyhands rm {name}` removes it, and it is fetched again when needed"
+            ) from error
     return model_folder(name)

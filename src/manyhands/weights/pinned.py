@@ -40,11 +40,13 @@ def fetch_pinned(model: ShortName, home: Path, progress: HashProgress) -> Path:
     path = short_path(model, home)
     if path.is_file():
         return path
+    part = path.with_name(f"{path.name}.part")
     with disk_errors(home, model.size):
+        home.mkdir(parents=True, exist_ok=True)
+        check_free(home, model.size - (part.stat().st_size if part.is_file() else 0))  # before anything is made
         path.parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(path.parent / ".lock"):
             if not path.is_file():
-                part = path.with_name(f"{path.name}.part")
                 _bring(model, part, progress)
                 part.replace(path)
     return path

@@ -168,11 +168,14 @@ def _short_folder(short: ShortName, home: Path) -> Path:
 
 
 def _short(short: ShortName, home: Path) -> Shelved:
-    """The file of a short name, or what has come of it so far."""
+    """The file of a short name, or what has come of it so far. A file that is damaged has no layers."""
     folder, path = _short_folder(short, home), short_path(short, home)
     if not path.is_file():
         return Shelved(short.name, "short name", folder, _size(folder), (), 0, (folder,))
-    made = gguf_folder(path, home)
+    try:
+        made = gguf_folder(path, home)
+    except ModelError:  # a damaged file: `where` is the file itself
+        return Shelved(short.name, "short name", path, _size(folder), (), 0, (folder,))
     read = _shelved(short.name, "short name", made)
     return Shelved(short.name, "short name", folder, _size(folder), read.layers, read.num_layers, (folder, made))
 
