@@ -2,6 +2,8 @@
 
 import io
 import json
+import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from typer.testing import CliRunner
 
 from manyhands.cli import app, shelf
 from manyhands.cli.lines import columns
+from manyhands.cli.process import log_plainly
 from manyhands.cli.progress import ERASE, Phase, Screen, clear_line, doing
 from manyhands.plain import size_of
+from tests.cli.test_lines import Terminal
 from tests.gguf_files import tiny_gguf
 from tests.gguf_parts import split_gguf
 
@@ -97,6 +101,21 @@ def test_the_line_gives_way_to_what_is_printed() -> None:
     screen.start("moving layers", 10)
     screen.done()
     assert out.getvalue().endswith(ERASE), "a node that serves draws no more"
+
+
+def test_the_line_gives_way_to_what_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setattr(logging, "lastResort", None)
+    log_plainly()
+    log = logging.getLogger("a logger without handlers")
+    log.propagate = False
+    with doing("reading tales", out) as screen, screen.away():
+        log.warning("hashes are not remembered")  # as a finalizer may, in the thread that prints
+        screen.draw()
+        log.warning("the disk is full")
+    told = out.getvalue()
+    assert f"{ERASE}hashes are not remembered\n" in told and f"{ERASE}the disk is full\n" in told
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal() -> None:

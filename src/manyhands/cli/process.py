@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from manyhands.cli.progress import no_line
 from manyhands.plain import one_line
 
 MAX_LINE_CHARS = 4000
@@ -36,10 +37,22 @@ class PlainLines(logging.Formatter):
         return "\n".join(f"  {one_line(line, MAX_LINE_CHARS)}" for line in super().formatException(ei).split("\n"))
 
 
+class StderrHandler(logging.Handler):
+    """To stderr, with the line of what is being done (progress.py) away meanwhile."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            with no_line():
+                print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def log_plainly() -> None:
     """What is logged without a handler of its own (to stderr, from warnings on) comes as PlainLines from now on."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(PlainLines())
+    handler = StderrHandler(logging.WARNING)
+    handler.setFormatter(PlainLines())
+    logging.lastResort = handler
 
 
 def hide_secrets(proc: Path = Path("/proc/self")) -> bool:
