@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from manyhands.cli import app, code, join, nearby
+from manyhands.cli import app, code, join, nearby, switch
 from manyhands.cli.client import GatewayError
 from manyhands.cli.code import say_code
 from manyhands.cli.nearby import Row, ask_for_code, chosen, rows_of, ticket_by_code
@@ -18,6 +18,7 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed, WrongCode
 from manyhands.member.home import load_ticket
 from manyhands.net.pairing.code import MAX_FAILURES
+from manyhands.swarm import lan
 from manyhands.swarm.lan import Nearby
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
 
@@ -69,6 +70,15 @@ def test_two_swarms_of_one_name_are_told_apart_by_their_fingerprints() -> None:
     with pytest.raises(BadRequest) as refused:
         chosen(rows, "home")
     assert HOME.fingerprint in str(refused.value) and twin.fingerprint in str(refused.value)
+
+
+def test_a_machine_without_a_network_is_told_to_use_the_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_is_up(**options: Any) -> None:
+        raise RuntimeError("No interfaces to listen on")
+
+    monkeypatch.setattr(lan, "AsyncZeroconf", none_is_up)
+    with pytest.raises(BadRequest, match=r"no network interface .* is up\): join with the ticket: manyhands join mh1"):
+        nearby.look("")
 
 
 def test_names_that_others_chose_do_not_break_the_list() -> None:
@@ -288,6 +298,15 @@ def test_code_shows_the_one_there_is_or_a_new_one(
     monkeypatch.setattr(code, "call", gateway.call)
     result = CliRunner().invoke(app, ["code", *words], catch_exceptions=False)
     assert gateway.asked == asked and said in result.output and HOME.encode() not in result.output
+
+
+def test_a_gateway_of_no_member_cannot_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise GatewayError("POST /api/switch: Not Found", "not_found", 404)
+
+    monkeypatch.setattr(switch, "ask", refuse)
+    result = CliRunner().invoke(app, ["switch", "off"])
+    assert isinstance(result.exception, BadRequest) and "of no member" in str(result.exception)
 
 
 def test_a_gateway_of_no_member_shows_no_codes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,9 @@ def _ticket(text: str, code: str, swarm: str) -> "Ticket":
     if known is not None and known.addresses:
         return known
     if not given and not sys.stdin.isatty():
-        raise BadRequest(f"no ticket is given: in scripts, manyhands join --code ABC-DEF [--swarm NAME], {TICKET_WAY}")
+        raise BadRequest(
+            f"no ticket is given: in scripts, manyhands join --code ABC-DEF [--swarm NAME], or {TICKET_WAY}"
+        )
     with doing("looking for swarms on this network"):  # while Python loads what looks
         from manyhands.cli.nearby import ask_for_code, ticket_by_code
     ticket = ticket_by_code(given, swarm) if given else ask_for_code(swarm)

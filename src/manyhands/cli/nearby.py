@@ -107,7 +107,7 @@ async def search(is_enough: Callable[[list[Row]], bool]) -> list[Row]:
                 except TimeoutError:
                     break
     except OSError as error:
-        raise BadRequest(f"this network cannot be searched ({error}): {TICKET_WAY}") from error
+        raise BadRequest(f"this network cannot be searched ({error}): join {TICKET_WAY}") from error
     return rows_of(browser.found.values())
 
 
@@ -123,7 +123,7 @@ def look(name: str) -> list[Row]:
         here = reachable(NodeAddr("0.0.0.0", 0)).host
         raise BadRequest(
             f"no swarm is seen from this machine ({here}): is `manyhands up` running on the same network (the same Wi-Fi, "
-            f"no guest network), and do both firewalls let UDP port 5353 (mDNS) in? Else {TICKET_WAY}"
+            f"no guest network), and do both firewalls let UDP port 5353 (mDNS) in? Otherwise join {TICKET_WAY}"
         )
     return rows
 
@@ -208,7 +208,7 @@ def _ticket(row: Row, code: str) -> Ticket:
     near = row.shown
     if near is None or near.code_port is None:
         raise BadRequest(
-            f"no machine of swarm {row.swarm} shows a code: run `manyhands code` on one of them, {TICKET_WAY}"
+            f"no machine of swarm {row.swarm} shows a code: run `manyhands code` on one of them, or join {TICKET_WAY}"
         )
     text = _ask(near, [NodeAddr(addr.host, near.code_port) for addr in near.addresses], code)
     ticket = Ticket.parse(text)
@@ -225,5 +225,5 @@ def _ask(near: Nearby, ways: list[NodeAddr], code: str) -> str:
     except LinkClosed as error:
         raise LinkClosed(
             f"{machine(near)} cannot be asked ({error}): its code may have ended (`manyhands code` there shows one), or "
-            f"its firewall keeps TCP port {ways[0].port} shut; {TICKET_WAY}"
+            f"its firewall keeps TCP port {ways[0].port} shut; or join {TICKET_WAY}"
         ) from error

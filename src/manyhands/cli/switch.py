@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, ask, print_json
+from manyhands.cli.client import Api, ApiKey, GatewayError, ask, print_json
 from manyhands.errors import BadRequest
 
 
@@ -21,7 +21,12 @@ def switch(
     """
     if state not in ("on", "off"):
         raise BadRequest(f"switch {state!r:.40}: it is on or off")
-    told = ask(api, api_key, "POST", "/api/switch", {"on": state == "on"})
+    try:
+        told = ask(api, api_key, "POST", "/api/switch", {"on": state == "on"})
+    except GatewayError as error:
+        if error.http_status != 404:
+            raise
+        raise BadRequest("this gateway is of no member: `manyhands up` and `join` can be switched off") from error
     if as_json:
         print_json(told)
     else:

@@ -174,7 +174,11 @@ class Advertised:
 
 
 def _on_all(interfaces: Sequence[str] | None) -> AsyncZeroconf:
-    return AsyncZeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
+    """Raises OSError, as sockets do."""
+    try:
+        return AsyncZeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
+    except RuntimeError as error:  # how zeroconf says that there is no interface to listen on
+        raise OSError("no network interface of this machine is up") from error
 
 
 @contextlib.asynccontextmanager

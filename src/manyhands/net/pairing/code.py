@@ -17,7 +17,7 @@ CODE_S: Final = 600.0
 MAX_FAILURES: Final = 3
 MAX_TYPED: Final = 64
 # The remedy where no code will do.
-TICKET_WAY: Final = "or with the ticket: manyhands join mh1... (`up` prints the line, `manyhands ticket qr` shows it)"
+TICKET_WAY: Final = "with the ticket: manyhands join mh1... (`up` prints the line, `manyhands ticket qr` shows it)"
 
 
 def draw_code(below: Callable[[int], int]) -> str:
