@@ -1,5 +1,6 @@
 """`manyhands model` as a person runs it."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -102,6 +103,17 @@ def test_tiny_makes_a_model(tmp_path: Path) -> None:
     assert json.loads(run("inspect", str(out), "--json"))["num_layers"] == 3
     with pytest.raises(BadRequest, match="exists already"):
         run("tiny", str(out))
+
+
+def test_a_tiny_model_that_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(family: str, out: Path, **_: object) -> None:
+        out.mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("manyhands.testing.tiny.make_tiny", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run("tiny", str(tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
 
 
 def test_unknown_model_is_one_clear_error() -> None:

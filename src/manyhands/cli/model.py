@@ -1,6 +1,7 @@
 """`manyhands model`: look into a model, compare two, cut one into parts, make a tiny one."""
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -158,5 +159,9 @@ def tiny(
 
         with needing("a tiny model", "torch", "torch"):
             from manyhands.testing.tiny import make_tiny
-        make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)
+        try:
+            make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)
+        except BaseException:  # a full disk, Ctrl-C: half a model would be taken for one
+            shutil.rmtree(out, ignore_errors=True)
+            raise
     typer.echo(str(out))
