@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from manyhands import cli
 from manyhands.cli import app
 from manyhands.cli.client import refusal_of
-from manyhands.cli.lines import error_line, fitted
+from manyhands.cli.gateway import say_api
+from manyhands.cli.lines import Flow, error_line, fitted
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.home import save_ticket
@@ -39,6 +40,24 @@ def test_what_is_copied_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" in fitted(f"{'word ' * 30} manyhands join mh1...", Terminal()), "that is no ticket"
     line = f"from elsewhere:  manyhands join mh1{'A' * 120}"
     assert fitted(f"{line}\n  short", Terminal()) == f"{line}\n  short"
+
+
+def test_a_text_that_grows_is_broken_between_words() -> None:
+    text = "Photosynthesis is a process\n\nby which plants convert carbon dioxide into glucose and so on."
+    for size in (1, 2, 3, 7, 100):
+        flow = Flow(24)
+        shown = "".join(flow.feed(text[i : i + size]) for i in range(0, len(text), size)) + flow.end()
+        assert shown.split() == text.split() and "process\n\nby" in shown
+        assert max(map(len, shown.split("\n"))) <= 24
+    assert flow.feed("a word ") + flow.feed("of the next line") + flow.end() == "a word of the next line"
+    plain = Flow(None)
+    assert plain.feed("x" * 100 + " y") + plain.end() == "x" * 100 + " y"
+
+
+def test_what_to_do_with_an_api_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say_api("http://127.0.0.1:8000", "smollm2")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "chat in a browser: http://127.0.0.1:8000/" and max(map(len, lines)) < 80
 
 
 def test_no_color_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`manyhands demo`: a question answered by three processes, one of which is killed on the way: does the text change?"""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.ahead import import_ahead
+from manyhands.cli.lines import Flow, fitted, width_of
 from manyhands.cli.local import FaultInjector, InjectedFault, LocalPlan, local_swarm
 from manyhands.cli.progress import doing
 from manyhands.core import SamplingParams
@@ -73,7 +75,8 @@ def _fetched(model: str) -> str:
             if model:
                 raise
             screen.clear()
-            typer.echo(f"{MODEL} cannot be fetched, so {FALLBACK} writes a story instead\n  {one_line(error, 600)}\n")
+            said = f"{MODEL} cannot be fetched, so {FALLBACK} writes a story instead\n  {one_line(error, 600)}\n"
+            typer.echo(fitted(said, sys.stdout))
             return FALLBACK
     return model or MODEL
 
@@ -107,24 +110,29 @@ def _introduce(script: Script, running: "Sequence[NodeProcess]") -> None:
 
 async def _tell(script: Script, origin: "Origin", running: "Sequence[NodeProcess]", fault: InjectedFault) -> "Answer":
     """Print the answer as it comes, and what happens to the nodes meanwhile."""
+    from manyhands.cli.show import for_stdout
+
     answer = origin.answer(_request(script, origin))
     injector = FaultInjector([fault], running, answer)
     last, pause_s, repaired = time.monotonic(), 0.0, 0
-    typer.echo("" if script.is_question else script.text, nl=False)
+    flow = Flow(width_of(sys.stdout))
+    typer.echo("" if script.is_question else flow.feed(script.text), nl=False)
     async for token in origin.stream(answer):
         now = time.monotonic()
         pause_s, last = max(pause_s, now - last if len(answer.token_ids) > 1 else 0.0), now
         if len(answer.repairs) > repaired:
             names = ", ".join(answer.repairs[-1].replacement)
+            typer.echo(flow.end(), nl=False)
             typer.secho(f"── {names} has taken over: {pause_s:.2f} s without a word, and it goes on\n", fg="green")
             repaired = len(answer.repairs)
-        typer.echo(token.text, nl=False)
+        typer.echo(flow.feed(for_stdout(token.text)), nl=False)
         for name in injector.check():
             layers = next(offer.info.span for offer in answer.route if offer.name == name)
-            typer.secho(f"\n\n── {name} is killed (kill -9): layers {layers} are gone", fg="red")
+            typer.secho(f"{flow.end()}\n\n── {name} is killed (kill -9): layers {layers} are gone", fg="red")
     speed = answer.timings.decode_tokens_per_s(len(answer.token_ids)) or 0.0
     said = f"{len(answer.token_ids)} tokens · {speed:.0f} tokens/s · longest pause {pause_s:.2f} s"
-    typer.secho(f"\n\n{said}", dim=True)
+    typer.echo(flow.end())
+    typer.secho(f"\n{said}", dim=True)
     return answer
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,6 +14,7 @@ import typer
 from manyhands.cli import checks, options
 from manyhands.cli.checks import Check
 from manyhands.cli.client import call
+from manyhands.cli.lines import fitted
 from manyhands.config import home_from_env, physical_memory
 from manyhands.config_file import Settings, read_settings
 from manyhands.errors import ManyhandsError
@@ -90,7 +92,8 @@ def _cores() -> tuple[int, float]:
 
 
 def _show(check: Check) -> None:
-    typer.secho(f"{check.level:<5}", fg=_COLOURS[check.level], nl=False)
-    typer.echo(f"{check.name:<11}{one_line(check.said, 2000)}")
+    line = fitted(f"{check.level:<5}{check.name:<11}{one_line(check.said, 2000)}", sys.stdout)
+    typer.secho(line[:5], fg=_COLOURS[check.level], nl=False)
+    typer.echo(line[5:])
     if check.remedy:
-        typer.echo(f"{'':<16}-> {one_line(check.remedy, 2000)}")
+        typer.echo(fitted(f"{'':<16}-> {one_line(check.remedy, 2000)}", sys.stdout))

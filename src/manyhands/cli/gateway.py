@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.lines import fitted
 from manyhands.cli.owner import owner_file
 from manyhands.config import ApiConfig, home_from_env
 from manyhands.core import NodeAddr
@@ -302,6 +304,11 @@ def told_url(url: str) -> str:
 def say_api(url: str, model: str, stops: str = "Ctrl-C") -> None:
     """What to do with an API that has just opened. `stops`: what ends it."""
     url = told_url(url)
-    typer.echo(f'chat in a browser: {url}/; the API is described at {url}/docs; the model is "{model}"')
-    typer.echo(f"for programs written for OpenAI: OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none")
-    typer.echo(f"{stops} stops it")
+    lines = (
+        f"chat in a browser: {url}/",
+        f"API for programs:  {url}/v1",
+        f'  described at {url}/docs; the model is "{model}"',
+        f"  OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none",
+        f"{stops} stops it",
+    )
+    typer.echo(fitted("\n".join(lines), sys.stdout))

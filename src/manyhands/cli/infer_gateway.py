@@ -10,7 +10,7 @@ import typer
 from manyhands.aside import aside
 from manyhands.cli.chat_events import events_of
 from manyhands.cli.client import GatewayError, call, check_address, print_json, running_api
-from manyhands.cli.lines import explained, fitted
+from manyhands.cli.lines import Flow, explained, fitted, width_of
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import PathKind, SamplingParams
 from manyhands.plain import one_line, without_controls
@@ -51,25 +51,27 @@ class Telling:
         self._is_terminal = sys.stdout.isatty()
         self._lead = prompt if self._is_terminal else ""
         self._has_text = False
+        self._flow = Flow(width_of(sys.stdout))
 
     def take(self, event: Mapping[str, Any]) -> bool:
         """Show one event; whether it was the last. Raises GatewayError for an error event."""
         if "token_text" in event:
             text = self._lead + str(event["token_text"])
             self._lead, self._has_text = "", True
-            typer.echo(without_controls(text) if self._is_terminal else text, nl=False)
+            typer.echo(self._flow.feed(without_controls(text) if self._is_terminal else text), nl=False)
         elif "assignments" in event:
             self._route(event["assignments"])
         elif "dropped_worker" in event:
+            typer.echo(self._flow.end(), nl=False)
             self._note(f"\n[{_change(event)}]")
             self._route(event["remaining"])
         elif "worker_trace" in event:
-            typer.echo()
+            typer.echo(self._flow.end())
             self._note(figures(event))
             return True
         elif "detail" in event:
             if self._has_text:
-                typer.echo()  # what broke off stands in a line of its own
+                typer.echo(self._flow.end())  # what broke off stands in a line of its own
             raise GatewayError(one_line(event["detail"], 2000), one_line(event.get("code"), 64), 502)
         return False
 

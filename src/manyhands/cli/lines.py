@@ -33,6 +33,34 @@ def _broken(line: str, width: int, wrapper: type) -> str:
     return broken
 
 
+class Flow:
+    """A text that comes in pieces, its lines broken between words at `width` characters; None: as it comes."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+        self._column, self._word = 0, ""
+
+    def feed(self, piece: str) -> str:
+        """What to print now: all up to the last word, which the next piece may go on with."""
+        if self._width is None:
+            return piece
+        *words, self._word = re.split(r"(?<=\s)", self._word + piece)
+        return "".join(self._placed(word, self._width) for word in words)
+
+    def end(self) -> str:
+        """What is left to print. What comes afterwards begins a line."""
+        word, self._word = self._word, ""
+        rest = word if self._width is None else self._placed(word, self._width)
+        self._column = 0
+        return rest
+
+    def _placed(self, word: str, width: int) -> str:
+        is_broken = self._column > 0 and self._column + len(word.rstrip()) >= width
+        begins = 0 if is_broken else self._column
+        self._column = 0 if word.endswith("\n") else begins + len(word)
+        return "\n" * is_broken + word
+
+
 def say(text: str) -> None:
     """Print a line of a command that serves. Where stdout takes none it is lost, and sessions are handed over all the same: its
     disk may be full, or its reader gone, as `tee` behind it is at once after Ctrl-C."""

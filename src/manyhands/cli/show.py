@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from manyhands.cli.lines import explained, fitted
+from manyhands.cli.lines import Flow, explained, fitted, width_of
 from manyhands.origin import Answer, Origin
 from manyhands.plain import one_line, without_controls
 
@@ -34,23 +34,26 @@ async def show_answer(
     The route is shown again after each repair. `on_token` is called after each token.
     """
     shown_events = 0
+    flow = Flow(width_of(sys.stdout))
     try:
         async for token in origin.stream(answer, **options):
             if not as_json:
                 if len(answer.token_ids) == 1:
                     print_route(answer.route)
-                    typer.echo(for_stdout(lead) * sys.stdout.isatty(), nl=False)
+                    typer.echo(flow.feed(for_stdout(lead) * sys.stdout.isatty()), nl=False)
                 news = answer.events[shown_events:]
+                if news:
+                    typer.echo(flow.end(), nl=False)
                 for event in news:
                     typer.secho(fitted(f"\n{told_of(event)}", sys.stderr), dim=True, err=True)
                 if answer.session is not None and any(event.kind in NEW_ROUTE for event in news):
                     print_route([hop.offer for hop in answer.session.route.hops])
                 shown_events = len(answer.events)
-                typer.echo(for_stdout(token.text), nl=False)
+                typer.echo(flow.feed(for_stdout(token.text)), nl=False)
             on_token()
     finally:
         if answer.token_ids and not as_json:  # also where it breaks off: what is said of that has a line of its own
-            typer.echo()
+            typer.echo(flow.end())
 
 
 def told_of(event: "Event") -> str:
