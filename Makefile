@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 .PHONY: setup demo test test-avx2 nightly check types rules installed wheel dashboard bench format clean
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/*/native/*)
+$(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/engine/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "manyhands needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $@"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
