@@ -173,7 +173,7 @@ def _read(path: Path) -> tuple[ApiKey, ...]:
     try:
         return tuple(_key(entry) for entry in json.loads(path.read_text("utf-8"))["keys"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadRequest(f"{path} is not a file of keys ({error!r:.200}): repair it") from error
+        raise BadRequest(f"{path} is not a file of keys ({type(error).__name__}: {error!s:.200}): repair it") from error
 
 
 def _key(entry: Mapping[str, Any]) -> ApiKey:

@@ -49,7 +49,9 @@ def plan(
     add: Annotated[
         list[str] | None, typer.Option("--add", help='What if there were also "laptop:8GB@40ms"; may be repeated.')
     ] = None,
-    memory: Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: all.")] = "",
+    memory: Annotated[
+        str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: what is free.")
+    ] = "",
     tokens: Tokens = None,
     prompt: PromptTokens = None,
     strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",

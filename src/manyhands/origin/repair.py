@@ -230,7 +230,7 @@ class RepairExecutor:
             may = is_covered and not self._is_last(committed)
             if may and not session.losses and not session.returns.has_news(committed):
                 self._starved = committed, starts[hop]
-                session.lose(hop, f"holds a step up: none for {waited_s:.1f} s")
+                session.lose(hop, f"has held a step up for {waited_s:.1f} s")
                 if not holdup.is_silent:
                     self._thrift.replaced(committed, now(), waited_s + cost_s)
         return gained
