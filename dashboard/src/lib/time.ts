@@ -56,7 +56,7 @@ export function causeText(time: TokenTime, latency: Record<string, number | null
     case "wire":
       return `Held up most by the links between the nodes${farthest(time.route, latency)}`;
     case "wait":
-      return "Held up most by the gateway: drawing the token, and the reader";
+      return "Held up most by the gateway: drawing the token, and waiting for its reader";
   }
 }
 
