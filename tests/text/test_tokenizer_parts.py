@@ -221,6 +221,12 @@ def test_texts_that_a_tokenizer_has_no_ids_for_are_refused(changes: dict[str, An
         tokenizer.encode("xyz")
 
 
+def test_a_text_that_is_not_utf8_is_refused_by_its_place(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(save(tmp_path, byte_level()))
+    with pytest.raises(BadRequest, match=r"no Unicode at character 3 \('\\udce9'\): send it in UTF-8"):
+        tokenizer.encode(b"caf\xe9".decode("utf8", "surrogateescape"))
+
+
 @pytest.mark.parametrize("stopped", [KeyboardInterrupt, SystemExit])
 def test_what_ends_the_program_is_no_failure_of_a_text(stopped: type[BaseException]) -> None:
     class Ending:

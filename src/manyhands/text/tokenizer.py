@@ -5,6 +5,7 @@ fetched, no code of the folder runs. Files that only transformers can convert (s
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 _LONGEST: Final = 256 << 20  # bytes of a tokenizer.json; the largest of the hub have some 35 MB
 _LONGEST_RANKED: Final = 64 << 20  # of a tekken.json (15 to 20 MB) or tiktoken.model (3 MB)
 _LONGEST_BESIDE: Final = 16 << 20  # bytes of any file beside it
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")  # half a character, or a byte of an argument that is not UTF-8
 _CONVERTIBLE: Final = ("*.model", "vocab.json", "vocab.txt", "*.tiktoken")
 
 
@@ -75,6 +77,10 @@ class TextTokenizer:
         try:
             ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except BaseException as error:
+            if lone := _SURROGATE.search(text):
+                raise BadRequest(
+                    f"the text is no Unicode at character {lone.start()} ({lone[0]!a}): send it in UTF-8"
+                ) from error
             raise BadRequest(
                 f"this model's tokenizer cannot read the text ({_failure(error)}): send less, or other characters"
             ) from error
