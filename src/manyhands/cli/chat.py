@@ -27,7 +27,7 @@ Api = Annotated[
     typer.Option(
         "--api",
         envvar="MANYHANDS_API",
-        help="Ask this gateway; default: a member that runs here. Again: another one of the swarm, should it be gone.",
+        help="Ask this gateway; default: of a node that runs here. Again: another one of the swarm, should it be gone.",
     ),
 ]
 ASKING = "asking the gateway for its models"
@@ -49,7 +49,7 @@ def chat(
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves.
 
-    Asks the member that runs on this machine, or the gateway of --api; with --ticket the nodes of a swarm, without one.
+    Asks the gateway of a node that runs on this machine, or that of --api; with --ticket the nodes of a swarm, without one.
     """
     params, path = sampling.params, computing.path_kind
     if ticket and not options.is_given(context, "api"):

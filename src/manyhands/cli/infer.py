@@ -42,7 +42,7 @@ def infer(
 ) -> None:
     """Ask a model to go on from a prompt.
 
-    Asks the member that runs on this machine, or the gateway of --api; with --ticket the nodes of a swarm, without one.
+    Asks the gateway of a node that runs on this machine, or that of --api; with --ticket the nodes of a swarm, without one.
     """
     params, path = sampling.params, computing.path_kind
     if ticket and not options.is_given(context, "api"):

@@ -37,7 +37,7 @@ PromptTokens = Annotated[
     typer.Option("--prompt", min=1, help="Tokens of the prompt, for the time to the first token; default: 128."),
 ]
 Gateway = Annotated[
-    str, typer.Option("--api", envvar="MANYHANDS_API", help="The gateway to ask; default: one that runs here.")
+    str, typer.Option("--api", envvar="MANYHANDS_API", help="The gateway to ask; default: of a node that runs here.")
 ]
 
 

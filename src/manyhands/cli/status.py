@@ -18,9 +18,7 @@ REFRESH_S = 1.0
 
 Swarm = Annotated[
     str,
-    typer.Option(
-        "--api", envvar="MANYHANDS_API", help="The gateway of a member; default: one that runs on this machine."
-    ),
+    typer.Option("--api", envvar="MANYHANDS_API", help="The gateway to ask; default: of a node that runs here."),
 ]
 
 
