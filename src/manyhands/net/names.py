@@ -6,6 +6,7 @@ as long as that one tries.
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 from collections import Counter, deque
@@ -129,3 +130,9 @@ def _close(task: "asyncio.Task[socket.socket | OSError]") -> None:
     """A way that had a connection too, though later."""
     if not task.cancelled() and isinstance(late := task.result(), socket.socket):
         late.close()
+
+
+def reason_of(error: OSError) -> str:
+    """Why a connection failed, in the system's words, in whose place asyncio says once more to which address."""
+    said = error.strerror or str(error)
+    return os.strerror(error.errno) if error.errno and said.startswith("Connect call failed") else said

@@ -33,7 +33,7 @@ from manyhands.net.incoming import Incoming
 from manyhands.net.link import SHUTDOWN_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
 from manyhands.net.liveness import MAX_STRETCH_S, stretched_s
-from manyhands.net.names import LOOKUPS, connected
+from manyhands.net.names import LOOKUPS, connected, reason_of
 from manyhands.net.turn import Turn
 from manyhands.stalls import Stalls, tick_forever
 from manyhands.wire.message import Hello, Lane
@@ -153,7 +153,7 @@ class TlsTransport:
         except ssl.SSLError as exc:
             raise LinkClosed(f"{addr} is not a member of this swarm (TLS: {exc.reason})") from exc
         except OSError as exc:
-            raise LinkClosed(f"{addr} cannot be reached: {exc.strerror or exc}") from exc
+            raise LinkClosed(f"{addr} cannot be reached: {reason_of(exc)}") from exc
         except ValueError as exc:  # a host that no resolver takes, from a peer's record or message
             raise LinkClosed(f"{str(addr)[:80]!r} cannot be dialled: {exc}") from exc
         except LinkClosed as exc:

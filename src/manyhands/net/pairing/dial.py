@@ -13,7 +13,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import LinkClosed, ProtocolError, WrongCode
 from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context, own_certificate
-from manyhands.net.names import connected
+from manyhands.net.names import connected, reason_of
 from manyhands.net.pairing.exchange import (
     ELEMENT_BYTES,
     MAX_SEALED_BYTES,
@@ -59,7 +59,7 @@ async def _connect(ways: Sequence[NodeAddr]) -> tuple[NodeAddr, socket.socket]:
             async with asyncio.timeout(CONNECT_S):
                 return addr, await connected(addr.host, addr.port)
         except OSError as error:
-            failures.append(f"{addr}: {error.strerror or str(error) or f'no answer within {CONNECT_S:g} s'}")
+            failures.append(f"{addr}: {reason_of(error) or f'no answer within {CONNECT_S:g} s'}")
     raise LinkClosed(f"cannot be reached at {'; '.join(failures) or 'no address'}")
 
 
