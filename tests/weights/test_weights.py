@@ -168,8 +168,11 @@ def test_without_hub_and_peers_it_is_said_who_was_asked(
     folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_to("http://127.0.0.1:9", monkeypatch)
-    with pytest.raises(HubUnreachable, match=r"127.0.0.1:9 gives no usable answer for tests/tiny@main .*HF_ENDPOINT"):
+    with pytest.raises(
+        HubUnreachable, match=r"127.0.0.1:9 gives no usable answer for tests/tiny@main .*HF_ENDPOINT"
+    ) as silent:
         up(REPO, home)
+    assert silent.value.http_status == 503, "a service tries again (exit code 1); wrong options end it (2)"
     gone = FromDisk("peer", folder)
     weights = joined(folder, home, [gone])
     with pytest.raises(

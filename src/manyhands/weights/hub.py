@@ -38,6 +38,12 @@ class HubUnreachable(ModelError):
     """The hub gave no answer (or must not be asked); a copy on disk may do."""
 
 
+class HubSilent(HubUnreachable):
+    """It gave no answer this time: the same may do later."""
+
+    http_status = 503
+
+
 class RangeIgnored(Exception):
     """The server answered a range request with the whole file."""
 
@@ -235,4 +241,4 @@ def _explain(error: Exception, status: int | None, what: str) -> ModelError:
     if status is not None and status < 500 and status != 429:
         return ModelError(f"{host} refuses {what} (HTTP {status})")
     reason = f"HTTP {status}" if status else f"{type(error).__name__}: {error}".splitlines()[0]
-    return HubUnreachable(f"{host} gives no usable answer for {what} ({reason}); try again, or set HF_ENDPOINT")
+    return HubSilent(f"{host} gives no usable answer for {what} ({reason}); try again, or set HF_ENDPOINT")

