@@ -35,6 +35,13 @@ def test_words_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_line(BadRequest(text), io.StringIO()) == f"manyhands: {text}"
 
 
+def test_what_stands_below_a_line_is_indented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    first, *below = fitted(f"ok   disk       {'free ' * 20}", Terminal(), 16).split("\n")
+    assert first.startswith("ok   disk       free") and below
+    assert all(line.startswith(" " * 16 + "free") and len(line) <= 40 for line in below)
+
+
 def test_what_is_copied_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     assert "\n" in fitted(f"{'word ' * 30} manyhands join mh1...", Terminal()), "that is no ticket"

@@ -119,7 +119,8 @@ async def _dial(node: Any, addr: NodeAddr) -> Check:
             "reach", "warn", f"{addr} does not answer within {DIAL_S:g} s", "is it up, and no firewall between?"
         )
     except ManyhandsError as error:
-        return Check("reach", "warn", f"{addr} cannot be reached ({error})", "is it up, and is this the newest ticket?")
+        said = str(error) if str(addr) in str(error) else f"{addr} cannot be reached ({error})"
+        return Check("reach", "warn", said, "is it up, and is this the newest ticket?")
 
 
 def check_ports(settings: Settings, running: list[Running]) -> Iterator[Check]:

@@ -90,7 +90,8 @@ async def _demo(script: Script, nodes: int) -> bool:
         with doing("asking the spare alone, undisturbed"):
             one = await _ask_alone(script, origin, running[-1])
     if many.text == one:
-        typer.secho("\none node alone gives the same text, letter for letter: the two texts are identical", bold=True)
+        same = "\none node alone gives the same text, letter for letter: the two texts are identical"
+        typer.secho(fitted(same, sys.stdout), bold=True)
         return True
     typer.secho(f"\nTHE TEXTS ARE DIFFERENT; one node alone gives\n\n{one}", bold=True, fg="red")
     return False
@@ -98,9 +99,8 @@ async def _demo(script: Script, nodes: int) -> bool:
 
 def _introduce(script: Script, running: "Sequence[NodeProcess]") -> None:
     count = len(running) - 1
-    typer.secho(
-        f"{script.model} on {count} processes of this machine, each with some of its layers, and a spare", bold=True
-    )
+    what = f"{script.model} on {count} processes of this machine, each with some of its layers, and a spare"
+    typer.secho(fitted(what, sys.stdout), bold=True)
     for node in running:
         typer.secho(f"  {node.name:<8} layers {node.span!s:<7} process {node.process.pid}", dim=True)
     if script.is_question:

@@ -20,6 +20,7 @@ from manyhands.config_file import Settings, read_settings
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
 
+SAID_AT = 16  # the column
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -92,8 +93,8 @@ def _cores() -> tuple[int, float]:
 
 
 def _show(check: Check) -> None:
-    line = fitted(f"{check.level:<5}{check.name:<11}{one_line(check.said, 2000)}", sys.stdout)
+    line = fitted(f"{check.level:<5}{check.name:<11}{one_line(check.said, 2000)}", sys.stdout, SAID_AT)
     typer.secho(line[:5], fg=_COLOURS[check.level], nl=False)
     typer.echo(line[5:])
     if check.remedy:
-        typer.echo(fitted(f"{'':<16}-> {one_line(check.remedy, 2000)}", sys.stdout))
+        typer.echo(fitted(f"{'':<{SAID_AT}}-> {one_line(check.remedy, 2000)}", sys.stdout, 3))

@@ -10,23 +10,25 @@ from typing import TextIO
 from manyhands.plain import one_line
 
 MIN_COLUMNS = 20
-INDENT = "  "  # of what stands below the first line
 TICKET = re.compile("mh1[A-Za-z0-9_-]{16}")  # a line with one is copied whole: it stays one line
 
 
-def fitted(text: str, out: TextIO) -> str:
-    """`text`, its lines broken between words where `out` is a terminal that is narrower."""
+def fitted(text: str, out: TextIO, hang: int = 2) -> str:
+    """`text`, its lines broken between words where `out` is a terminal that is narrower.
+
+    What stands below a line is indented by `hang` characters more.
+    """
     if (width := width_of(out)) is None:
         return text
     from textwrap import TextWrapper
 
-    return "\n".join(_broken(line, width, TextWrapper) for line in text.split("\n"))
+    return "\n".join(_broken(line, width, TextWrapper, " " * hang) for line in text.split("\n"))
 
 
-def _broken(line: str, width: int, wrapper: type) -> str:
+def _broken(line: str, width: int, wrapper: type, hang: str) -> str:
     if len(line) <= width or TICKET.search(line):
         return line
-    indent = line[: len(line) - len(line.lstrip())] + INDENT
+    indent = line[: len(line) - len(line.lstrip())] + hang
     broken: str = wrapper(
         width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     ).fill(line)
