@@ -336,4 +336,5 @@ def _write_cache(path: Path, stamp: Stamp, manifest: Manifest) -> None:
             path, json.dumps({"stamp": stamp, "id": manifest.id, "manifest": manifest.encode().decode()}).encode()
         )
     except OSError as error:
-        logger.warning("hashes are not remembered, the next start computes them again: %s", error)
+        why = error.strerror or error
+        logger.warning("hashes are not remembered (%s: %s): the next start computes them again", path.parent, why)
