@@ -42,16 +42,19 @@ def _spoil(payload: Payload, count: int, how: str) -> Payload:
 
 
 class SlowDevice:
-    """A Device that takes its time, on the loop's clock: `seconds` a step, and `row_s` more for each row."""
+    """A Device that takes its time, on the loop's clock: `seconds` for whatever it runs, and `row_s` more for each row of a
+    step; one after the other, as the device's thread does."""
 
     def __init__(self, plain: Device, seconds: float, row_s: float = 0.0) -> None:
         self.plain, self._seconds, self._row_s = plain, seconds, row_s
         self.computes_here = False
+        self._turn = asyncio.Lock()
 
     def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
         async def later() -> T:
-            await asyncio.sleep(self._seconds + self._row_s * _num_rows(function))
-            return await self.plain.run(function)
+            async with self._turn:
+                await asyncio.sleep(self._seconds + self._row_s * _num_rows(function))
+                return await self.plain.run(function)
 
         return asyncio.ensure_future(later())
 
