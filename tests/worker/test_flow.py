@@ -110,7 +110,8 @@ def test_links_that_are_gone_break_nothing(folder: Path) -> None:
         one.after.is_closed = one.origin.is_closed = True
         one.step(1, 0, hidden(1))
         one.step(2, 7, hidden(1))
-        await one.until(lambda: one.host.num_sessions == 1)
+        place = one.host.find(session_id(2), 1, 1)
+        await one.until(lambda: place is not None and place._is_spoiled)
         one.after.is_closed = False
         one.step(1, 1, hidden(1))
         await computed(one, 1, 1)

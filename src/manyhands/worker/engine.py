@@ -13,7 +13,7 @@ from functools import partial
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, SessionId, Span, SpanLoad
 from manyhands.engine.span import Cache
-from manyhands.errors import Corruption, DeviceLost, ManyhandsError, StateGone
+from manyhands.errors import Corruption, DeviceLost, ManyhandsError, ProtocolError, StateGone
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open
 from manyhands.wire.timings import written
@@ -316,7 +316,7 @@ class Engine:
         session = taken.session
         if session.is_closed or taken.step.epoch != session.opened.epoch:
             return
-        if isinstance(error, Corruption | StateGone):
+        if isinstance(error, Corruption | ProtocolError | StateGone):
             _accuse(session, error)
         else:
             code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
@@ -324,7 +324,7 @@ class Engine:
             self._close(session.opened.session)
 
 
-def _accuse(session: HopSession, error: Corruption | StateGone) -> None:
+def _accuse(session: HopSession, error: Corruption | ProtocolError | StateGone) -> None:
     """What the hop before `session` sent cannot be; or there is no going back to where it begins, which is no one's fault."""
     hop = session.opened.hop
     session.spoil()

@@ -20,6 +20,7 @@ from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget, rows_from, split_step
 from manyhands.worker.opening import rounding_of
+from manyhands.worker.order import StepOrder
 from manyhands.worker.outbox import Outbox
 from manyhands.worker.parking import Parked
 from manyhands.worker.turnaround import Turnaround
@@ -106,7 +107,7 @@ class HopSession:
         self._incoming = Credits(MAX_STANDBY_STEPS if self.is_standby else opened.window)
         self._predecessor: Link | None = None
         self.received = self.computed = self._newest_window = 0
-        self._is_spoiled = False
+        self._is_spoiled, self._order = False, StepOrder(may_begin_anew=opened.resume is not None)
 
     def _replay(self, until: int) -> bool:
         """Send the log, of committed positions, up to `until`; whether it reaches so far."""
@@ -203,10 +204,10 @@ class HopSession:
     # -- steps in -----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step, link: Link, now: float) -> None:
-        """Queue a step that came at `now`, or drop it if its epoch or window is not the current one.
+        """Queue a step that came at `now`, or drop it if its epoch or window is not the current one, or if it came before.
 
-        Dropped too if the sender is not the predecessor: another's Open may make an honest node send here. One bad step, or
-        one more than was granted, costs the predecessor its place, by the origin's judgement; its link serves others.
+        Dropped too if the sender is not the predecessor: another's Open may make an honest node send here. One bad step, one
+        more than was granted or a gap costs the predecessor its place, by the origin's judgement; its link serves others.
         """
         if step.epoch != self.opened.epoch or self._is_spoiled:
             return
@@ -217,23 +218,25 @@ class HopSession:
         try:
             self._check_granted(step)
             self._fit.check(step, self.opened)
+            is_due = self._is_due(step)
         except (BadRequest, ProtocolError) as error:
             self.spoil()
             self.fault(error.code, str(error), self._predecessor_hop)
             return
-        if self.opened.resume is not None and not self.received and step.position > self.cache.length:
-            self._owe(1)  # sent before its origin knew that the cache it was to begin with is not here
-            return
-        if step.window != self._newest_window:
-            self.retract(step.window)
-            if self.is_void(step):
-                self._owe(1)
-                return
+        if not is_due:
+            return self._owe(1)
         self.received = step.position + step.count
         if not self.waiting:
             self.arrived.clear()
         self.arrived[step.position] = now
         self.waiting.append(step)
+
+    def _is_due(self, step: Step) -> bool:
+        """Whether a step is to be computed. Raises ProtocolError if those before it did not come."""
+        if self.opened.resume is not None and not self.received and step.position > self.cache.length:
+            return False  # sent before its origin knew that the cache it was to begin with is not here
+        self.retract(step.window)
+        return step.window >= self._newest_window and (self.is_standby or self._order.admit(step.position, step.count))
 
     def retract(self, window: int) -> None:
         """The origin sends under guess `window` by now, on rows that came back: all that waits here is of older ones and void.
@@ -242,6 +245,7 @@ class HopSession:
         """
         if window > self._newest_window and not self.is_standby:
             self._newest_window = window
+            self._order.begin_guess()
             self._owe(len(self.waiting))
             self.waiting.clear()
             self.outbox.clear()
@@ -317,10 +321,6 @@ class HopSession:
         if self.is_standby and not self.waiting:
             self.report()
         return False
-
-    def is_void(self, step: Step) -> bool:
-        """Whether a newer guess has come since."""
-        return step.window < self._newest_window
 
     # -- steps out ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,31 @@
+"""manyhands.worker.order: which steps follow."""
+
+import pytest
+
+from manyhands.errors import ProtocolError
+from manyhands.worker.order import StepOrder
+
+
+def test_under_one_guess_each_step_begins_where_the_last_one_ended() -> None:
+    order = StepOrder(may_begin_anew=False)
+    assert order.admit(40, 8) and order.admit(48, 1)
+    for position, count in ((48, 1), (40, 8), (0, 40), (47, 3)):
+        assert not order.admit(position, count), "they came before"
+    with pytest.raises(ProtocolError, match="50 came where 49 was due"):
+        order.admit(50, 1)
+    assert order.admit(49, 4)
+
+
+def test_another_guess_begins_anywhere() -> None:
+    order = StepOrder(may_begin_anew=False)
+    assert order.admit(0, 30)
+    order.begin_guess()
+    assert order.admit(20, 2) and not order.admit(20, 2) and order.admit(22, 1)
+
+
+def test_a_session_that_goes_on_with_less_than_was_known_begins_anew() -> None:
+    """At an earlier position than it began, each time; not at the same."""
+    order = StepOrder(may_begin_anew=True)
+    assert order.admit(40, 8) and order.admit(33, 8)
+    assert not order.admit(33, 8) and not order.admit(40, 1)
+    assert order.admit(41, 8)
