@@ -2,7 +2,8 @@
 
     Open(resume, resume_until) ─► fork                      Open of a later epoch (resume_until) ─► reached
 
-Caches are asked on the device thread, where they change: of a model with states not every position can be gone back to.
+Caches are asked on the device thread, where they change: of a model with states not every position can be gone back to. Copies
+wait for their turn there (copies.py).
 """
 
 from manyhands.engine.span import Cache
@@ -35,7 +36,7 @@ async def _fork(engine: Engine, parked: Parked, message: Open) -> Cache | None:
         start = source.reachable(most) if parked.is_kept or runner.shares_blocks else 0
         return runner.fork(source, start, message.capacity, message.prompt_length) if start > 0 else None
 
-    return await engine.device.run(forked)
+    return await engine.copy(message.origin, forked)
 
 
 async def _reached(engine: Engine, place: HopSession, until: int) -> int:

@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, SessionId, Span, SpanLoad
+from manyhands.core import ORIGIN_HOP, NodeId, SessionId, Span, SpanLoad
 from manyhands.engine.span import Cache
 from manyhands.errors import Corruption, DeviceLost, ManyhandsError, ProtocolError, StateGone
 from manyhands.net.transport import Link
@@ -19,12 +20,14 @@ from manyhands.wire.message import Open
 from manyhands.wire.timings import written
 from manyhands.worker.batch import WINDOW_ROWS, PromptRows, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.callers import Callers
+from manyhands.worker.copies import Copies
 from manyhands.worker.execute import Device, Draws, Result, SpanModel, Timed, timed
 from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget
 from manyhands.worker.session import HopSession, Taken
 from manyhands.worker.thread import attempt
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LATENCIES = 256  # decode steps that the p95 is taken of
@@ -54,8 +57,7 @@ class Engine:
         self.cache_tokens = config.cache_tokens
         self.usual_s = 0.0  # of a decode step
         self._last_s: deque[float] = deque(maxlen=LATENCIES)  # of decode steps, from arrival to result
-        self.steps_run = 0
-        self.rows_run = 0
+        self.steps_run = self.rows_run = 0
         self.callers = Callers()
         self.stale_steps_computed = 0  # steps of a guess that was known to be dead when they had been computed
         self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
@@ -68,7 +70,7 @@ class Engine:
         self._runs = self._is_busy = self._is_soon = False
         self._held_since: float | None = None  # since when decode steps have waited for others
         self._timer: asyncio.TimerHandle | None = None  # ends that
-        self._shortness, self._prompts = Shortness(), PromptRows()
+        self._shortness, self._prompts, self._copies = Shortness(), PromptRows(), Copies()
         self._began_at = 0.0  # when the last device step did, by the loop's clock
 
     def load(self, num_sessions: int) -> SpanLoad:
@@ -127,6 +129,19 @@ class Engine:
 
     def stop(self) -> None:
         self._runs = False
+        self._copies.end()
+
+    async def copy(self, origin: NodeId, function: Callable[[], T]) -> T:
+        """`function()`, which copies a cache for a session of `origin`, on the device in its turn. Raises ShardUnavailable."""
+        turn = self._copies.add(origin)
+        self.advance_soon()
+        try:
+            await turn
+            return await self.device.run(function)
+        finally:
+            if not turn.cancelled():
+                self._is_busy = False
+                self.advance_soon()
 
     def add(
         self, message: Open, sampler: Draws | None, origin: Link, successor: Link, cache: Cache | None = None
@@ -169,6 +184,9 @@ class Engine:
         if self._is_busy or not self._runs:
             return
         waiting = self.waiting()
+        if (turn := self._copies.next(steps_wait=bool(waiting))) is not None:
+            self._is_busy = True
+            return turn.set_result(None)
         if len(self._sessions) > 1:
             loop = asyncio.get_running_loop()
             until = self._hold_until(waiting, loop.time())
@@ -209,6 +227,7 @@ class Engine:
         for taken in batch:
             if taken.work.count > WINDOW_ROWS:
                 taken.work.uplink_Bps = taken.session.successor.line().uplink_Bps
+        self._copies.step_runs()
         works = [taken.work for taken in batch]
         kind = self.model.kind(works)
         is_short = kind is not None and self._shortness.is_short(kind)
@@ -266,8 +285,7 @@ class Engine:
         loop.call_soon(self._keep_books, batch, results, began, ended, cpu_s, kind)
 
     def _company(self, batch: list[Taken], now: float) -> tuple[int, int, int]:
-        """Of a device step, for its origins: the rows, the windows (0: parts of prompts are among them), and how many sessions
-        decode of late. Standbys keep no one waiting."""
+        """Of a device step, for its origins: rows, windows (0: parts of prompts are among them), sessions that decode now."""
         rows = longest = streams = 0
         for taken in batch:
             rows, longest = rows + taken.work.count, max(longest, taken.work.count)

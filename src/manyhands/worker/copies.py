@@ -1,0 +1,57 @@
+"""Copies of caches, of which Opens ask for one each: when they run on the device of a span. Pure, but for futures.
+
+    Open(resume) ─ add ─► turns, of each origin ─ next ─► device, one before each step that waits
+
+A copy takes as long as many steps (130 MB, of a model with states), and steps wait for it.
+"""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from manyhands.core import NodeId
+from manyhands.errors import ShardUnavailable
+
+ENDED: Final = "these layers are not served here any more: try another node"
+
+
+class Copies:
+    """The copies that wait. Origins take turns; after each copy a step runs, if one waits."""
+
+    def __init__(self) -> None:
+        self._turns: dict[NodeId, deque[asyncio.Future[None]]] = {}  # who has waited longest for a turn first
+        self._has_run = False  # since the last step
+
+    def __repr__(self) -> str:
+        return f"<Copies of {len(self._turns)} origins>"
+
+    def add(self, origin: NodeId) -> "asyncio.Future[None]":
+        """A turn for one more copy, done once it may run; who waits for it no more cancels it."""
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(origin, deque()).append(turn)
+        return turn
+
+    def next(self, *, steps_wait: bool) -> "asyncio.Future[None] | None":
+        """The turn that is next; None if it is that of a step, or if none waits."""
+        while self._turns and not (self._has_run and steps_wait):
+            origin = next(iter(self._turns))
+            mine = self._turns.pop(origin)
+            turn = mine.popleft()
+            if mine:
+                self._turns[origin] = mine
+            if not turn.done():
+                self._has_run = True
+                return turn
+        return None
+
+    def step_runs(self) -> None:
+        """A step runs now."""
+        self._has_run = False
+
+    def end(self) -> None:
+        """No copy runs any more: who waits gets ShardUnavailable."""
+        for mine in self._turns.values():
+            for turn in mine:
+                if not turn.done():
+                    turn.set_exception(ShardUnavailable(ENDED))
+        self._turns.clear()

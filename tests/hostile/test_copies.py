@@ -1,0 +1,176 @@
+"""Copies of caches: a member that opens what it has parked again and again keeps no other from the device."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from manyhands.config import WorkerConfig
+from manyhands.core import NodeId
+from manyhands.errors import ShardUnavailable
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Close, Opened, Step
+from manyhands.worker.copies import Copies
+from manyhands.worker.execute import Device
+from tests.hostile.test_parked import name, park
+from tests.worker.hop import AFTER, BEFORE, ORIGIN, Hop, hidden, hop, session_id
+
+T = TypeVar("T")
+MEMBER = BEFORE
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("qwen3_next", tmp_path_factory.mktemp("copies") / "qwen3_next", seed=4)
+
+
+class Noted:
+    """A device that notes what it runs: "step", or whose copy."""
+
+    def __init__(self, one: Hop) -> None:
+        self.plain, self.ran = one.host.engine.device, list[str]()
+        self.computes_here = False
+        model = one.host.engine.model
+        assert model is not None
+        self._fork, self._step, runner = model.runner.fork, model.runner.step, cast(Any, model.runner)
+        runner.fork = lambda source, *args: self._note(str(source.length), self._fork, source, *args)
+        runner.step = lambda *args: self._note("step", self._step, *args)
+        one.host.engine.device = cast(Device, self)
+
+    def _note(self, what: str, run: Callable[..., T], *args: Any) -> T:
+        self.ran.append(what)
+        return run(*args)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.plain, attribute)
+
+
+def opens(one: Hop, number: int, parked: int, origin: NodeId) -> "asyncio.Task[None]":
+    """An Open that goes on with what is parked, under way."""
+
+    async def begin() -> None:
+        one.origin.peer = origin
+        await one.open(number, origin=origin, resume=name(parked), resume_until=64)
+        one.origin.peer = ORIGIN
+
+    return asyncio.ensure_future(begin())
+
+
+async def stopped(one: Hop) -> threading.Event:
+    """The device waits for it."""
+    held = threading.Event()
+    one.host.engine.device.run(held.wait)
+    await asyncio.sleep(0)
+    return held
+
+
+def play(folder: Path, scenario: Callable[[Hop], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with hop(folder, WorkerConfig(max_sessions=100, cache_tokens=1 << 14)) as one:
+            await scenario(one)
+
+    run_virtual(main())
+
+
+def test_between_two_copies_a_step_runs_that_waits(folder: Path) -> None:
+    """Thirty Opens of one member at once, beside a session that decodes. (All thirty were copied before its next step.)"""
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40, origin=MEMBER)
+        await one.open(2, capacity=256)
+        noted, held = Noted(one), await stopped(one)
+        opened = [opens(one, number, 1, MEMBER) for number in range(10, 40)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for position in range(12):
+            one.step(2, position, hidden(1, position))
+        held.set()
+        await asyncio.gather(*opened)
+        assert noted.ran == ["40", "step"] * 12 + ["40"] * 18
+
+    play(folder, scenario)
+
+
+def test_origins_take_turns(folder: Path) -> None:
+    """Another's one copy waits for one of the member's, not for thirty."""
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40, origin=MEMBER)
+        await park(one, 2, rows=8, origin=AFTER)
+        noted, held = Noted(one), await stopped(one)
+        opened = [opens(one, number, 1, MEMBER) for number in range(10, 40)]
+        opened.append(opens(one, 50, 2, AFTER))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        held.set()
+        await asyncio.gather(*opened)
+        assert noted.ran.index("8") <= 2 and len(noted.ran) == 31
+
+    play(folder, scenario)
+
+
+def test_copies_that_are_not_wanted_any_more_are_not_made(folder: Path) -> None:
+    """The member closes each session at once: what has not begun does not, and what waits behind goes on."""
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40, origin=MEMBER)
+        noted, held = Noted(one), await stopped(one)
+        one.origin.peer = MEMBER
+        opened = [opens(one, number, 1, MEMBER) for number in range(10, 40)]
+        for task in opened:
+            await asyncio.sleep(0)
+            task.cancel()
+        one.origin.peer = ORIGIN
+        for number in range(10, 40):
+            one.host.close(Close(session_id(number)), MEMBER)
+        last = opens(one, 50, 1, MEMBER)
+        await asyncio.sleep(0)
+        held.set()
+        await last
+        assert noted.ran.count("40") <= 2 and one.host.num_sessions == 1
+        one.step(50, 40, hidden(1, 3))
+        await one.until(lambda: len(one.after.of(Step, session_id(50))) == 1)
+
+    play(folder, scenario)
+
+
+def test_who_waits_for_a_copy_hears_that_the_span_is_served_no_more(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40, origin=MEMBER)
+        held = await stopped(one)
+        opened = [opens(one, number, 1, MEMBER) for number in (10, 11, 12)]
+        await asyncio.sleep(0)
+        one.host.engine.stop()
+        held.set()
+        answers = await asyncio.gather(*opened, return_exceptions=True)
+        assert any(isinstance(answer, ShardUnavailable) for answer in answers)
+        one.host.engine.start()
+
+    play(folder, scenario)
+
+
+def test_a_copy_answers_as_before(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40)
+        await opens(one, 10, 1, ORIGIN)
+        assert one.origin.of(Opened, session_id(10))[-1].cached == 40
+
+    play(folder, scenario)
+
+
+def test_turns_that_were_given_up_are_passed_over() -> None:
+    async def main() -> None:
+        copies = Copies()
+        turns = [copies.add(ORIGIN), copies.add(ORIGIN), copies.add(AFTER)]
+        turns[0].cancel()
+        assert copies.next(steps_wait=True) is turns[2], "origins take turns"
+        assert copies.next(steps_wait=True) is None, "a step waits"
+        copies.step_runs()
+        assert copies.next(steps_wait=True) is turns[1]
+        assert copies.next(steps_wait=False) is None and not copies._turns
+
+    run_virtual(main())
