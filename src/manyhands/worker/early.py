@@ -6,7 +6,7 @@ Open, and a hop that has its place sends rows on to one that may not have it yet
 
 from typing import Final, TypeVar
 
-from manyhands.core import SessionId
+from manyhands.core import NodeId, SessionId
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open, Step
 
@@ -20,6 +20,9 @@ EARLY_SESSIONS: Final = 16  # that an origin has at a time
 LINK_SESSIONS: Final = 256
 LINK_BYTES: Final = EARLY_SESSIONS * EARLY_BYTES
 MAX_ENDED: Final = 1024  # sessions of which late steps are known as such
+MAX_CLOSED: Final = (
+    64  # sessions that were closed and are not open here: of which rows are held, perhaps for another origin
+)
 MAX_DROPPED: Final = 4096  # sessions of which steps were dropped for lack of room, so that their Opens are refused
 STEP_BYTES, ID_BYTES = 1 << 10, 40  # of memory, for a step and for an id, beside the rows
 
@@ -74,6 +77,7 @@ class Unopened:
         self._by_link: dict[Link, HeldOfLink] = {}
         self._ended: dict[SessionId, None] = {}
         self._dropped: dict[SessionId, None] = {}
+        self._closed: dict[SessionId, NodeId] = {}
 
     def hold(self, step: Step, link: Link) -> bool:
         """Keep `step`, unless it comes too late, not too early (False): its session has ended, or was repaired."""
@@ -89,10 +93,11 @@ class Unopened:
 
     def _drop(self, held: HeldOfLink, session: SessionId) -> None:
         held.pop(session)
-        _remember(self._dropped, session, MAX_DROPPED)
+        _remember(self._dropped, session, None, MAX_DROPPED)
 
     def take(self, message: Open) -> EarlySteps:
-        """What the predecessor that `message` names has sent for its place. Nothing comes early for a later epoch."""
+        """What the predecessor that `message`, which has a lease, names has sent for its place. Nothing comes early for a later
+        epoch; where its own origin has closed the session before, it is short."""
         taken = EarlySteps()
         for link, held in self._by_link.items():
             places = held.sessions.get(message.session, {})
@@ -103,22 +108,37 @@ class Unopened:
                     del held.sessions[message.session]
         if message.epoch > 1:
             return EarlySteps()
-        taken.is_short |= message.session in self._dropped
+        is_over = self._closed.get(message.session) == message.origin
+        taken.is_short |= is_over or message.session in self._dropped
         return taken
 
     def end(self, session: SessionId) -> None:
         """Its origin has closed it; some of its steps may be on their way."""
         for held in self._by_link.values():
             held.pop(session)
-        _remember(self._ended, session, MAX_ENDED)
+        _remember(self._ended, session, None, MAX_ENDED)
+
+    def close(self, session: SessionId, peer: NodeId) -> None:
+        """`peer` has closed a session that is not its own here: refused, or to be opened yet, perhaps by another.
+
+        Its steps stay for the Open of another; those of the oldest of MAX_CLOSED are dropped.
+        """
+        if (gone := _remember(self._closed, session, peer, MAX_CLOSED)) is not None:
+            for held in self._by_link.values():
+                if gone in held.sessions:
+                    self._drop(held, gone)
 
     def drop(self, link: Link) -> None:
         """The link is gone, and what came on it."""
         self._by_link.pop(link, None)
 
 
-def _remember(known: dict[T, None], one: T, most: int) -> None:
-    """Add `one`; of more than `most` the oldest is forgotten."""
-    known[one] = None
-    if len(known) > most:
-        del known[next(iter(known))]
+def _remember(known: dict[SessionId, T], one: SessionId, said: T, most: int) -> SessionId | None:
+    """Add `one`, which is the newest. Of more than `most` the oldest is forgotten, and returned."""
+    known.pop(one, None)
+    known[one] = said
+    if len(known) <= most:
+        return None
+    oldest = next(iter(known))
+    del known[oldest]
+    return oldest

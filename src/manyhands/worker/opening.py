@@ -42,9 +42,9 @@ class Opening:
         return self.message.session, self.message.span
 
     def check_early(self) -> None:
-        """Raise Busy if rows came before this Open that are not here any more: their origin would wait for them in vain."""
+        """Raise Busy if rows came before this Open that are not here: their origin would wait for them in vain."""
         if self.early.is_short:
-            raise Busy("the first rows came before this session was open, and more than are held: open it again")
+            raise Busy("rows came before this session was open, or its Close did, and are not held: open another one")
 
     def cancel(self) -> None:
         task, self.task = self.task, None  # which leads back here

@@ -249,7 +249,8 @@ class Worker:
         return False
 
     def _on_close(self, message: Close, link: Link) -> bool:
-        self.unopened.end(message.session)
+        is_own = self.owners.has(message.session, link.peer)
+        self.unopened.end(message.session) if is_own else self.unopened.close(message.session, link.peer)
         for host in self.hosts:
             host.close(message, link.peer)
         return True
@@ -263,7 +264,6 @@ class Worker:
 
     def on_open(self, message: Open, link: Link) -> None:
         """Reserve a place or refuse, at once; open it as soon as its links are there."""
-        early = self.unopened.take(message)
         try:
             check_signed(message, link, self._serials.setdefault(link, Serials()))
             self.owners.check(message.session, link.peer)
@@ -276,7 +276,7 @@ class Worker:
         except Exception as error:  # also a folder that is gone: this Open's trouble, not the node's
             refuse(message, link, error)
             return
-        opening.early = early
+        opening.early = self.unopened.take(message)
         opening.task = self._start(self._open(host, opening))
 
     def on_lost(self, link: Link) -> None:

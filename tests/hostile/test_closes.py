@@ -1,0 +1,99 @@
+"""Messages that come before the Open of a session, from who they may: nothing leaks, and no session of another is disturbed."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from manyhands.core import Span
+from manyhands.net.transport import Link
+from manyhands.testing.swarm import memory_node
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Close, Fault, Open
+from manyhands.worker.early import MAX_CLOSED
+from tests.hostile.test_sessions import Member
+from tests.kill import Bench, kept_models
+from tests.worker.hop import session_id
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with kept_models() as models:
+        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("closes") / "qwen3", seed=21), models)
+
+
+def closes(member: Member, link: Link) -> None:
+    (session,) = member.scene.swarm.origin.node.sessions
+    for _ in range(3):
+        link.send(Close(session))
+
+
+def opens(member: Member, link: Link) -> None:
+    """Opens that are refused: of another's signature, of layers that the hop does not hold."""
+    link.send(replace(member.forged(link, epoch=1), signature=bytes(64).hex()))  # type: ignore[arg-type]
+    link.send(member.forged(link, epoch=1, span=Span(0, 6)))
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05])
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("work", [closes, opens])
+def test_what_another_says_of_a_session_before_its_open_drops_no_rows(
+    bench: Bench, work: Callable[[Member, Link], None], index: int, after_s: float
+) -> None:
+    """A member that knows the id of a session, as a hop does, where its Open is late: before rows have come, or after. (They
+    were dropped without a word, and a hop lost its place for them.)"""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5"]) as scene, memory_node(scene.swarm.network, "member") as node:
+            member, hop, origin = Member(node, scene), scene.hops[index], scene.swarm.origin.node
+            link = await member.link(hop)
+            await scene.ask("greedy", 1)  # links are open
+            scene.faults.delay(origin, hop, "control", 0.1)
+            task = asyncio.ensure_future(scene.ask("hot"))
+            await asyncio.sleep(after_s or 0.001)
+            assert origin.sessions and not hop.hosts[0]._opening and not hop.hosts[0].num_sessions
+            work(member, link)
+            assert await task == bench.wanted["hot", 0]
+            assert work is closes or len([m for m in member.answers if isinstance(m, Fault)]) == 2
+            answer = scene.answers[1]
+            assert not answer.repairs and [offer.name for offer in answer.route] == ["n0", "n1", "n2"]
+            for each in scene.hops:
+                assert not any(held.sessions for held in each.worker.unopened._by_link.values())
+
+    bench.play(main)
+
+
+def test_an_open_that_its_own_origin_has_closed_before_leaves_nothing(bench: Bench) -> None:
+    """In the wrong order, on any hop: it is refused, and a flood of Closes of sessions that never were is not kept."""
+
+    async def main() -> None:
+        async with bench.scene() as scene, memory_node(scene.swarm.network, "member") as node:
+            member, taken = Member(node, scene), list[Open]()
+            await scene.ask("greedy", 1)
+            worker = scene.hops[1].worker
+            plain = worker.on_open
+
+            def keep(message: Open, link: Link) -> None:
+                taken.append(message)
+                plain(message, link)
+
+            worker.on_open = keep  # type: ignore[method-assign]
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            link = await member.link(scene.hops[1])
+            own: dict[str, Any] = {"origin": node.transport.node, "predecessor": node.transport.node, "successor": None}
+            message = replace(taken[-1], to=link.peer, token=link.hello.token, session=session_id(77), **own)
+            await member.link(scene.hops[1], "data")
+            link.send(Close(message.session))
+            link.send(member.signer.sign(message))
+            await asyncio.sleep(0.5)
+            (fault,) = [m for m in member.answers if isinstance(m, Fault)]
+            assert fault.code == "busy" and scene.hops[1].hosts[0].num_sessions == 0
+            for number in range(10 * MAX_CLOSED):
+                link.send(Close(session_id(1000 + number)))
+            await asyncio.sleep(0.5)
+            assert len(worker.unopened._closed) == MAX_CLOSED
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+
+    bench.play(main)
