@@ -149,7 +149,7 @@ def operation(integer: Integer, whole: Shape) -> Op:
             top = max(1, w[1] // 2)
             vectors = maybe(integer, w[0] + odd), maybe(integer, w[0])
             shape = (r[0], r[1], w[0], top, integer(0, 1), integer(0, 1), groups, integer(1, groups))
-            return kind, shape, (1.0,), vectors
+            return kind, shape, (1.0, 1e-20), vectors
         case library.EXPERTS:
             inner, top = integer(1, 40), max(1, w[1] // 2)
             experts = integer(top, top + 9)

@@ -52,7 +52,7 @@ def matrices(device: HostDevice, kind: str, packed: Callable[[int, int], Array])
         for count in counts:
             plan.run([Positions(0, 0, count)], reals(2, count, k).view(np.uint8), count)
     scores = (library.PRODUCT, (0, 3, 2, 0), (), (library.pack(reals(5, 2, k), "f32"), None))
-    route = (library.ROUTE, (3, 1, 2, 1, 0, 1, 1, 1), (1.0,), (None,))
+    route = (library.ROUTE, (3, 1, 2, 1, 0, 1, 1, 1), (1.0, 1e-20), (None,))
     both = [np.concatenate([packed(*shape)] * 2) for shape in ((k, k), (k, k), (n, k))]
     mixture = (library.EXPERTS, (0, 1, 2, 2, 1, k, number, 1, number), (1.0, 0.0, 0.0), (*both, None, None, None))
     widths = (k, 2, n, 2)

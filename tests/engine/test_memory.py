@@ -150,7 +150,7 @@ def test_experts_are_bounded() -> None:
     plan = Plan(library.supported()[0], "bf16", [hidden, experts, 16, hidden], 3, "bf16", 600)
     router = library.pack(stored(np.eye(8, 64, dtype=np.float32), "bf16"), "bf16")
     plan.add(library.PRODUCT, (0, 1, 0, 0), (), (router, None))
-    plan.add(library.ROUTE, (1, 2, experts, 8, 0, 1, 1, 1), (1.0,), ())
+    plan.add(library.ROUTE, (1, 2, experts, 8, 0, 1, 1, 1), (1.0, 1e-20), ())
     plan.add(library.EXPERTS, (0, 2, 3, experts, 8, inner, 0, 1), (1.0, 0.0, 0.0), (before, before, after))
     rows = some_rows(4)
     start = resident()

@@ -300,7 +300,9 @@ class _Compiler:
         source = self.source(op.source)
         shape = (op.experts, op.top_k, int(op.score == "sigmoid"), int(op.normalise), op.groups, op.top_groups)
         vectors = [vector([weight] if weight else [], self._read) for weight in (op.correction, op.factors)]
-        self.emit(library.ROUTE, (source, self.target(op.target, 2 * op.top_k), *shape), (op.scale,), vectors)
+        self.emit(
+            library.ROUTE, (source, self.target(op.target, 2 * op.top_k), *shape), (op.scale, op.epsilon), vectors
+        )
 
     @add.register
     def _(self, op: Experts) -> None:

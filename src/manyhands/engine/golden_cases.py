@@ -260,7 +260,7 @@ def routes(machine: BackEnd) -> bytes:
     for sigmoid, normalise, groups, correction, biased in ((0, 1, 1, 0, 1), (0, 0, 3, 0, 0), (1, 1, 3, 1, 0)):
         ops = [product(50, 0, 1, experts, k)]
         held = (reals(52, experts, around=-3) if correction else None,)
-        ops.append((library.ROUTE, (1, 2, experts, 3, sigmoid, normalise, groups, min(2, groups)), (0.7,), held))
+        ops.append((library.ROUTE, (1, 2, experts, 3, sigmoid, normalise, groups, min(2, groups)), (0.7, 1e-20), held))
         packed = [
             library.pack(stored(reals(53, experts * n, m), "bf16"), "bf16") for n, m in ((32, k), (32, k), (32, 32))
         ]

@@ -95,7 +95,7 @@ def experts(machine: BackEnd) -> bytes:
         ops: list[Op] = [
             (library.PRODUCT, (0, 1, 0, 0), (), (library.pack(stored(reals(5, count, k), "bf16"), "bf16"),))
         ]
-        ops.append((library.ROUTE, (1, 2, count, 2, 0, 1, 1, 1), (1.0,), ()))
+        ops.append((library.ROUTE, (1, 2, count, 2, 0, 1, 1, 1), (1.0, 1e-20), ()))
         gates, ups = (several(machine, 10 * i + 20, count, n, k, before) for i in range(2))
         shape = (0, 2, 3, count, 2, n, TYPES[before], 1, TYPES[after])
         ops.append((library.EXPERTS, shape, (1.0, 0.0, 0.0), (gates, ups, several(machine, 50, count, k, n, after))))

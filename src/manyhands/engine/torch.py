@@ -275,7 +275,7 @@ class _Layer:
         if op.normalise and op.score == "softmax":
             weights = logits.gather(-1, chosen).softmax(-1)
         elif op.normalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(-1, keepdim=True) + op.epsilon)
         weights = weights * op.scale
         self.routes[op.target] = (
             chosen,

@@ -143,7 +143,7 @@ class ExpertRouting:
     score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
     lower number first). With groups: experts lie in `groups` equal runs, a run's rank is the sum of its two highest
     (score + correction), only the `top_groups` best runs stay. A chosen expert's weight is its s (without correction),
-    divided by (the sum of the chosen s, + 1e-20 for sigmoid) if `normalise`, times `scale`, times the expert's number in
+    divided by (the sum of the chosen s, + `epsilon` for sigmoid) if `normalise`, times `scale`, times the expert's number in
     `factors`. A normalised softmax is the softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen.
     The pairs are in order of rank.
     """
@@ -158,6 +158,7 @@ class ExpertRouting:
     correction: Weight | None = None
     groups: int = 1
     top_groups: int = 1
+    epsilon: float = 1e-20
     factors: Weight | None = None
 
 

@@ -26,7 +26,7 @@ INLINE int take_best(const float *ranks, int n, char *taken, int *best_places)
     return found;
 }
 
-/* Grid (rows), 32 threads. n: experts, top k, is_sigmoid, normalises, groups, top groups. reals: scale. tensors: correction, factors. */
+/* Grid (rows), 32 threads. n: experts, top k, is_sigmoid, normalises, groups, top groups. reals: scale, epsilon. tensors: correction, factors. */
 KERNEL(route)
 {
     await_rows();
@@ -89,7 +89,7 @@ KERNEL(route)
         sum = sum + weight;
         pairs[2 * i] = (float)chosen[i], pairs[2 * i + 1] = weight;
     }
-    float by = !a.n[3] ? 1 : is_softmax ? sum : sum + 1e-20f;
+    float by = !a.n[3] ? 1 : is_softmax ? sum : sum + (float)a.reals[1];
     for (int i = 0; i < top_k; i++) {
         float weight = pairs[2 * i + 1] / by * scale;
         pairs[2 * i + 1] = factors ? weight * factors[chosen[i]] : weight;

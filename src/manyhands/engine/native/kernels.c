@@ -826,7 +826,7 @@ static void route(const Routing *routing, const float *logits, const float *corr
         sum = sum + weight;
         pairs[2 * i] = (float)chosen[i], pairs[2 * i + 1] = weight;
     }
-    float by = !routing->normalises ? 1 : is_softmax ? sum : sum + 1e-20f;
+    float by = !routing->normalises ? 1 : is_softmax ? sum : sum + routing->epsilon;
     for (int64_t i = 0; i < routing->top_k; i++)
         pairs[2 * i + 1] = pairs[2 * i + 1] / by * routing->scale;
 }

@@ -60,7 +60,7 @@ typedef struct {
 enum { MOST_EXPERTS = 1024 };
 typedef struct {
     int64_t experts, top_k, is_sigmoid, normalises, groups, top_groups;
-    float scale;
+    float scale, epsilon;
 } Routing;
 
 typedef struct {

@@ -145,7 +145,7 @@ static int check_product(Plan *plan, Op *op)
     return DONE;
 }
 
-/* source, target, experts, top k, is_sigmoid, normalises, groups, top groups; scale; correction, factors */
+/* source, target, experts, top k, is_sigmoid, normalises, groups, top groups; scale, epsilon; correction, factors */
 static int check_route(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;

@@ -263,7 +263,7 @@ def lfm2_moe(f: Fields) -> Program:
     count, inner = f.count("num_experts", 32, high=4096), f.count("moe_intermediate_size", 1792, high=1 << 20)
     dense, correction = f.count("num_dense_layers", 2, low=0), f.flag("use_expert_bias", True)
     normalise, scale = f.flag("norm_topk_prob", True), f.number("routed_scaling_factor", 1.0)
-    route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "sigmoid", normalise, scale)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "sigmoid", normalise, scale, epsilon=1e-6)
 
     def body(n: TensorNames, i: int) -> Ops:
         if i < dense:
