@@ -156,7 +156,8 @@ def operation(integer: Integer, whole: Shape) -> Op:
             first, before = matrix(integer, inner, w[0], experts)
             second, after = matrix(integer, w[2], inner, experts)
             shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second)
-            return kind, shape, (1.0, 0.0, 0.0), (before, before, after, maybe(integer, experts * inner))
+            gates = before if integer(0, 2) else None
+            return kind, shape, (1.0, 0.0, 0.0), (gates, before, after, maybe(integer, experts * inner))
         case library.CONVOLVE:
             taps = integer(1, 32 + odd)
             weights = reals(integer(1, 99), taps, w[0] + (integer(0, 9) == 0))

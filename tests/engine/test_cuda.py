@@ -59,6 +59,11 @@ def matrices(device: HostDevice, kind: str, packed: Callable[[int, int], Array])
     held = hold(device, [scores, route, mixture])
     plan = CudaPlan(device, Registers("f32", widths, 64), held, library.apart(widths), 2, "f32")
     plan.run([Positions(0, 0, 3)], reals(6, 3, k).view(np.uint8), 3)
+    relu2 = library.ACTIVATIONS.index("relu2")
+    plain = (library.EXPERTS, (0, 1, 2, 2, 1, k, number, relu2, number), (1.0, 0.0, 0.0), (None, *both[1:]))
+    run = (reals(6, 3, k), "f32", [2, n, 2], [scores, route, plain], 2)
+    found, wanted = (machine.run(*run) for machine in (OnGpu("scalar", Team(1), device), BackEnd("scalar", Team(1))))
+    assert np.array_equal(found, wanted)
 
 
 def wide(kind: str, n: int, k: int) -> Array:

@@ -1,12 +1,15 @@
 """Routers and experts on every back end, against their definition in numpy (program/ops.py)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from manyhands.engine import library
-from manyhands.engine.golden_cases import BackEnd, reals
-from manyhands.engine.library import Team
+from manyhands.engine.golden_cases import BackEnd, reals, stored
+from manyhands.engine.library import Array, Plan, Team
+from manyhands.errors import ModelError
 
 ROWS, EXPERTS, TOP = 5, 12, 3
 Floats = NDArray[np.float32]
@@ -32,3 +35,51 @@ def test_weights_are_divided_by_their_sum_and_epsilon(machine: BackEnd) -> None:
     weights = np.take_along_axis(scores, order, 1)
     np.testing.assert_allclose(pairs[..., 1], weights / (weights.sum(1, keepdims=True) + 0.25) * 1.5, rtol=1e-5)
     assert not np.array_equal(pairs, chosen(machine, x, 1.5, 1e-6))
+
+
+INNER, HIDDEN, OUT = 24, 40, 33
+
+
+def mixture(
+    kind: str, *, gates: bool
+) -> tuple[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]], list[Floats]]:
+    """Experts with or without gates, and biases: the operation from (rows, routes) to OUT columns, and its numbers."""
+    given = [reals(20 + i, EXPERTS, n, k, around=-2) for i, (n, k) in enumerate(((INNER, HIDDEN), (OUT, INNER)))]
+    packed = [np.concatenate([library.pack(stored(x, kind), kind) for x in matrices]) for matrices in given]
+    biases = [reals(30, EXPERTS, INNER), reals(31, EXPERTS, OUT)]
+    number, name = library.TYPES[kind], library.ACTIVATIONS.index("relu2")
+    shape = (0, 1, 2, EXPERTS, TOP, INNER, number, name, number)
+    first = (packed[0] if gates else None, packed[0], packed[1])
+    return (library.EXPERTS, shape, (1.0, 0.0, 0.0), (*first, None, *biases)), [*given, *biases]
+
+
+def test_experts_may_have_an_activation_in_place_of_gates(machine: BackEnd) -> None:
+    op, (ups, downs, up_bias, down_bias) = mixture("f32", gates=False)
+    x = reals(2, ROWS, HIDDEN, around=0)
+    scores = (library.PRODUCT, (0, 3, library.TYPES["f32"], 0), (), (library.pack(reals(3, EXPERTS, HIDDEN), "f32"),))
+    route = (library.ROUTE, (3, 1, EXPERTS, TOP, 1, 1, 1, 1), (1.5, 1e-20), (None, None))
+    widths, ops = [2 * TOP, OUT, EXPERTS], [scores, route, op]
+    found = machine.run(x, "f32", widths, ops, 2).view(np.float32).reshape(ROWS, OUT)
+    pairs = machine.run(x, "f32", widths, ops[:2], 1).view(np.float32).reshape(ROWS, TOP, 2)
+    wanted = np.zeros((ROWS, OUT))
+    for row in range(ROWS):
+        for number, weight in pairs[row]:
+            expert = int(number)
+            inner = np.maximum(ups[expert].astype(np.float64) @ x[row] + up_bias[expert], 0) ** 2
+            wanted[row] += weight * (downs[expert] @ inner + down_bias[expert])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    plain = BackEnd("scalar", Team(1)).run(x, "f32", widths, ops, 2)
+    assert np.array_equal(found.reshape(-1), plain.view(np.float32).reshape(-1))
+
+
+def test_gates_that_do_not_fit_are_refused() -> None:
+    for gates, place, changed in (
+        (True, 0, np.zeros(3, np.uint8)),  # gates of too few bytes
+        (False, 1, None),  # no ups
+        (False, 3, np.zeros((EXPERTS, INNER), np.float32)),  # a bias of gates that are not there
+    ):
+        kind, numbers, scales, tensors = mixture("bf16", gates=gates)[0]
+        plan = Plan("scalar", "f32", [HIDDEN, 2 * TOP, OUT], 2, "f32", 64)
+        plan.add(kind, numbers, scales, tensors)
+        with pytest.raises(ModelError):
+            plan.add(kind, numbers, scales, [changed if i == place else one for i, one in enumerate(tensors)])

@@ -235,8 +235,9 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert widths[op.source] == op.experts
             widths[op.target] = op.top_k
         case Experts():
-            assert widths[op.source] == op.gate.inputs == op.up.inputs
-            assert op.gate.outputs == op.up.outputs == op.down.inputs
+            gate = op.gate or op.up
+            assert widths[op.source] == gate.inputs == op.up.inputs
+            assert gate.outputs == op.up.outputs == op.down.inputs
             assert op.routes in widths
             widths[op.target] = op.down.outputs
         case Multiply():

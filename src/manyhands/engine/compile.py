@@ -290,8 +290,7 @@ class _Compiler:
 
     @add.register
     def _(self, op: Gate) -> None:
-        gate, up = self.source(op.gate), self.source(op.up)
-        gating = op.gating
+        gate, up, gating = self.source(op.gate), self.source(op.up), op.gating
         numbers = (gate, up, self.target(op.target, self.width(op.gate)), ACTIVATIONS.index(gating.activation))
         self.emit(library.GATE, numbers, (gating.alpha, gating.limit or 0.0, gating.up_offset))
 
@@ -308,16 +307,16 @@ class _Compiler:
     def _(self, op: Experts) -> None:
         source, routes = self.source(op.source), self.source(op.routes)
         target = self.target(op.target, op.down.outputs, [source, routes])
-        packed = [self._stack(op, weight) for weight in (op.gate, op.up, op.down)]
+        gates = self._stack(op, op.gate) if op.gate is not None else None
+        ups, downs = (self._stack(op, weight) for weight in (op.up, op.down))
         biases = [self._biases(op, weight) for weight in (op.gate_bias, op.up_bias, op.down_bias)]
-        gates, ups, downs = (TYPES[stored.type] for stored in packed)
-        if gates != ups:
+        if gates is not None and gates.type != ups.type:
             raise ModelError(f"{self._program.family}: the experts' gates and ups are stored in different types")
         gating, top_k = op.gating, self.width(op.routes) // 2
-        numbers = (source, routes, target, op.experts, top_k, op.gate.outputs, gates)
-        reals = (gating.alpha, gating.limit or 0.0, gating.up_offset)
-        tensors = (*(stored.array for stored in packed), *biases)
-        self.emit(library.EXPERTS, (*numbers, ACTIVATIONS.index(gating.activation), downs), reals, tensors)
+        numbers = (source, routes, target, op.experts, top_k, op.up.outputs, TYPES[ups.type])
+        shape = (*numbers, ACTIVATIONS.index(gating.activation), TYPES[downs.type])
+        tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
+        self.emit(library.EXPERTS, shape, (gating.alpha, gating.limit or 0.0, gating.up_offset), tensors)
 
     def _stack(self, op: Experts, weight: Weight) -> Stored:
         """The matrices of all experts, packed, one behind the other."""
@@ -328,9 +327,7 @@ class _Compiler:
         return self._pack(lambda: matrices(op.experts, part, self._precision, self._memory, self._back_end))
 
     def _biases(self, op: Experts, weight: Weight | None) -> Array | None:
-        if weight is None:
-            return None
-        return np.stack([as_fp32(take(weight, self._read, expert)) for expert in range(op.experts)])
+        return None if weight is None else np.stack([as_fp32(take(weight, self._read, i)) for i in range(op.experts)])
 
     @add.register
     def _(self, op: Multiply) -> None:

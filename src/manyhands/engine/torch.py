@@ -297,10 +297,12 @@ class _Layer:
 
     def _expert(self, op: Experts, expert: int, rows: Tensor) -> Tensor:
         w = self.weights
-        gate = product(rows, w[op.gate, expert], w.optional(op.gate_bias, expert))
         up = product(rows, w[op.up, expert], w.optional(op.up_bias, expert))
-        inner = self.round(gated(op.gating, gate, up))
-        return product(inner, w[op.down, expert], w.optional(op.down_bias, expert))
+        if op.gate is None:
+            inner = ACTIVATIONS[op.gating.activation](up)
+        else:
+            inner = gated(op.gating, product(rows, w[op.gate, expert], w.optional(op.gate_bias, expert)), up)
+        return product(self.round(inner), w[op.down, expert], w.optional(op.down_bias, expert))
 
     @run.register
     def _(self, op: Multiply) -> None:

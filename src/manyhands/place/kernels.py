@@ -21,7 +21,7 @@ from manyhands.resources import num_cores
 
 if TYPE_CHECKING:
     from manyhands.checkpoint.dtypes import Described
-    from manyhands.program.ops import Program, Weight
+    from manyhands.program.ops import Experts, Program, Weight
 
 WIDTH: Final = 4096  # inputs and outputs of the large matrix; a few of them lie one behind the other
 LARGE_BYTES: Final = 96 << 20
@@ -90,12 +90,16 @@ def _read_bytes(program: "Program", stored: Mapping[str, str], precision: Precis
             if isinstance(op, ExpertRouting):
                 routed = op.top_k
             weights = [part.weight for part in op.parts] if isinstance(op, Product) else []
-            weights += [op.gate, op.up, op.down] * routed if isinstance(op, Experts) else []
+            weights += _of_experts(op) * routed if isinstance(op, Experts) else []
             if isinstance(op, LatentAttention):
                 weights += [op.key_weight, op.value_weight] * (op.heads if op.key_weight.stacked else 1)
             found += [_packed(weight, stored, "bf16" if weight.name in wide else precision) for weight in weights]
     head = program.head.product.parts[0].weight
     return [*found, _packed(head, stored, ends_precision(precision))]
+
+
+def _of_experts(op: "Experts") -> "list[Weight]":
+    return [weight for weight in (op.gate, op.up, op.down) if weight is not None]
 
 
 def _packed(weight: "Weight", stored: Mapping[str, str], precision: Precision) -> tuple[str, int]:

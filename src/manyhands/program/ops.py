@@ -166,7 +166,8 @@ class ExpertRouting:
 class Experts:
     """target = the sum over the row's routes, in their order from zero, of weight * expert(source), in fp32.
 
-    expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias.
+    expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. Without a gate
+    down . round(activation(up . round(v) + up_bias)) + down_bias, by the gating's activation alone.
     """
 
     source: str
@@ -174,7 +175,7 @@ class Experts:
     target: str
     experts: int
     gating: Gating
-    gate: Weight
+    gate: Weight | None
     up: Weight
     down: Weight
     gate_bias: Weight | None = None

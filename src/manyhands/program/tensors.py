@@ -110,7 +110,7 @@ def with_stacked_experts(program: Program, names: Iterable[str]) -> Program:
 
 
 def _stacked(op: Op, stored: frozenset[str]) -> Op:
-    if not isinstance(op, Experts) or not op.gate.name.endswith(f".{EXPERT}.gate_proj.weight"):
+    if not isinstance(op, Experts) or op.gate is None or not op.gate.name.endswith(f".{EXPERT}.gate_proj.weight"):
         return op
     path = op.gate.name.removesuffix(f".{EXPERT}.gate_proj.weight")
     if f"{path}.gate_up_proj" not in stored:

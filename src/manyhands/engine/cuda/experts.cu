@@ -114,7 +114,7 @@ template <int TYPE> INLINE void expert_product(const Args &a)
         return;
     const Part *part = part_of(a, blockIdx.x);
     Matrix m = {part->packed + expert * a.n[2], part->bias ? part->bias + expert * part->n : nullptr,
-                a.x + (a.n[5] ? pair : pair / a.n[4]) * a.x_stride, part->out + pair * part->out_stride, 0, 0, part->n, a.n[0], 0, a.n[1]};
+                a.x + (a.n[5] ? pair : pair / a.n[4]) * a.x_stride, part->out + pair * part->out_stride, 0, 0, part->n, a.n[0], part->activation, a.n[1]};
     few<TYPE, 1, 1, false>(m, blockIdx.x - part->first, 0, 1);
 }
 

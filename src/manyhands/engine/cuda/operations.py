@@ -290,17 +290,21 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     gates, ups = room.routed(0, inner), room.routed(top_k * whole(inner), inner)
     results = room.routed(2 * top_k * whole(inner), hidden)
     chosen, rounds = room.register(routes), int(room.rounds)
-    gate, _, down = op.tensors[:3]
-    assert gate is not None and down is not None
+    gate, up, down = op.tensors[:3]
+    assert up is not None and down is not None
     given = room.register(source)
     if kind >= SMALL:
         yield _group(room, given, width, rows)
         given = Place(room.groups, rows)
-    parts = [_part(op, 0, gates, inner, 0, 0, 3), _part(op, 1, ups, inner, 0, panels, 4)]
-    numbers = (width, rounds, gate.num_bytes // experts, experts, top_k, 0)
-    yield Launch(f"expert_{TYPE_NAMES[kind]}", (2 * panels, pairs, 1), args(given, chosen, n=numbers, parts=parts))
-    yield _columns("gate", inner, pairs, args(gates, ups, gates, n=(inner, activation), reals=op.reals))
-    given = gates
+    parts = [_part(op, 1, ups, inner, activation if gate is None else 0, 0, 4)]
+    if gate is not None:
+        parts.append(_part(op, 0, gates, inner, 0, panels, 3))
+    numbers = (width, rounds, up.num_bytes // experts, experts, top_k, 0)
+    grid = (len(parts) * panels, pairs, 1)
+    yield Launch(f"expert_{TYPE_NAMES[kind]}", grid, args(given, chosen, n=numbers, parts=parts))
+    if gate is not None:
+        yield _columns("gate", inner, pairs, args(gates, ups, ups, n=(inner, activation), reals=op.reals))
+    given = ups
     if down_kind >= SMALL:
         yield _group(room, given, inner, pairs)
         given = Place(room.groups, pairs)

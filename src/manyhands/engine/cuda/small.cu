@@ -221,7 +221,7 @@ SMALLS(W4Z)
         const Part *part = part_of(a, blockIdx.x);                                                                          \
         const float *x = (const float *)((const Group *)a.x + (a.n[5] ? pair : pair / a.n[4]));                             \
         const Matrix m = {part->packed + expert * a.n[2], part->bias ? part->bias + expert * part->n : nullptr, x,          \
-                          part->out + pair * part->out_stride, a.x_stride, 0, part->n, a.n[0], 0, 0};                                \
+                          part->out + pair * part->out_stride, a.x_stride, 0, part->n, a.n[0], part->activation, 0};                                \
         small<type, 1, false>(m, blockIdx.x - part->first, 1);                                                                     \
     }
 SMALL_EXPERT(W8)

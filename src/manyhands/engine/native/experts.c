@@ -10,7 +10,7 @@ enum { EXPERT_BYTES = 24 << 20 }; /* kept for the rows that go through experts a
 typedef struct {
     const Plan *plan;
     const Op *op;
-    int64_t first, rows, pairs, depth, inner_depth, inner, hidden, per_expert, num_used;
+    int64_t first, rows, pairs, depth, inner_depth, inner, hidden, per_expert, num_used, matrices; /* before the activation: 2, or 1 without gates */
     float *sources, *gates, *ups, *inners, *results;
     int32_t *owners, *places, *used, *starts; /* row * top k + route of a pair, and back; experts in use, their first pairs */
 } Mixture;
@@ -22,7 +22,7 @@ int64_t plan_expert_floats(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
     int64_t source = ceil_div(w[n[0]], DEPTH) * DEPTH, inner = ceil_div(n[5], DEPTH) * DEPTH;
-    return n[4] * (source + 2 * whole(n[5]) + inner + whole(w[n[2]]) + 2);
+    return n[4] * (source + (1 + has_gates(op)) * whole(n[5]) + inner + whole(w[n[2]]) + 2);
 }
 
 static const float *bias_of(Tensor tensor, int64_t expert, int64_t n) { return tensor.data ? (const float *)tensor.data + expert * n : 0; }
@@ -63,7 +63,7 @@ static void multiply_pairs(const Mixture *m, int64_t used, int which, int64_t pa
     int64_t depth = which == 2 ? m->inner_depth : m->depth, columns = which == 2 ? m->hidden : m->inner;
     int64_t type = n[which == 2 ? 8 : 6], bytes = ceil_div(columns, SIDE) * panel_bytes(type, depth);
     Matrix matrix = {.type = type, .n = columns, .k = depth * DEPTH, .packed = (const char *)m->op->tensors[which].data + expert * bytes,
-                     .bias = bias_of(m->op->tensors[3 + which], expert, columns)};
+                     .bias = bias_of(m->op->tensors[3 + which], expert, columns), .activation = which == 1 && m->matrices == 1 ? n[7] : 0};
     float *out = which == 0 ? m->gates : which == 1 ? m->ups : m->results;
     for (int64_t at = first; at < first + count; at += CHUNK) {
         Source source = pairs_of(m, used, which == 2 ? m->inners : m->sources, depth);
@@ -75,9 +75,9 @@ static void multiply_pairs(const Mixture *m, int64_t used, int which, int64_t pa
 static void before_task(const void *argument, int64_t task, void *scratch)
 {
     const Mixture *m = argument;
-    int64_t panels = ceil_div(m->inner, SIDE), per = ceil_div(panels, m->per_expert), panel = task / 2 % m->per_expert * per;
+    int64_t panels = ceil_div(m->inner, SIDE), per = ceil_div(panels, m->per_expert), panel = task / m->matrices % m->per_expert * per;
     if (panel < panels)
-        multiply_pairs(m, task / 2 / m->per_expert, (int)(task % 2), panel, at_most(panel + per, panels), scratch);
+        multiply_pairs(m, task / m->matrices / m->per_expert, m->matrices == 1 ? 1 : (int)(task % 2), panel, at_most(panel + per, panels), scratch);
 }
 
 static void after_task(const void *argument, int64_t task, void *scratch)
@@ -92,11 +92,11 @@ static void gate_task(const void *argument, int64_t pair, void *scratch)
 {
     const Mixture *m = argument;
     const double *reals = m->op->reals;
-    float *gate = m->gates + pair * whole(m->inner);
+    float *gate = m->gates + pair * whole(m->inner), *up = m->ups + pair * whole(m->inner);
     (void)scratch;
-    m->plan->kernels->gate(gate, m->ups + pair * whole(m->inner), gate, m->inner, m->op->numbers[7], (float)reals[0], (float)reals[1],
-                           (float)reals[2]);
-    prepare_pair(m, pair, gate, m->inner, m->inners, m->inner_depth);
+    if (m->matrices == 2)
+        m->plan->kernels->gate(gate, up, up, m->inner, m->op->numbers[7], (float)reals[0], (float)reals[1], (float)reals[2]);
+    prepare_pair(m, pair, up, m->inner, m->inners, m->inner_depth);
 }
 
 static void sum_task(const void *argument, int64_t row, void *scratch)
@@ -154,17 +154,18 @@ static int run_rows(Plan *plan, Team *team, int64_t threads, const Op *op, int64
     int32_t used[MOST_EXPERTS], starts[MOST_EXPERTS + 1];
     int64_t most = rows * n[4], width = plan->widths[n[0]];
     Mixture m = {.plan = plan, .op = op, .first = first, .rows = rows, .depth = ceil_div(width, DEPTH), .inner_depth = ceil_div(n[5], DEPTH),
-                 .inner = n[5], .hidden = plan->widths[n[2]], .used = used, .starts = starts, .sources = plan->expert_rows};
+                 .inner = n[5], .hidden = plan->widths[n[2]], .used = used, .starts = starts, .sources = plan->expert_rows,
+                 .matrices = 1 + has_gates(op)};
     m.gates = m.sources + most * m.depth * DEPTH;
-    m.ups = m.gates + most * whole(m.inner);
+    m.ups = m.gates + (m.matrices - 1) * most * whole(m.inner);
     m.inners = m.ups + most * whole(m.inner);
     m.results = m.inners + most * m.inner_depth * DEPTH;
     m.owners = (int32_t *)(m.results + most * whole(m.hidden)), m.places = m.owners + most;
     sort_pairs(&m);
-    int64_t members = members_for(threads, m.pairs * m.inner * width * 3);
+    int64_t members = members_for(threads, m.pairs * m.inner * width * (m.matrices + 1));
     m.per_expert = members == 1 || !m.num_used ? 1 : ceil_div(8 * members, m.num_used);
     int failed = team_run(team, members, gather_task, &m, m.pairs, 0);
-    failed = failed ? failed : team_run(team, members, before_task, &m, m.num_used * m.per_expert * 2, SCRATCH_BYTES);
+    failed = failed ? failed : team_run(team, members, before_task, &m, m.num_used * m.per_expert * m.matrices, SCRATCH_BYTES);
     failed = failed ? failed : team_run(team, members, gate_task, &m, m.pairs, 0);
     failed = failed ? failed : team_run(team, members, after_task, &m, m.num_used * m.per_expert, SCRATCH_BYTES);
     return failed ? failed : team_run(team, members, sum_task, &m, rows, 0);

@@ -160,8 +160,8 @@ static int check_route(const Plan *plan, const Op *op)
     return is_vector(op->tensors[0], n[2]) && is_vector(op->tensors[1], n[2]) ? DONE : BAD_TENSOR;
 }
 
-/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs; alpha, limit, offset; gates, ups, downs packed one
- * expert behind the other, their biases [experts, n] */
+/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs; alpha, limit, offset; gates (or none, and no reals
+ * are used), ups, downs packed one expert behind the other, their biases [experts, n] */
 static int check_experts(Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -174,7 +174,9 @@ static int check_experts(Plan *plan, const Op *op)
         return BAD_SHAPE;
     int64_t before = mh_packed_bytes(n[6], n[5], w[n[0]]), after = mh_packed_bytes(n[8], w[n[2]], n[5]);
     const Tensor *t = op->tensors;
-    if (!t[0].data || !t[1].data || !t[2].data || t[0].bytes != n[3] * before || t[1].bytes != n[3] * before || t[2].bytes != n[3] * after)
+    if (!t[1].data || !t[2].data || t[1].bytes != n[3] * before || t[2].bytes != n[3] * after)
+        return BAD_TENSOR;
+    if (has_gates(op) ? t[0].bytes != n[3] * before : t[3].data != 0)
         return BAD_TENSOR;
     if (!is_vector(t[3], n[3] * n[5]) || !is_vector(t[4], n[3] * n[5]) || !is_vector(t[5], n[3] * w[n[2]]))
         return BAD_TENSOR;

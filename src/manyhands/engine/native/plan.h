@@ -30,6 +30,8 @@ typedef struct {
     int64_t now;   /* operations with states: where theirs begins in the state behind the last position, in bytes */
     int64_t owns;  /* rotary: it is the first with these angles, and computes them */
 } Op;
+/* Whether experts have gates, or an activation alone. */
+static inline int has_gates(const Op *op) { return op->tensors[0].data != 0; }
 
 typedef struct {
     const Kernels *kernels;

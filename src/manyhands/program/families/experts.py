@@ -274,10 +274,11 @@ def _blocked(n: TensorNames, s: Sizes, count: int, gating: Gating) -> Experts:
     plain = _stacked(n, s, count, gating)
     path = f"{n.path}mlp.experts.{EXPERT}"
     both, down = f"{path}.gate_up_proj", f"{path}.down_proj"
+    gate, up = (Rows(start, 1, 2, s.inner) for start in (0, 1))
     return replace(
         plain,
-        gate=Weight(both, (2 * s.inner, s.hidden), plain.gate.rows),
-        up=Weight(both, (2 * s.inner, s.hidden), plain.up.rows),
+        gate=Weight(both, (2 * s.inner, s.hidden), gate),
+        up=Weight(both, (2 * s.inner, s.hidden), up),
         down=Weight(down, (s.hidden, s.inner)),
     )
 
