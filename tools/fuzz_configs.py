@@ -29,6 +29,7 @@ from manyhands.engine import library
 from manyhands.errors import ModelError
 from manyhands.program.families import read_program
 from manyhands.testing.tiny import EVERY_FAMILY, WITH_STATES
+from manyhands.testing.tiny_configs import NEMOTRON_KINDS
 from tests.engine.oracle import pair_of
 from tests.worker.pipeline import Ids, Loader, Logits
 
@@ -134,6 +135,21 @@ OWN: dict[str, Options] = {
     "gpt_neox": {"use_parallel_residual": _BOOL, "attention_bias": _BOOL, "rotary_pct": [0.25, 0.5, 1.0]},
     "ernie4_5": {"use_bias": _BOOL},
     "nemotron": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
+    "nemotron_h": {
+        "n_groups": [1, 4],
+        "ssm_state_size": [9, 33],
+        "mamba_head_dim": [7, 32],
+        "conv_kernel": [2, 5],
+        "use_conv_bias": _BOOL,
+        "use_bias": _BOOL,
+        "mlp_bias": _BOOL,
+        "mlp_hidden_act": ["relu2", "gelu", "silu"],
+        "n_group": [1, 2],
+        "num_experts_per_tok": [1, 4],
+        "norm_topk_prob": _BOOL,
+        "moe_latent_size": [None, 20],
+        "routed_scaling_factor": [0.3, 2.5],
+    },
     "smollm3": {"attention_bias": _BOOL, "no_rope_layer_interval": [1, 2], "mlp_bias": _BOOL},
     "starcoder2": {"use_bias": _BOOL, "sliding_window": [None, 4]},
     "kimi_k2": {"q_lora_rank": [None, 24], "n_group": [1, 2], "routed_scaling_factor": [0.3, 2.8]},
@@ -245,6 +261,8 @@ def options(draw: random.Random, family: str) -> Options:
             out["num_key_value_heads"] = draw.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
     if family in _FREE_HEADS:
         out["head_dim"] = draw.choice([8, 16, 20, 48])
+    if family == "nemotron_h":
+        out |= {"layers_block_type": draw.choices(NEMOTRON_KINDS, k=out["layers"]), "tie_word_embeddings": False}
     if family == "helium":
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT):

@@ -153,3 +153,11 @@ def test_the_longest_run_of_layers_that_a_folder_holds() -> None:
     assert longest_run(names, 16) == Span(12, 16)
     with pytest.raises(CutError, match="holds no layers"):
         longest_run(["model.norm.weight"], 12)
+
+
+def test_a_config_may_list_its_layers_and_not_count_them() -> None:
+    sizes = {"hidden_size": 8, "vocab_size": 9}
+    assert ModelFacts.from_config({**sizes, "layers_block_type": ["mlp", "moe", "mlp"]}).num_layers == 3
+    assert ModelFacts.from_config({**sizes, "num_hidden_layers": 2, "layers_block_type": ["mlp"]}).num_layers == 2
+    with pytest.raises(ModelError, match="num_hidden_layers"):
+        ModelFacts.from_config({**sizes, "layers_block_type": []})

@@ -113,6 +113,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no correction": ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False}),
     "Mamba without experts": ("granitemoehybrid_mamba", {"num_local_experts": 0, "mamba_n_groups": 1}),
     "Mamba, biases": ("granitemoehybrid_mamba", {"mamba_conv_bias": False, "mamba_proj_bias": True}),
+    "experts in groups, with latents": ("nemotron_h", {"n_group": 4, "topk_group": 2, "moe_latent_size": 24}),
+    "Nemotron-H, biases": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False, "n_groups": 1}),
+    "layers without states or attention": (
+        "nemotron_h",
+        {"layers_block_type": ["mlp", "moe", "mlp", "full_attention"]},
+    ),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 

@@ -60,6 +60,16 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "rope_interleaved": False,
         "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"}},
     },
+    "nemotron_h": {  # Nemotron-H 8B, Nemotron Nano 9B v2, Nemotron 3 Nano
+        "attention_head_dim": 32,
+        "mamba_num_groups": 2,
+        "norm_eps": 1e-5,
+        "num_query_groups": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000,
+        "time_step_limit": [0.0, math.inf],
+        "time_step_min": 0.001,
+    },
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},  # Phi-4-mini
     "qwen2": {"use_mrope": False},  # Qwen2.5-0.5B, DeepSeek-R1-Distill-Qwen
     "qwen3_moe": {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},  # Qwen3-Coder
@@ -158,6 +168,21 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("llama", "rope_interleaved", True),
         ("minimax_m2", "attn_type_list", [1, 0, 1]),
         ("minimax_m2", "use_qk_norm", False),
+        ("nemotron_h", "attention_bias", True),
+        ("nemotron_h", "attention_head_dim", 128),
+        ("nemotron_h", "hybrid_override_pattern", "M?"),
+        ("nemotron_h", "layers_block_type", ["mamba", "ssm"]),
+        ("nemotron_h", "layer_types", ["mamba"]),
+        ("nemotron_h", "mamba_num_heads", 7),
+        ("nemotron_h", "mamba_ssm_cache_dtype", "float16"),
+        ("nemotron_h", "n_group", 3),
+        ("nemotron_h", "n_shared_experts", 2),
+        ("nemotron_h", "num_hidden_layers", 7),
+        ("nemotron_h", "residual_in_fp32", True),
+        ("nemotron_h", "rms_norm_eps", 1e-6),
+        ("nemotron_h", "sliding_window", 64),
+        ("nemotron_h", "tie_word_embeddings", True),
+        ("nemotron_h", "time_step_limit", [0.001, 0.1]),
         ("olmoe", "clip_qkv", 8.0),
         ("phi3", "lm_head_bias", True),
         ("qwen2", "use_mrope", True),
@@ -190,7 +215,7 @@ def test_norms_of_heads_without_end_are_refused_before_they_are_listed() -> None
         build_program({**tiny("stablelm"), **sizes, "qk_layernorm": True})
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"nemotron_h"}))  # which has no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:
     config = tiny(family)
     del config["rope_parameters"]

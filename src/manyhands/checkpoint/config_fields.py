@@ -51,6 +51,11 @@ _SCALINGS: Final[Mapping[str, Range]] = {
 }  # fmt: skip
 _TEXTS: Final = ("model_type", "rope_type", "type", "hidden_act", "hidden_activation", "architectures")
 _OBJECTS: Final = ("text_config", "rope_scaling", "rope_parameters")
+_LAYERS: Final = "layers_block_type"  # a list with an item for each
+_UNBOUNDED: Final = (
+    "time_step_limit",
+    "mamba_dt_limit",
+)  # lists of two numbers, of which the second is mostly infinite
 # Sizes by any other name.
 _COUNTS: Final = re.compile(r"(?:layers|blocks|heads|experts|depth)$")
 _SIZES: Final = re.compile(r"(?:size|dim|rank|width)$")
@@ -109,8 +114,10 @@ def _problem(path: str, value: Any) -> str:
     name = path.rsplit(".", 1)[-1]
     if isinstance(value, _TooDeep):
         return f"{_shown(path)} is nested more than {MAX_DEPTH} deep"
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value) and not (name in _UNBOUNDED and value > 0):
         return f"{_shown(path)} is {value}; it must be finite"
+    if name == _LAYERS and isinstance(value, list) and len(value) > MAX_LAYERS:
+        return f"{_shown(path)} lists {len(value)} layers; the limit is {MAX_LAYERS}"
     if value is None or isinstance(value, list):
         return ""  # a default; or each item is looked at by itself
     if name in _OBJECTS:

@@ -57,11 +57,18 @@ class ModelFacts:
         return cls(
             family=str(config.get("model_type", "unknown")),
             architecture=str((config.get("architectures") or ["unknown"])[0]),
-            num_layers=_count(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+            num_layers=_num_layers(config),
             hidden_size=_count(config, "hidden_size", "n_embd", "d_model"),
             vocab_size=_count(config, "vocab_size"),
             context=_count(config, "max_position_embeddings", "n_positions", "n_ctx", default=0),
         )
+
+
+def _num_layers(config: Mapping[str, Any]) -> int:
+    """Configs of nemotron_h may only list their layers."""
+    listed = config.get("layers_block_type")
+    default = len(listed) or None if isinstance(listed, list) else None
+    return _count(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=default)
 
 
 def _count(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:

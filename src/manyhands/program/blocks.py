@@ -117,6 +117,7 @@ class AttentionStyle:
     pairs: bool = False
     bias: bool = False  # of q, k and v
     out_bias: bool = False
+    path: str = "self_attn"  # of the tensors of q, k and v
     out_name: str = "self_attn.o_proj"
     window: int | None = None
     soft_cap: float | None = None
@@ -178,10 +179,13 @@ def _query_key_value(names: TensorNames, s: Sizes, style: AttentionStyle) -> tup
         named = [("q", "q", both[0]), ("g", "q", both[1]), ("k", "k", None), ("v", "v", None)]
         widths["q"] *= 2
         return tuple(
-            names.part(t, f"self_attn.{name}_proj", widths[name], s.hidden, style.bias, rows) for t, name, rows in named
+            names.part(t, f"{style.path}.{name}_proj", widths[name], s.hidden, style.bias, rows)
+            for t, name, rows in named
         )
     if style.fused is None:
-        return tuple(names.part(t, f"self_attn.{t}_proj", width, s.hidden, style.bias) for t, width in widths.items())
+        return tuple(
+            names.part(t, f"{style.path}.{t}_proj", width, s.hidden, style.bias) for t, width in widths.items()
+        )
     total, start, out = sum(widths.values()), 0, []
     for number, (target, width) in enumerate(widths.items()):
         rows = Rows(number * s.head, s.head, 3 * s.head, s.heads) if style.interleaved else Rows(start, width)

@@ -22,7 +22,7 @@ from manyhands.core import Precision
 from manyhands.errors import BadRequest
 from manyhands.testing.tiny_configs import EVERY_FAMILY as EVERY_FAMILY
 from manyhands.testing.tiny_configs import FAMILIES as FAMILIES
-from manyhands.testing.tiny_configs import MORE, RECIPES, Overrides
+from manyhands.testing.tiny_configs import MORE, NEMOTRON_KINDS, RECIPES, Overrides
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
@@ -104,6 +104,8 @@ def _config(family: str, layers: int, hidden: int, vocab: int, context: int, ove
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
     if family == "granitemoehybrid_mamba":
         shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
+    elif family == "nemotron_h":
+        shape["layers_block_type"] = [NEMOTRON_KINDS[i % len(NEMOTRON_KINDS)] for i in range(layers)]
     elif model_type == "granitemoehybrid":  # without a list, every layer is one of Mamba
         shape["layer_types"] = ["full_attention"] * layers
     return AutoConfig.for_model(model_type, **{**sizes, **heads, **ids, **shape, **recipe(hidden), **overrides})

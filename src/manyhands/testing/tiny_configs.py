@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+NEMOTRON_KINDS: Final = ("linear_attention", "moe", "full_attention", "mlp")  # of layers of nemotron_h
 WINDOW: Final = 24  # positions; small, so that tests cross it
 
 Overrides = dict[str, Any]  # keyword arguments of a transformers config
@@ -148,6 +149,13 @@ def _lfm2_moe(hidden: int) -> Overrides:
     return {**_experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
 
 
+def _nemotron_h(hidden: int) -> Overrides:
+    heads = {"mamba_num_heads": 8, "mamba_head_dim": hidden // 4 - 2, "n_groups": 2, "ssm_state_size": 20}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5}
+    widths = {"moe_intermediate_size": hidden // 2 + 8, "moe_shared_expert_intermediate_size": hidden}
+    return {**heads, **experts, **widths, "head_dim": hidden // 2, "time_step_min": 1e-9}
+
+
 def _granite_mamba(hidden: int) -> Overrides:
     heads = {"mamba_n_heads": 8, "mamba_d_head": hidden // 4, "mamba_n_groups": 2, "mamba_d_state": 20}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": hidden}
@@ -205,6 +213,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "ministral": ("ministral", _ministral),
     "ministral3": ("ministral3", _ministral3),
     "nemotron": ("nemotron", lambda hidden: {}),
+    "nemotron_h": ("nemotron_h", _nemotron_h),
     "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
     "olmoe": ("olmoe", lambda hidden: {"num_experts": 8, "num_experts_per_tok": 2}),
     "phi": ("phi", lambda hidden: {}),
@@ -224,6 +233,7 @@ WITH_STATES: Final[tuple[str, ...]] = (
     "granitemoehybrid_mamba",
     "lfm2",
     "lfm2_moe",
+    "nemotron_h",
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",

@@ -10,6 +10,7 @@ experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
 shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
 mamba      granitemoehybrid
+nemotron_h nemotron_h
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 """
 
@@ -62,6 +63,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mistral": "llama",
     "mixtral": "experts",
     "nemotron": "layernorm",
+    "nemotron_h": "nemotron_h",
     "olmo2": "wrapped",
     "olmo3": "wrapped",
     "olmoe": "experts",

@@ -43,7 +43,7 @@ _MAMBA: Final = (
     "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
     "mamba_proj_bias time_step_limit"
 ).split()
-_NO_LIMIT: Final = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as configs are written
+NO_LIMIT: Final = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as configs are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class MambaStyle:
     bias: bool  # of the products
     conv_bias: bool
     is_log: bool  # A_log, and not rates
+    path: str = "mamba"
 
     @classmethod
     def read(cls, f: Fields, s: Sizes, activation: Activation, eps: float) -> "MambaStyle":
@@ -71,7 +72,7 @@ class MambaStyle:
         width = inner // heads
         f.only("mamba_d_head", "auto", width)
         f.ignore("mamba_chunk_size")
-        f.only("time_step_limit", *_NO_LIMIT)
+        f.only("time_step_limit", *NO_LIMIT)
         state, taps = f.count("mamba_d_state", 256, high=1 << 14), f.count("mamba_d_conv", 4, high=32)
         bias, conv_bias = f.flag("mamba_proj_bias"), f.flag("mamba_conv_bias", True)
         is_log = not f.stored("negative_rates")
@@ -83,27 +84,27 @@ def mamba(n: TensorNames, s: Sizes, style: MambaStyle, source: str, target: str)
     inner, shared = style.heads * style.width, style.groups * style.state
     widths = {"z": inner, "v": inner, "k": shared, "q": shared, "dt": style.heads}
     outputs, mixed, start = sum(widths.values()), inner + 2 * shared, 0
-    parts, ops = [], list[Op]()
+    parts, ops, path = [], list[Op](), n.path + style.path
     for name, width in widths.items():
-        parts.append(n.part(name, "mamba.in_proj", outputs, s.hidden, style.bias, Rows(start, width)))
+        parts.append(n.part(name, f"{style.path}.in_proj", outputs, s.hidden, style.bias, Rows(start, width)))
         if name in "vkq":
             rows = Rows(start - inner, width)
-            kernel = Weight(f"{n.path}mamba.conv1d.weight", (mixed, 1, style.taps), rows)
-            bias = Weight(f"{n.path}mamba.conv1d.bias", (mixed,), rows) if style.conv_bias else None
+            kernel = Weight(f"{path}.conv1d.weight", (mixed, 1, style.taps), rows)
+            bias = Weight(f"{path}.conv1d.bias", (mixed,), rows) if style.conv_bias else None
             ops.append(Convolution(name, f"{name} mixed", style.taps, kernel, bias, style.activation))
         start += width
-    shift = n.vector("mamba.dt_bias", style.heads)
-    ops.append(Decay("dt", "decay", n.vector("mamba.A_log", style.heads), shift, style.is_log))
+    shift = n.vector(f"{style.path}.dt_bias", style.heads)
+    ops.append(Decay("dt", "decay", n.vector(f"{style.path}.A_log", style.heads), shift, style.is_log))
     ops.append(Softplus("dt", "dt", shift))
     shape = (style.heads, style.groups, style.state, style.width)
-    skip = n.vector("mamba.D", style.heads)
+    skip = n.vector(f"{style.path}.D", style.heads)
     ops.append(LinearAttention("q mixed", "k mixed", "v mixed", "decay", "dt", "o", *shape, is_sum=True, skip=skip))
     size = inner // style.groups
-    name = f"{n.path}mamba.norm.weight"
+    name = f"{path}.norm.weight"
     weights = tuple(Weight(name, (inner,), Rows(group * size, size)) for group in range(style.groups))
     ops.append(Gate("z", "o", "o", Gating("silu")))
     ops.append(Norm("o", "o", "rms", style.eps, weights, groups=style.groups))
-    out = n.part(target, "mamba.out_proj", s.hidden, inner, style.bias)
+    out = n.part(target, f"{style.path}.out_proj", s.hidden, inner, style.bias)
     return (Product(source, tuple(parts)), *ops, Product("o", (out,)))
 
 
