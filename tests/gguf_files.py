@@ -16,14 +16,14 @@ from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Arc
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
-from tests.gguf_hybrids import granite_pieces, hybrid_facts, linear_pieces, mamba_layers
+from tests.gguf_hybrids import granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
 
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
     "deepseek_v3", "deepseek_v3_old", "qwen2_moe", "glm4", "granite", "smollm3", "olmo2", "olmo3", "cohere2", "ernie4_5",
     "minicpm3", "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron", "qwen3_next",
     "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid",
-    "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense",
+    "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -37,6 +37,13 @@ _FIXED: dict[str, dict[str, Any]] = {
     "granitemoehybrid_mamba_dense": {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
         "mamba_n_groups": 1,
+    },
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
+    "nemotron_h_dense": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "mlp_bias": True, "use_conv_bias": False,
+    },
+    "nemotron_h_latent": {
+        "layers_block_type": ["moe", "linear_attention", "full_attention"], "moe_latent_size": 32, "norm_topk_prob": False,
     },
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "qwen2_moe": {"mlp_only_layers": []},
@@ -100,6 +107,12 @@ _MORE: dict[str, dict[str, str]] = {
         "shortconv.l_cache": "conv_L_cache", "expert_feed_forward_length": "moe_intermediate_size",
         "leading_dense_block_count": "num_dense_layers",
     },
+    "nemotron_h_moe": {
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size", "expert_group_count": "n_group",
+        "expert_weights_norm": "norm_topk_prob", "expert_weights_scale": "routed_scaling_factor",
+        "moe_latent_size": "moe_latent_size",
+    },
     "gpt-oss": {**_WINDOW, "expert_feed_forward_length": "intermediate_size"},
     "deepseek2": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
@@ -119,7 +132,11 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     name = family
     is_split, family = (
         family == "deepseek_v3",
-        family.removesuffix("_old").removesuffix("_12b").removesuffix("_fused").removesuffix("_dense"),
+        family.removesuffix("_old")
+        .removesuffix("_12b")
+        .removesuffix("_fused")
+        .removesuffix("_dense")
+        .removesuffix("_latent"),
     )  # as newer converters write it
     folder = make_tiny(
         family,
@@ -129,6 +146,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     )
     config = json.loads((folder / "config.json").read_text()) | {"is_split": is_split, "is_fused": name == "phi_fused"}
     config["is_old"] = name == "qwen3_next_old"
+    config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
     arch, _ = _architecture(config)
@@ -141,6 +159,9 @@ def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
     """The name of the model's architecture, and that."""
     if config["model_type"] == "granitemoehybrid" and not config["num_local_experts"]:
         arch = "granitehybrid" if True in mamba_layers(config) else "granite"
+        return arch, ARCHITECTURES[arch]
+    if config["model_type"] == "nemotron_h":
+        arch = "nemotron_h_moe" if "moe" in config["layers_block_type"] else "nemotron_h"
         return arch, ARCHITECTURES[arch]
     usual = {one.model_type: (arch, one) for arch, one in ARCHITECTURES.items()}
     found = usual | {one.model_type: (arch, one) for arch, (_, one) in VARIANTS.items()}
@@ -204,6 +225,8 @@ def _pieces(
         yield name, array[:, 0]
     elif ".linear_attn." in name:
         yield from linear_pieces(name, array, config, TILED in conventions)
+    elif ".mixer." in name:
+        yield from nemotron_pieces(name, array, config)
     elif ".mamba." in name or path.endswith("_linear"):
         yield from granite_pieces(name, array, config)
     elif name.endswith("norm.weight") and PLUS_ONE in conventions:
@@ -268,7 +291,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     }
     eps = _architecture(config)[1].eps
     keys[f"attention.layer_norm_{'rms_' * (eps == 'rms_norm_eps')}epsilon"] = float(
-        config["norm_eps" if arch in ("lfm2", "lfm2moe") else eps]
+        config["norm_eps" if arch in ("lfm2", "lfm2moe") else "layer_norm_epsilon" if "nemotron_h" in arch else eps]
     )
     keys |= hybrid_facts(arch, config)
     keys |= {key: config[field] for key, field in _MORE.get(arch, {}).items() if config.get(field) is not None}
@@ -281,7 +304,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         keys["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
     if usual.get("rope_type") == "yarn":
         keys |= {f"rope.scaling.{ours}": usual[theirs] for ours, theirs in _YARN.items() if theirs in usual}
-    if "num_experts_per_tok" in config:
+    if "num_experts_per_tok" in config and arch != "nemotron_h":
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         keys["expert_count"] = next((config[name] for name in names if config.get(name)), 0)
         keys["expert_used_count"] = config["num_experts_per_tok"]

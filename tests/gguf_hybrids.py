@@ -49,6 +49,35 @@ def _apart(path: str, array: NDArray[np.float32], config: dict[str, Any]) -> Ite
     yield f"{path}.in_proj_z.weight", z
 
 
+def nemotron_pieces(name: str, array: NDArray[np.float32], config: dict[str, Any]) -> Iterator[Piece]:
+    """Of one tensor of nemotron_h. Heads of queries and keys are put into the order of rotary pairs, which it has not."""
+    _, _, what = name.removesuffix(".weight").rpartition(".")
+    if what in ("q_proj", "k_proj"):
+        yield name, array.reshape(-1, 2, config["head_dim"] // 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+    elif what == "norm":
+        yield name, array.reshape(config["n_groups"], -1)
+    else:
+        yield from granite_pieces(name, array, config)
+
+
+def _nemotron_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
+    kinds = config["layers_block_type"]
+    width = config["moe_intermediate_size" if arch.endswith("moe") else "intermediate_size"]
+    return {
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "ssm.time_step_rank": config["mamba_num_heads"],
+        "attention.head_count_kv": np.array(
+            [config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds], np.int32
+        ),
+        "feed_forward_length": np.array([width * (kind in ("mlp", "moe")) for kind in kinds], np.int32),
+        "rope.scaling.finetuned": False,
+        "context_length": 1 << 20,
+    }
+
+
 def mamba_layers(config: dict[str, Any]) -> list[bool]:
     """Which layers of a granitemoehybrid are of Mamba."""
     return [kind in ("mamba", "linear_attention") for kind in config["layer_types"]]
@@ -98,6 +127,8 @@ def _granite_facts(config: dict[str, Any]) -> dict[str, Any]:
 def hybrid_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     """Keys that are not fields of the config by another name; none for other architectures."""
     keys: dict[str, Any] = _granite_facts(config) if config["model_type"] == "granitemoehybrid" else {}
+    if config["model_type"] == "nemotron_h":
+        keys = _nemotron_facts(arch, config)
     if arch in ("lfm2", "lfm2moe"):
         heads = [config["num_key_value_heads"] * (kind == "full_attention") for kind in config["layer_types"]]
         keys["attention.head_count_kv"] = np.array(heads, np.int32)

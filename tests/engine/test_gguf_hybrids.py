@@ -44,6 +44,7 @@ def numbers(file: Path) -> list[Written]:
         ("qwen3_5_moe_text", "Q5_0", 64),
         ("lfm2", "Q4_0", 64),
         ("granitemoehybrid_mamba", "Q4_1", 64),
+        ("nemotron_h", "Q8_0", 64),
     ],
 )
 def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, hidden: int, tmp_path: Path) -> None:
@@ -108,3 +109,25 @@ def test_states_of_tiled_heads_are_counted_as_they_are_kept(tmp_path: Path) -> N
     with MappedTensors(folder, ignore) as tensors:
         span = CpuSpan(program, Span(0, 1), tensors.read, "fp32", Team(1))
     assert span.session_bytes == state_bytes(program.layers[0], 4)
+
+
+def test_layers_of_nemotron_h_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
+    """As one more layer, with attention and experts."""
+    file, _ = tiny_gguf("nemotron_h", tmp_path / "a.gguf")
+    found, whole = read_gguf(file), numbers(file)
+    ahead: list[Written] = [
+        (f"blk.4.{name[6:]}", dtype, shape, array)
+        for name, dtype, shape, array in whole
+        if name.startswith(("blk.1.", "blk.2.")) and not name.endswith("attn_norm.weight")
+    ]
+    ahead.append(("blk.4.nextn.eh_proj.weight", "F32", (64, 128), np.zeros((64, 128), np.float32)))
+    key = "nemotron_h_moe"
+    lists = {
+        f"{key}.{name}": np.append(found.facts[f"{key}.{name}"], np.int32(value))
+        for name, value in (("attention.head_count_kv", 2), ("feed_forward_length", 40))
+    }
+    facts = {**found.facts, **lists, f"{key}.block_count": 5, f"{key}.nextn_predict_layers": 1}
+    facts[f"{key}.attention.layer_norm_epsilon"] = 1e-5
+    longer = write_gguf(tmp_path / "b.gguf", facts, [*whole, *ahead])
+    ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (longer, file))
+    np.testing.assert_array_equal(ours, expected)

@@ -56,6 +56,9 @@ from manyhands.checkpoint.gguf_names import (
     LLAMA,
     MINICPM3,
     MIXTRAL,
+    NEMOTRON_H,
+    NEMOTRON_H_ENDS,
+    NEMOTRON_H_MOE,
     OLMO2,
     PHI2,
     PHI2_ENDS,
@@ -69,6 +72,7 @@ from manyhands.checkpoint.gguf_names import (
     STABLELM,
     STARCODER2,
 )
+from manyhands.checkpoint.gguf_nemotron import nemotron_h, nemotron_h_moe
 
 _QKV: Final = ("attn_q", "attn_k", "attn_v")
 _ATTENTION: Final = (*_QKV, "attn_output")
@@ -85,7 +89,8 @@ class Architecture:
 
     `tensors` (gguf_names.py): of a layer. `ends`: all others. `layers`: the path of layers. `eps`: the epsilon's field.
     `latent`: attention is latent, its widths are read by `more`. `mixed`: layers without attention have no key heads.
-    `sparse`: all layers have experts, and the width of other blocks may not be stated.
+    `sparse`: all layers have experts, and the width of other blocks may not be stated. `single`: layers are of one block
+    each, and state the width of none as 0.
     """
 
     model_type: str
@@ -96,6 +101,7 @@ class Architecture:
     latent: bool = False
     mixed: bool = False
     sparse: bool = False
+    single: bool = False
     eps: str = "rms_norm_eps"
     ends: Mapping[str, str] = field(default_factory=lambda: ENDS)
     layers: str = "model.layers"
@@ -125,6 +131,21 @@ def _granite_hybrid(tensors: Mapping[str, str]) -> Architecture:
         (PAIRS, SEPARATE, RATES),
         mixed=True,
         biases=(("attention_bias", _ATTENTION), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+    )
+
+
+def _nemotron_h(tensors: Mapping[str, str], more: Callable[[GgufKeys, Config], Config]) -> Architecture:
+    return Architecture(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        tensors,
+        more,
+        (RATES,),
+        mixed=True,
+        single=True,
+        ends=NEMOTRON_H_ENDS,
+        layers="backbone.layers",
+        biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", _UP_DOWN), (None, ("exp_probs_b",)), *_STEPS),
     )
 
 
@@ -233,6 +254,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         ends=LFM2_ENDS,
         biases=((None, ("exp_probs_b",)),),
     ),
+    "nemotron_h": _nemotron_h(NEMOTRON_H, nemotron_h),
+    "nemotron_h_moe": _nemotron_h(NEMOTRON_H_MOE, nemotron_h_moe),
     "nemotron": Architecture(
         "nemotron",
         "NemotronForCausalLM",

@@ -27,6 +27,7 @@ _DROPPED: Final = (
 _MAX_FACTORS: Final = 1 << 13
 _MAX_AHEAD: Final = 16
 MAX_EXPERTS: Final = 4096
+_VECTORS: Final = tuple(f".{path}.{name}" for path in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight"))
 
 ReadTensor = Callable[[GgufTensor], bytes]  # its bytes; fewer where the file ends before
 
@@ -87,7 +88,7 @@ def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return 1, *shape
     if len(shape) == 2 and name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return shape[0], 1, shape[1]
-    if len(shape) == 2 and name.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm.weight")):
+    if len(shape) == 2 and name.endswith(_VECTORS):
         return (shape[0] * shape[1],)
     return shape
 
@@ -138,7 +139,7 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head,
-        "intermediate_size": keys.count("feed_forward_length", 1 if arch.sparse else None),
+        "intermediate_size": _inner(keys, arch),
         arch.eps: keys.number(f"attention.layer_norm_{'rms_' * (arch.eps == 'rms_norm_eps')}epsilon"),
         "max_position_embeddings": keys.count("context_length"),
         "vocab_size": shapes["token_embd.weight"].shape[0],
@@ -148,6 +149,12 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
     if keys.get("attention.causal", True) is not True:
         raise keys.refused("its attention looks ahead: it is no model that writes text")
     return config | _biases(keys, arch)
+
+
+def _inner(keys: GgufKeys, arch: Architecture) -> int:
+    if arch.single:
+        return max(*keys.counts("feed_forward_length", keys.count("block_count"), 0), 1)
+    return keys.count("feed_forward_length", 1 if arch.sparse else None)
 
 
 def _most_key_heads(keys: GgufKeys, heads: int) -> int:

@@ -167,6 +167,38 @@ GRANITE_HYBRID_MOE: Final = {
     "ffn_up_shexp": "shared_mlp.up_proj",
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
+NEMOTRON_H: Final = {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_dt.bias": "mixer.dt_bias",
+    "ssm_a.": "mixer.A_log",
+    "ssm_d.": "mixer.D",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+}
+NEMOTRON_H_MOE: Final = {
+    **NEMOTRON_H,
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.{expert}.up_proj",
+    "ffn_down_exps": "mixer.experts.{expert}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
+NEMOTRON_H_ENDS: Final = {
+    "token_embd.weight": "backbone.embeddings.weight",
+    "output_norm.weight": "backbone.norm_f.weight",
+    "output.weight": "lm_head.weight",
+}
 BIASED_ENDS: Final = {**ENDS, "output_norm.bias": "model.norm.bias"}
 STABLELM: Final = {
     **LLAMA,

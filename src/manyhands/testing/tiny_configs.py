@@ -150,7 +150,7 @@ def _lfm2_moe(hidden: int) -> Overrides:
 
 
 def _nemotron_h(hidden: int) -> Overrides:
-    heads = {"mamba_num_heads": 8, "mamba_head_dim": hidden // 4 - 2, "n_groups": 2, "ssm_state_size": 20}
+    heads = {"mamba_num_heads": 8, "mamba_head_dim": hidden // 4 - 4, "n_groups": 2, "ssm_state_size": 20}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5}
     widths = {"moe_intermediate_size": hidden // 2 + 8, "moe_shared_expert_intermediate_size": hidden}
     return {**heads, **experts, **widths, "head_dim": hidden // 2, "time_step_min": 1e-9}
