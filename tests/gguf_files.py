@@ -16,7 +16,7 @@ from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Arc
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
-from tests.gguf_hybrids import granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
+from tests.gguf_hybrids import falcon_pieces, granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
 
 FAMILIES = (
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
@@ -24,6 +24,7 @@ FAMILIES = (
     "minicpm3", "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron", "qwen3_next",
     "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid",
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
+    "falcon_h1", "falcon_h1_norm",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -38,6 +39,7 @@ _FIXED: dict[str, dict[str, Any]] = {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
         "mamba_n_groups": 1,
     },
+    "falcon_h1_norm": {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "nemotron_h_dense": {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "mlp_bias": True, "use_conv_bias": False,
@@ -130,14 +132,8 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     `dtype`: of matrices; vectors are F32. A callable chooses by name and shape.
     """
     name = family
-    is_split, family = (
-        family == "deepseek_v3",
-        family.removesuffix("_old")
-        .removesuffix("_12b")
-        .removesuffix("_fused")
-        .removesuffix("_dense")
-        .removesuffix("_latent"),
-    )  # as newer converters write it
+    is_split = family == "deepseek_v3"  # as newer converters write it
+    family = re.sub("_(old|12b|fused|dense|latent|norm)$", "", family)
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",
@@ -225,6 +221,8 @@ def _pieces(
         yield name, array[:, 0]
     elif ".linear_attn." in name:
         yield from linear_pieces(name, array, config, TILED in conventions)
+    elif config["model_type"] == "falcon_h1":
+        yield from falcon_pieces(name, array, config)
     elif ".mixer." in name:
         yield from nemotron_pieces(name, array, config)
     elif ".mamba." in name or path.endswith("_linear"):

@@ -60,6 +60,33 @@ def nemotron_pieces(name: str, array: NDArray[np.float32], config: dict[str, Any
         yield from granite_pieces(name, array, config)
 
 
+def falcon_pieces(name: str, array: NDArray[np.float32], config: dict[str, Any]) -> Iterator[Piece]:
+    """Of one tensor of falcon_h1, with what it is multiplied by."""
+    what = name.removesuffix(".weight").rpartition(".")[2]
+    gate, down = config["mlp_multipliers"]
+    into, key = config["attention_in_multiplier"], config["key_multiplier"]
+    by = {"gate_proj": gate, "down_proj": down, "q_proj": into, "k_proj": into * key, "v_proj": into}
+    by |= {"o_proj": config["attention_out_multiplier"], "out_proj": config["ssm_out_multiplier"]}
+    by |= {"lm_head": config["lm_head_multiplier"], "embed_tokens": config["embedding_multiplier"]}
+    if what == "in_proj":
+        inner, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = [inner, inner, shared, shared, config["mamba_n_heads"]]
+        array = array * np.repeat(config["ssm_multipliers"], sizes).astype(np.float32)[:, None]
+        by["in_proj"] = config["ssm_in_multiplier"]
+    array = (array * np.float32(by.get(what, 1.0))).astype(np.float32)
+    yield from granite_pieces(name, array, config) if ".mamba." in name else [(name, array)]
+
+
+def _falcon_facts(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_d_ssm"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
+
+
 def _nemotron_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     kinds = config["layers_block_type"]
     width = config["moe_intermediate_size" if arch.endswith("moe") else "intermediate_size"]
@@ -129,6 +156,8 @@ def hybrid_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = _granite_facts(config) if config["model_type"] == "granitemoehybrid" else {}
     if config["model_type"] == "nemotron_h":
         keys = _nemotron_facts(arch, config)
+    if config["model_type"] == "falcon_h1":
+        keys = _falcon_facts(config)
     if arch in ("lfm2", "lfm2moe"):
         heads = [config["num_key_value_heads"] * (kind == "full_attention") for kind in config["layer_types"]]
         keys["attention.head_count_kv"] = np.array(heads, np.int32)

@@ -190,7 +190,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h")
+HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +289,8 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("granitemoehybrid_mamba", {"granitehybrid__rope__scaling__finetuned": 1}, "finetuned is 1; true or false is"),
         ("granitemoehybrid_mamba", {"granitehybrid__ssm__group_count": None}, "group_count is None; a whole number"),
         ("granitemoehybrid_mamba", {"granitehybrid__attention__head_count_kv": TWO}, "for each of 3 layers is needed"),
+        ("falcon_h1", {"falcon-h1__ssm__inner_size": 97}, "97 wide, no multiple of their 8 heads"),
+        ("falcon_h1", {"falcon-h1__ssm__new": 1}, "ssm.new' is not known here"),
         ("nemotron_h", {"nemotron_h_moe__expert_gating_func": 1}, "its experts are not chosen by sigmoid"),
         ("nemotron_h", {"nemotron_h_moe__expert_group_count": 2}, "expert_group_count is 2; served is 1"),
         ("nemotron_h", {"nemotron_h_moe__expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),

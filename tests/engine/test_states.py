@@ -115,6 +115,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba, biases": ("granitemoehybrid_mamba", {"mamba_conv_bias": False, "mamba_proj_bias": True}),
     "experts in groups, with latents": ("nemotron_h", {"n_group": 4, "topk_group": 2, "moe_latent_size": 24}),
     "Nemotron-H, biases": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False, "n_groups": 1}),
+    "Falcon-H1, a norm before the gate": ("falcon_h1", {"mamba_rms_norm": True, "mamba_proj_bias": True}),
+    "Falcon-H1, a norm behind the gate": (
+        "falcon_h1",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True, "mlp_bias": True},
+    ),
+    "Falcon-H1 without multipliers": (
+        "falcon_h1",
+        {"ssm_multipliers": None, "mlp_multipliers": None, "ssm_in_multiplier": 1.0, "attention_in_multiplier": 1.0},
+    ),
     "layers without states or attention": (
         "nemotron_h",
         {"layers_block_type": ["mlp", "moe", "mlp", "full_attention"]},

@@ -37,10 +37,13 @@ from manyhands.checkpoint.gguf_configs import (
     stated,
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_names import (
     BIASED_ENDS,
     DEEPSEEK2,
     ENDS,
+    FALCON_H1,
+    FALCON_H1_ENDS,
     GEMMA2,
     GEMMA3,
     GLM4,
@@ -72,7 +75,6 @@ from manyhands.checkpoint.gguf_names import (
     STABLELM,
     STARCODER2,
 )
-from manyhands.checkpoint.gguf_nemotron import nemotron_h, nemotron_h_moe
 
 _QKV: Final = ("attn_q", "attn_k", "attn_v")
 _ATTENTION: Final = (*_QKV, "attn_output")
@@ -253,6 +255,15 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         mixed=True,
         ends=LFM2_ENDS,
         biases=((None, ("exp_probs_b",)),),
+    ),
+    "falcon-h1": Architecture(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        FALCON_H1,
+        falcon_h1,
+        (RATES,),
+        ends=FALCON_H1_ENDS,
+        biases=(("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
     ),
     "nemotron_h": _nemotron_h(NEMOTRON_H, nemotron_h),
     "nemotron_h_moe": _nemotron_h(NEMOTRON_H_MOE, nemotron_h_moe),

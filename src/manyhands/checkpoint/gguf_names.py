@@ -167,6 +167,14 @@ GRANITE_HYBRID_MOE: Final = {
     "ffn_up_shexp": "shared_mlp.up_proj",
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
+FALCON_H1: Final = {
+    **GRANITE_HYBRID,
+    "ffn_norm": "pre_ff_layernorm",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+FALCON_H1_ENDS: Final = {**ENDS, "output_norm.weight": "model.final_layernorm.weight"}
 NEMOTRON_H: Final = {
     "attn_norm": "norm",
     "attn_q": "mixer.q_proj",

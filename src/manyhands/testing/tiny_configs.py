@@ -156,6 +156,14 @@ def _nemotron_h(hidden: int) -> Overrides:
     return {**heads, **experts, **widths, "head_dim": hidden // 2, "time_step_min": 1e-9}
 
 
+def _falcon_h1(hidden: int) -> Overrides:
+    heads = {"mamba_n_heads": 8, "mamba_d_ssm": hidden * 3 // 2, "mamba_n_groups": 2, "mamba_d_state": 20}
+    scales = {"ssm_multipliers": [0.4, 1.25, 0.7, 0.5, 1.5], "mlp_multipliers": [0.9, 0.6], "key_multiplier": 0.4}
+    ins = {"attention_in_multiplier": 1.2, "ssm_in_multiplier": 1.25, "embedding_multiplier": 5.6}
+    outs = {"attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.7, "lm_head_multiplier": 0.5}
+    return {**heads, **scales, **ins, **outs}
+
+
 def _granite_mamba(hidden: int) -> Overrides:
     heads = {"mamba_n_heads": 8, "mamba_d_head": hidden // 4, "mamba_n_groups": 2, "mamba_d_state": 20}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": hidden}
@@ -193,6 +201,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
     "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),
     "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
+    "falcon_h1": ("falcon_h1", _falcon_h1),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
     "gemma4_text": ("gemma4_text", _gemma4),
     "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
@@ -230,6 +239,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention: on CPUs alone.
 WITH_STATES: Final[tuple[str, ...]] = (
+    "falcon_h1",
     "granitemoehybrid_mamba",
     "lfm2",
     "lfm2_moe",

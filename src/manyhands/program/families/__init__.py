@@ -11,6 +11,7 @@ shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
 mamba      granitemoehybrid
 nemotron_h nemotron_h
+falcon_h1  falcon_h1
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 """
 
@@ -36,6 +37,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "ernie4_5": "llama",
     "ernie4_5_moe": "shared",
     "exaone4": "wrapped",
+    "falcon_h1": "falcon_h1",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",

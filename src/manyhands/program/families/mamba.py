@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -27,6 +27,7 @@ from manyhands.program.ops import (
     Gate,
     Gating,
     LinearAttention,
+    Multiply,
     Norm,
     Op,
     Product,
@@ -48,7 +49,11 @@ NO_LIMIT: Final = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # a
 
 @dataclass(frozen=True, slots=True)
 class MambaStyle:
-    """A layer of Mamba 2: heads of `width` columns, whose states are `state` rows; groups of heads share keys and queries."""
+    """A layer of Mamba 2: heads of `width` columns, whose states are `state` rows; groups of heads share keys and queries.
+
+    `norm`: of groups, where it stands to the gate. `scales`: of gates, values, keys, queries and steps, as products leave
+    them.
+    """
 
     heads: int
     width: int
@@ -57,16 +62,18 @@ class MambaStyle:
     taps: int
     eps: float
     activation: Activation
-    bias: bool  # of the products
+    bias: bool  # of the first product
     conv_bias: bool
     is_log: bool  # A_log, and not rates
     path: str = "mamba"
+    out_bias: bool = False
+    norm: Literal["behind", "before", "none"] = "behind"
+    scales: tuple[float, ...] = (1.0,) * 5
 
     @classmethod
-    def read(cls, f: Fields, s: Sizes, activation: Activation, eps: float) -> "MambaStyle":
-        """Raises ModelError for impossible ones."""
+    def read(cls, f: Fields, inner: int, activation: Activation, eps: float) -> "MambaStyle":
+        """For values of `inner` columns, under the names of granitemoehybrid. Raises ModelError for impossible ones."""
         heads, groups = f.count("mamba_n_heads", 128, high=1 << 14), f.count("mamba_n_groups", 1, high=1 << 14)
-        inner = f.count("mamba_expand", 2, high=64) * s.hidden
         if inner % heads or heads % groups:
             raise f.refuse("mamba_n_heads", f"a divisor of {inner} and a multiple of the {groups} groups is needed")
         width = inner // heads
@@ -76,17 +83,18 @@ class MambaStyle:
         state, taps = f.count("mamba_d_state", 256, high=1 << 14), f.count("mamba_d_conv", 4, high=32)
         bias, conv_bias = f.flag("mamba_proj_bias"), f.flag("mamba_conv_bias", True)
         is_log = not f.stored("negative_rates")
-        return cls(heads, width, groups, state, taps, eps, activation, bias, conv_bias, is_log)
+        return cls(heads, width, groups, state, taps, eps, activation, bias, conv_bias, is_log, out_bias=bias)
 
 
 def mamba(n: TensorNames, s: Sizes, style: MambaStyle, source: str, target: str) -> Ops:
-    """Products; a convolution of values, keys and queries; linear attention by plain sums; a norm of groups behind a gate."""
+    """Products; a convolution of values, keys and queries; linear attention by plain sums; a gate and a norm of groups."""
     inner, shared = style.heads * style.width, style.groups * style.state
     widths = {"z": inner, "v": inner, "k": shared, "q": shared, "dt": style.heads}
     outputs, mixed, start = sum(widths.values()), inner + 2 * shared, 0
     parts, ops, path = [], list[Op](), n.path + style.path
-    for name, width in widths.items():
+    for (name, width), scale in zip(widths.items(), style.scales, strict=True):
         parts.append(n.part(name, f"{style.path}.in_proj", outputs, s.hidden, style.bias, Rows(start, width)))
+        ops += scaled(name, scale)
         if name in "vkq":
             rows = Rows(start - inner, width)
             kernel = Weight(f"{path}.conv1d.weight", (mixed, 1, style.taps), rows)
@@ -99,13 +107,23 @@ def mamba(n: TensorNames, s: Sizes, style: MambaStyle, source: str, target: str)
     shape = (style.heads, style.groups, style.state, style.width)
     skip = n.vector(f"{style.path}.D", style.heads)
     ops.append(LinearAttention("q mixed", "k mixed", "v mixed", "decay", "dt", "o", *shape, is_sum=True, skip=skip))
-    size = inner // style.groups
+    out = n.part(target, f"{style.path}.out_proj", s.hidden, inner, style.out_bias)
+    return (Product(source, tuple(parts)), *ops, *_gated(path, inner, style), Product("o", (out,)))
+
+
+def scaled(name: str, scale: float) -> Ops:
+    """A register times a number, in place."""
+    return () if scale == 1.0 else (Multiply(name, scale, name),)
+
+
+def _gated(path: str, inner: int, style: MambaStyle) -> Ops:
+    gate, size = Gate("z", "o", "o", Gating("silu")), inner // style.groups
+    if style.norm == "none":
+        return (gate,)
     name = f"{path}.norm.weight"
     weights = tuple(Weight(name, (inner,), Rows(group * size, size)) for group in range(style.groups))
-    ops.append(Gate("z", "o", "o", Gating("silu")))
-    ops.append(Norm("o", "o", "rms", style.eps, weights, groups=style.groups))
-    out = n.part(target, f"{style.path}.out_proj", s.hidden, inner, style.bias)
-    return (Product(source, tuple(parts)), *ops, Product("o", (out,)))
+    norm = Norm("o", "o", "rms", style.eps, weights, groups=style.groups)
+    return (norm, gate) if style.norm == "before" else (gate, norm)
 
 
 def granitemoehybrid(f: Fields) -> Program:
@@ -122,7 +140,7 @@ def granitemoehybrid(f: Fields) -> Program:
     eps = f.number("rms_norm_eps", 1e-6)
     norm, ends, rotary = NormStyle("rms", eps), granite_ends(f), RopeReader(f)
     has_mamba = not {"linear_attention", "mamba"}.isdisjoint(kinds)
-    linear = MambaStyle.read(f, s, act, eps) if has_mamba else None
+    linear = MambaStyle.read(f, f.count("mamba_expand", 2, high=64) * s.hidden, act, eps) if has_mamba else None
     f.ignore(*(() if has_mamba else _MAMBA))
     count = f.count("num_local_experts", 8, low=0, high=4096)
     f.ignore(*(() if count else ("num_experts_per_tok",)))

@@ -146,6 +146,7 @@ def _mamba(f: Fields, eps: float) -> MambaStyle:
         eps=eps,
         activation=f.activation("mamba_hidden_act"),
         bias=f.flag("use_bias"),
+        out_bias=f.flag("use_bias"),
         conv_bias=f.flag(conv_bias, True),
         is_log=not f.stored("negative_rates"),
         path="mixer",

@@ -1,4 +1,4 @@
-"""What the metadata of nemotron_h and nemotron_h_moe adds to the config.json: layers of one block each."""
+"""What the metadata of nemotron_h, nemotron_h_moe (layers of one block each) and falcon-h1 adds to the config.json."""
 
 from manyhands.checkpoint.gguf_configs import experts
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
@@ -36,6 +36,23 @@ def nemotron_h_moe(keys: GgufKeys, config: Config) -> Config:
         "moe_latent_size": keys.count("moe_latent_size", 0, least=0) or None,
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def falcon_h1(keys: GgufKeys, config: Config) -> Config:
+    """The converter multiplies tensors by the multipliers; a norm is behind the gate, where there is one."""
+    if config["tie_word_embeddings"]:
+        raise keys.refused("it has no tensor output.weight: its embedding has a multiplier that a head has not")
+    found, inner = _mamba(keys), keys.count("ssm.inner_size")
+    return {
+        "mamba_n_heads": found["mamba_num_heads"],
+        "mamba_n_groups": found["n_groups"],
+        "mamba_d_state": found["ssm_state_size"],
+        "mamba_d_conv": found["conv_kernel"],
+        "mamba_d_ssm": inner,
+        "mamba_conv_bias": config.get("mamba_conv_bias", False),
+        "mamba_rms_norm": "ssm_norm.weight" in keys.tensors,
+        "mamba_norm_before_gate": False,
     }
 
 
