@@ -14,7 +14,7 @@ from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import reals, stored
 from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array, Plan, Team
-from manyhands.engine.states import MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
+from manyhands.engine.states import HOST, MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
 from manyhands.errors import ModelError, StateGone
 from manyhands.testing.tiny import WITH_STATES
 from tests.engine.oracle import LAYERS, NativePair
@@ -249,6 +249,42 @@ def test_a_step_that_failed_leaves_nothing_that_is_used() -> None:
     assert np.array_equal(case.step([cache], [60], [X[60:99]]), case.step([case.cache()], [0], [X[:99]])[60:])
 
 
+class Scarce:
+    """The host's memory, of which so many blocks are left."""
+
+    left = 1000
+
+    def made(self, num_bytes: int) -> Array:
+        if self.left == 0:
+            raise ModelError("no room")
+        self.left -= 1
+        return HOST.made(num_bytes)
+
+    copy, address = staticmethod(HOST.copy), staticmethod(HOST.address)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+@pytest.mark.parametrize("start", [0, 1, 64, 70, 90])
+def test_a_step_without_room_changes_nothing(left: int, start: int) -> None:
+    """From nothing, of a fork whose blocks are another's too, and for some of the blocks that it needs."""
+    case, memory = Case(library.supported()[0]), Scarce()
+    source = SessionCache(case.plan, states=States(case.plan, memory))
+    if start:
+        case.step([source], [0], [X[:100]])
+    for cache in [source.fork(90, 0), source] if start else [source]:
+        end = cache.length
+        before = [cache.reachable(position) for position in range(end + 1)]
+        memory.left = left
+        with pytest.raises(ModelError, match="no room"):
+            cache.segment(start, 0, 200)
+        with pytest.raises(ModelError, match="no room"):
+            cache.fork(0, 0)
+        assert [cache.reachable(position) for position in range(end + 1)] == before and cache.length == end
+        memory.left = 1000
+        wanted = case.step([case.cache()], [0], [X])
+        assert np.array_equal(case.step([cache], [start], [X[start:]]), wanted[start:])
+
+
 def test_the_engine_refuses_states_that_do_not_fit() -> None:
     case = Case(library.supported()[0])
     rows = np.zeros((1, ENTERING * 4), np.uint8)
@@ -298,9 +334,9 @@ def test_operations_that_do_not_fit_are_refused(op: tuple[int, Sequence[int], Se
 
 def test_states_begin_from_nothing_again() -> None:
     case = Case(library.supported()[0])
-    states = States(case.plan)
-    assert states.reachable(50) == 0 and states.begin(0, 10)[3] == 0
+    states = States(case.plan, HOST)
+    assert states.reachable(50) == 0 and states.begin(0, 10).origin == 0
     states.done(10)
-    assert states.begin(10, 11)[3] == -1
+    assert states.begin(10, 11).origin == -1
     states.done(11)
-    assert states.begin(5, 9)[3] == 0
+    assert states.begin(5, 9).origin == 0

@@ -13,7 +13,7 @@ import numpy as np
 from manyhands.engine import library
 from manyhands.engine.layout import STATE_BLOCK, Segment
 from manyhands.engine.library import BLOCK, Array, Plan
-from manyhands.engine.states import States, session_bytes
+from manyhands.engine.states import HOST, States, session_bytes
 from manyhands.program.ops import Convolution, LatentAttention, Layer
 
 B = TypeVar("B")
@@ -134,10 +134,10 @@ class BlockCache(ABC, Generic[B]):
 class SessionCache(BlockCache[Array]):
     """Blocks in the host's memory, for the native engine, and states. `capacity` positions are expected; `mark`: see States."""
 
-    def __init__(self, plan: Plan, capacity: int = 0, mark: int = 0, states: States | None = None) -> None:
+    def __init__(self, plan: Plan, capacity: int = 0, mark: int = 0, states: States[Array] | None = None) -> None:
         super().__init__(plan.block_bytes)
         self.plan = plan
-        self._states = states or (States(plan, mark) if plan.state_bytes else None)
+        self._states = states or (States(plan, HOST, mark) if plan.state_bytes else None)
         self._spare: list[Array] = []  # made with others, not used yet
         self._make_table(max(FIRST_BLOCKS, -(-capacity // BLOCK)))
 
@@ -153,9 +153,13 @@ class SessionCache(BlockCache[Array]):
 
         Raises StateGone where there is no going back to `start`.
         """
-        states = () if self._states is None else self._states.begin(start, start + count)
+        begun = None if self._states is None else self._states.begin(start, start + count)
         self.reserve(start, start + count)
-        return Segment(self._address, len(self._blocks), start, row, count, *states)
+        segment = Segment(self._address, len(self._blocks), start, row, count)
+        if begun is not None:
+            segment.states, segment.now = library.address(begun.table), begun.now
+            segment.num_states, segment.from_ = len(begun.table), begun.origin
+        return segment
 
     def done(self, end: int) -> None:
         """A step has computed up to position `end`."""

@@ -5,14 +5,16 @@ what changed it at each. Not all blocks are kept, so not every earlier position 
 """
 
 import mmap
-from typing import Final
+from collections.abc import Collection
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from manyhands.engine import library
 from manyhands.engine.layout import STATE_BLOCK
-from manyhands.engine.library import Array, Plan
+from manyhands.engine.library import Array
 from manyhands.errors import StateGone
+
+B = TypeVar("B")
 
 RECENT: Final = 4  # blocks up to the last position that are kept
 SPREAD: Final = 3  # of those before, at equal distances
@@ -36,21 +38,59 @@ def kept_blocks(end: int, mark: int) -> frozenset[int]:
     return frozenset([*recent, *marked, *range(step, last, step)])
 
 
-class States:
+class StateMemory(Protocol[B]):
+    """Where the states of sessions lie: in the host's memory (HOST), or on a device."""
+
+    def made(self, num_bytes: int) -> B:
+        """Zeros. Raises ModelError where there is no room."""
+        ...
+
+    def copy(self, target: B, source: B) -> None:
+        """All bytes of `source`."""
+        ...
+
+    def address(self, block: B) -> int:
+        """Where the engine finds it."""
+        ...
+
+
+class WithStates(Protocol):
+    """A plan whose sessions have states."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a block."""
+        ...
+
+    @property
+    def now_bytes(self) -> int:
+        """Of the state behind the last position."""
+        ...
+
+
+class Begun(NamedTuple):
+    """Where the states of positions that are about to be computed lie (Segment in native/plan.h)."""
+
+    table: Array  # uintp: of each block up to the last position's its address; 0: not kept
+    now: int  # the address of the state behind the last position
+    origin: int  # -1: that is the state before the first; else the first position of the block that gives it
+
+
+class States(Generic[B]):
     """The states of one session for one plan that has some. `mark` as in `kept_blocks`.
 
     Blocks that a fork has in common with its source are written by neither.
     """
 
-    def __init__(self, plan: Plan, mark: int = 0) -> None:
-        self._plan, self._mark = plan, mark
-        self._blocks: dict[int, Array] = {}  # by number
+    def __init__(self, plan: WithStates, memory: StateMemory[B], mark: int = 0) -> None:
+        self._plan, self._memory, self._mark = plan, memory, mark
+        self._blocks: dict[int, B] = {}  # by number
         self._shared: set[int] = set()  # of them, those that another session may have too
-        self._spare: Array | None = None  # dropped, for the next block
+        self._spare: B | None = None  # dropped, for the next block
         self._end = 0  # what blocks hold is right up to here
         self._at: int | None = None  # the positions that `_now` is the state behind
         self._is_begun = False  # a step: what it makes of blocks from `_end` on is not known
-        self._now = _memory(plan.now_bytes)
+        self._now = memory.made(plan.now_bytes)
         self._table: Array = np.zeros(8, np.uintp)
 
     @property
@@ -67,51 +107,48 @@ class States:
         before = [number for number in self._blocks if (number + 1) * STATE_BLOCK <= position and self._holds(number)]
         return (max(before) + 1) * STATE_BLOCK if before else 0
 
-    def begin(self, start: int, end: int) -> tuple[int, int, int, int]:
-        """Positions [start, end) are about to be computed: (table, now, entries of the table, from) of a Segment.
+    def begin(self, start: int, end: int) -> Begun:
+        """Positions [start, end) are about to be computed.
 
-        Raises StateGone, and changes nothing, where `start` cannot be gone back to.
+        Raises StateGone where `start` cannot be gone back to, ModelError where the memory has no room; nothing has changed
+        then.
         """
         source = -1 if start == self._at else self._source(min(start, self._end))
         if start > self._end or (source is None and start):
             raise StateGone(f"position {start} was left long ago: the nearest state is that of {self.reachable(start)}")
         first, kept = start // STATE_BLOCK, kept_blocks(end, self._mark)
-        left = {n for n in self._blocks if n <= first and (n in kept or n in (first, source)) and self._holds(n)}
-        for number in self._blocks.keys() - left:
-            self._drop(number)
+        stays = {n for n in self._blocks if n <= first and (n in kept or n in (first, source)) and self._holds(n)}
+        new = [n for n in range(-(-start // STATE_BLOCK), (end - 1) // STATE_BLOCK + 1) if n in kept and n not in stays]
         if source is None:  # from nothing
-            self._drop(0)
-            self._blocks[0], source = _memory(self._plan.state_bytes), 0
-        if first in self._shared:
-            self._own(first)
-        for number in range(-(-start // STATE_BLOCK), (end - 1) // STATE_BLOCK + 1):
-            if number in kept and number not in self._blocks:
-                self._blocks[number], self._spare = self._fresh(), None
+            zeros = self._memory.made(self._plan.state_bytes)
+            self._exchange(stays, None, [number for number in new if number])
+            self._blocks[0], source = zeros, 0
+        else:
+            self._exchange(stays, first if first in self._shared & stays else None, new)
         self._at, self._end, self._is_begun = None, start, True
         self._list(end)
         origin = source if source < 0 else source * STATE_BLOCK
-        return library.address(self._table) or 0, library.address(self._now) or 0, len(self._table), origin
+        return Begun(self._table, self._memory.address(self._now), origin)
 
     def done(self, end: int) -> None:
         """The step that began is over: there are `end` positions."""
         self._at, self._end, self._is_begun = end, end, False
 
-    def fork(self, positions: int, mark: int) -> "States":
-        """States that go on from the first `positions` of these, which `reachable` has given."""
-        fork = States(self._plan, mark)
+    def fork(self, positions: int, mark: int) -> "States[B]":
+        """States that go on from the first `positions` of these, which `reachable` has given. Raises ModelError where the
+        memory has no room."""
+        fork = States(self._plan, self._memory, mark)
         begun = positions // STATE_BLOCK
-        for number, block in self._blocks.items():
-            if number < begun:
-                fork._blocks[number] = block
-        self._shared |= fork._blocks.keys()
-        fork._shared |= fork._blocks.keys()
+        fork._blocks = {number: block for number, block in self._blocks.items() if number < begun}
+        fork._shared = set(fork._blocks)
         if begun in self._blocks and positions % STATE_BLOCK:
-            fork._blocks[begun] = fork._fresh()
-            fork._blocks[begun][:] = self._blocks[begun]
+            fork._blocks[begun] = self._memory.made(self._plan.state_bytes)
+            self._memory.copy(fork._blocks[begun], self._blocks[begun])
         if positions == self._at:
-            fork._now[:] = self._now
+            self._memory.copy(fork._now, self._now)
             fork._at = positions
         fork._end = positions
+        self._shared |= fork._shared
         return fork
 
     def _source(self, position: int) -> int | None:
@@ -125,21 +162,26 @@ class States:
         """Whether the state before a block's first position is known."""
         return number in self._blocks and not (self._is_begun and number * STATE_BLOCK >= self._end)
 
-    def _fresh(self) -> Array:
-        return _memory(self._plan.state_bytes) if self._spare is None else self._spare
+    def _exchange(self, stays: Collection[int], owned: int | None, new: Collection[int]) -> None:
+        """Drop the blocks that do not stay; `owned`, which another session may have, becomes this one's; `new` ones come.
 
-    def _own(self, number: int) -> None:
-        copy = self._fresh()
-        self._spare = None
-        copy[:] = self._blocks[number]
-        self._blocks[number] = copy
-        self._shared.discard(number)
-
-    def _drop(self, number: int) -> None:
-        block = self._blocks.pop(number, None)
-        if number not in self._shared and block is not None:
-            self._spare = block
-        self._shared.discard(number)
+        Memory of what is dropped is taken first, of other sessions' never. Raises ModelError where there is no room; nothing
+        has changed then.
+        """
+        going = self._blocks.keys() - stays
+        free = [self._blocks[number] for number in sorted(going - self._shared)]
+        free += [] if self._spare is None else [self._spare]
+        while len(free) < len(new) + (owned is not None):
+            free.append(self._memory.made(self._plan.state_bytes))
+        for number in going:
+            del self._blocks[number]
+        if owned is not None:
+            self._memory.copy(free[-1], self._blocks[owned])
+            self._blocks[owned] = free.pop()
+        self._shared -= going | {owned}
+        for number in new:
+            self._blocks[number] = free.pop()
+        self._spare = free.pop() if free else None
 
     def _list(self, end: int) -> None:
         """Where the blocks of positions before `end` lie, for the engine."""
@@ -148,7 +190,7 @@ class States:
             self._table = np.zeros(max(entries, len(self._table) * 3 // 2), np.uintp)
         self._table[:] = 0
         for number, block in self._blocks.items():
-            self._table[number] = library.address(block)
+            self._table[number] = self._memory.address(block)
 
 
 def session_bytes(state_bytes: int, now_bytes: int) -> int:
@@ -156,6 +198,18 @@ def session_bytes(state_bytes: int, now_bytes: int) -> int:
     return (MOST_KEPT + 1) * state_bytes + now_bytes
 
 
-def _memory(num_bytes: int) -> Array:
-    """Zeros in pages of their own: the system's again when they are dropped."""
-    return np.frombuffer(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+class _Host:
+    """StateMemory in pages of their own: the system's again when they are dropped."""
+
+    def made(self, num_bytes: int) -> Array:
+        pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(pages, np.uint8)
+
+    def copy(self, target: Array, source: Array) -> None:
+        target[:] = source
+
+    def address(self, block: Array) -> int:
+        return block.ctypes.data
+
+
+HOST: Final = _Host()
