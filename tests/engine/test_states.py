@@ -249,6 +249,33 @@ def test_a_step_that_failed_leaves_nothing_that_is_used() -> None:
     assert np.array_equal(case.step([cache], [60], [X[60:99]]), case.step([case.cache()], [0], [X[:99]])[60:])
 
 
+def test_a_fork_goes_on_from_where_it_begins() -> None:
+    """Also at the border of two blocks of which its source has the second alone."""
+    case = Case(library.supported()[0])
+    cache = case.cache()
+    wanted = case.step([cache], [0], [X])
+    for position in range(1, len(X) + 1):
+        start = cache.reachable(position)
+        fork = cache.fork(start, 0)
+        assert fork.reachable(start) == start, position
+        if start == position and position % 8 == 0 and position < len(X):
+            assert np.array_equal(case.step([fork], [start], [X[start : start + 2]]), wanted[start : start + 2])
+
+
+@pytest.mark.parametrize("start", [0, 64, 128])
+def test_a_step_that_failed_can_be_made_anew(start: int) -> None:
+    """From a block's first position, which none before it leads to any more."""
+    case = Case(library.supported()[0])
+    source = case.cache()
+    case.step([source], [0], [X[:200]])
+    for cache in (source.fork(start, 0), source):
+        for _ in range(2):
+            cache.segment(start, 0, 70)  # begins, and never ends
+            assert cache.reachable(start) == start
+        wanted = case.step([case.cache()], [0], [X])
+        assert np.array_equal(case.step([cache], [start], [X[start:]]), wanted[start:])
+
+
 class Scarce:
     """The host's memory, of which so many blocks are left."""
 

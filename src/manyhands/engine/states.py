@@ -89,7 +89,7 @@ class States(Generic[B]):
         self._spare: B | None = None  # dropped, for the next block
         self._end = 0  # what blocks hold is right up to here
         self._at: int | None = None  # the positions that `_now` is the state behind
-        self._is_begun = False  # a step: what it makes of blocks from `_end` on is not known
+        self._unknown: set[int] = set()  # blocks that came for a step which has not ended
         self._now = memory.made(plan.now_bytes)
         self._table: Array = np.zeros(8, np.uintp)
 
@@ -121,18 +121,19 @@ class States(Generic[B]):
         new = [n for n in range(-(-start // STATE_BLOCK), (end - 1) // STATE_BLOCK + 1) if n in kept and n not in stays]
         if source is None:  # from nothing
             zeros = self._memory.made(self._plan.state_bytes)
-            self._exchange(stays, None, [number for number in new if number])
+            new = [number for number in new if number]
+            self._exchange(stays, None, new)
             self._blocks[0], source = zeros, 0
         else:
             self._exchange(stays, first if first in self._shared & stays else None, new)
-        self._at, self._end, self._is_begun = None, start, True
+        self._at, self._end, self._unknown = None, start, set(new)
         self._list(end)
         origin = source if source < 0 else source * STATE_BLOCK
         return Begun(self._table, self._memory.address(self._now), origin)
 
     def done(self, end: int) -> None:
         """The step that began is over: there are `end` positions."""
-        self._at, self._end, self._is_begun = end, end, False
+        self._at, self._end, self._unknown = end, end, set()
 
     def fork(self, positions: int, mark: int) -> "States[B]":
         """States that go on from the first `positions` of these, which `reachable` has given. Raises ModelError where the
@@ -141,7 +142,7 @@ class States(Generic[B]):
         begun = positions // STATE_BLOCK
         fork._blocks = {number: block for number, block in self._blocks.items() if number < begun}
         fork._shared = set(fork._blocks)
-        if begun in self._blocks and positions % STATE_BLOCK:
+        if self._holds(begun) and positions and (positions % STATE_BLOCK or begun - 1 not in fork._blocks):
             fork._blocks[begun] = self._memory.made(self._plan.state_bytes)
             self._memory.copy(fork._blocks[begun], self._blocks[begun])
         if positions == self._at:
@@ -160,7 +161,7 @@ class States(Generic[B]):
 
     def _holds(self, number: int) -> bool:
         """Whether the state before a block's first position is known."""
-        return number in self._blocks and not (self._is_begun and number * STATE_BLOCK >= self._end)
+        return number in self._blocks and number not in self._unknown
 
     def _exchange(self, stays: Collection[int], owned: int | None, new: Collection[int]) -> None:
         """Drop the blocks that do not stay; `owned`, which another session may have, becomes this one's; `new` ones come.
