@@ -4,6 +4,7 @@ import statistics
 import time
 
 from manyhands.core import Span
+from manyhands.engine.span import Piece
 from manyhands.wire.message import ITEMSIZE, Payload
 from manyhands.worker.execute import SpanModel, Work
 
@@ -15,9 +16,12 @@ POSITION = 64  # as in a short chat
 def decode_layer_s(model: SpanModel, span: Span) -> float:
     """Median seconds of one layer of a decode step of one session."""
     cache = model.runner.new_cache(POSITION + 1, span)
-    row = Payload(model.wire_dtype, model.hidden_size, bytes(model.hidden_size * ITEMSIZE[model.wire_dtype]))
+    zeros = bytes(model.hidden_size * ITEMSIZE[model.wire_dtype])
+    row = Payload(model.wire_dtype, model.hidden_size, zeros)
     work = Work(cache, span, POSITION, 1, POSITION, row, None, is_last=True)
     times = []
+    if model.runner.session_bytes:  # there are no states without the positions before; keys and values may be any
+        model.runner.step(zeros * POSITION, [Piece(cache, 0, POSITION)], model.num_threads)
     for _ in range(WARM_UP + STEPS):
         cache.length = POSITION
         began = time.perf_counter()
