@@ -24,6 +24,8 @@ static Index threadIdx, blockIdx, blockDim, gridDim;
 #define __align__(n) __attribute__((aligned(n)))
 static inline float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
 static inline unsigned __float_as_uint(float v) { unsigned bits; memcpy(&bits, &v, 4); return bits; }
+static inline double __longlong_as_double(long long bits) { double v; memcpy(&v, &bits, 8); return v; }
+static inline long long __double_as_longlong(double v) { long long bits; memcpy(&bits, &v, 8); return bits; }
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 static inline int __dp4a(int a, int b, int sum)

@@ -34,8 +34,9 @@ from tests.engine.cuda_spans import program, rows_of, spans
 from tests.nightly import daily
 
 Bytes = NDArray[np.uint8]
-FAMILIES = [name for name in golden_models.configs() if not program(name).has_states]
-BY_DAY = ["llama", "gpt_oss", "deepseek_v3"]  # sinks, experts and biases; latents, groups of experts and shared ones
+FAMILIES = list(golden_models.configs())
+# Sinks, experts and biases; latents, groups of experts and shared ones; convolutions and linear attention.
+BY_DAY = ["llama", "gpt_oss", "deepseek_v3", "qwen3_next"]
 
 
 @pytest.mark.parametrize("family", daily(BY_DAY, [name for name in FAMILIES if name not in BY_DAY]))
@@ -238,20 +239,25 @@ def test_a_device_with_other_bits_is_found(device: HostDevice, monkeypatch: pyte
             host[0] ^= 1
 
     monkeypatch.setattr(device, "fetch", wrong)
-    monkeypatch.setattr(proof, "CASES", {name: CASES[name] for name in ("functions", "norms", "rotary")})
-    monkeypatch.setattr(proof, "SMALL_CASES", {})
+    monkeypatch.setattr(proof, "PROVED", {name: CASES[name] for name in ("functions", "norms", "rotary")})
     assert failures(device, Team(1)) == ["norms"]
 
 
 def test_an_operation_that_overwrites_what_it_reads_is_not_launched(device: HostDevice) -> None:
-    """Blocks of a product read rows while others write: compile.py keeps them apart, for every family."""
+    """Blocks of a product read rows while others write: compile.py keeps them apart, for every family. What layers keep takes
+    as much memory as on the CPU."""
     for family in FAMILIES:
         made = program(family)
         compiled = compile_layers(made, made.layers, golden_models.tensors(made, "bf16").__getitem__, "bf16", "scalar")
         assert not [op for op in compiled.ops if op[0] == library.PRODUCT and op[1][0] == op[1][1]], family
-    layers = CudaLayers(device)
-    layers.take(compiled)
-    assert layers.plan(compiled).block_bytes == compiled.plan("scalar").block_bytes
+        layers = CudaLayers(device)
+        layers.take(compiled)
+        there, here = layers.plan(compiled), compiled.plan("scalar")
+        assert (there.block_bytes, there.state_bytes, there.now_bytes) == (
+            here.block_bytes,
+            here.state_bytes,
+            here.now_bytes,
+        ), family
 
 
 def test_the_host_holds_the_weights_of_one_layer_at_a_time(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:

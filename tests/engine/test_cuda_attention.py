@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from manyhands.engine import library
 from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda.operations import FAST, QUERIES
-from manyhands.engine.cuda.plan import CudaPlan, Positions, hold
+from manyhands.engine.cuda.plan import CudaPlan, hold
 from manyhands.engine.cuda.proof import PROVEN
 from manyhands.engine.cuda.span import CudaCache
 from manyhands.engine.golden_cases import POSITIONS, AttentionShape, BackEnd, Op, Step, product, reals, stored
@@ -63,11 +63,11 @@ def made(shape: AttentionShape, row_type: str) -> Made:
 
 def step(plan: CudaPlan, rows: Array, pieces: Sequence[tuple[CudaCache, int, int]]) -> NDArray[np.uint8]:
     """Of (cache, start, count) each."""
+    given = [cache.begin(start, count) for cache, start, count in pieces]
+    out = plan.run(given, rows, len(rows))
     for cache, start, count in pieces:
-        cache.reserve(start, start + count)
-        cache.length = start + count
-    given = [Positions(cache.address, start, count) for cache, start, count in pieces]
-    return plan.run(given, rows, len(rows))
+        cache.done(start + count)
+    return out
 
 
 @pytest.mark.parametrize("tiles", [1, 2])

@@ -18,6 +18,7 @@ from manyhands.engine.states import HOST, MOST_BACK, MOST_KEPT, RECENT, States, 
 from manyhands.errors import ModelError, StateGone
 from manyhands.testing.tiny import WITH_STATES
 from tests.engine.oracle import LAYERS, NativePair
+from tests.engine.state_layer import OUT, StateLayer
 
 CONTEXT = 4096
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
@@ -40,20 +41,11 @@ class Case:
     """A convolution of all that enters and linear attention over it, on one back end."""
 
     def __init__(self, back_end: str, row_type: str = "f32", *, is_sum: bool = False) -> None:
-        self.plan = Plan(
-            back_end, row_type, [ENTERING, ENTERING, KEYS, KEYS, VALUES, HEADS, HEADS, VALUES], 7, "f32", CONTEXT
-        )
-        self.taps, self.bias = reals(1, TAPS, ENTERING, around=-1), reals(2, ENTERING, around=-2)
-        self.rates, self.shifts = np.abs(reals(3, HEADS, around=0)).astype(np.float64), reals(4, HEADS, around=0)
-        add = self.plan.add
-        add(library.CONVOLVE, (0, 1, TAPS, library.ACTIVATIONS.index("silu")), (), (self.taps, self.bias))
-        at = 0
-        for target, width in ((2, KEYS), (3, KEYS), (4, VALUES), (5, HEADS), (6, HEADS)):
-            add(library.COPY, (1, target, at, 0, width, 1, 0, 0))
-            at += width
-        add(library.DECAY, (5, 5), (), (self.rates, self.shifts))
-        self.skips = reals(5, HEADS) if is_sum else None
-        add(library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, int(is_sum)), (), (self.skips,))
+        layer = StateLayer(HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, TAPS, is_sum)
+        self.plan = Plan(back_end, row_type, layer.widths, OUT, "f32", CONTEXT)
+        for op in layer.ops:
+            self.plan.add(*op)
+        (self.taps, self.bias), (self.rates, self.shifts), self.skips = layer.weights, layer.decays, layer.skips
         self.team, self.row_type = Team(2), row_type
 
     def cache(self, mark: int = 0) -> SessionCache:

@@ -11,9 +11,9 @@ from typing import Final, Generic, Self, TypeVar
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.layout import STATE_BLOCK, Segment
+from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
-from manyhands.engine.states import HOST, States, session_bytes
+from manyhands.engine.states import HOST, States, attention_states, convolution_states, session_bytes
 from manyhands.program.ops import Convolution, LatentAttention, Layer
 
 B = TypeVar("B")
@@ -21,7 +21,6 @@ B = TypeVar("B")
 WIDE, NARROW = 32, 16  # keys, and values, are padded to a multiple of so many numbers
 FIRST_BLOCKS: Final = 4  # for which a table has room at least: 256 positions
 
-_LINE: Final = 64  # bytes: what an operation keeps begins at multiples
 _CODES: Final = 32  # of a key or a value that share a scale of two bytes
 _PAGES: Final = 1 << 16  # bytes: as many blocks as these hold are made at once
 
@@ -40,17 +39,13 @@ def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> i
 
 def state_bytes(layer: Layer, item: int) -> int:
     """Bytes that a layer's states take of a session at most, where rows are numbers of `item` bytes."""
-    block = now = 0
-    for op in layer.recurrent:
-        if isinstance(op, Convolution):
-            row = op.weight.outputs * item
-            mine = (op.taps - 1 + STATE_BLOCK) * row, (op.taps - 1) * row
-        else:
-            state = op.heads * -(-op.value_width // WIDE) * WIDE * op.width * 4
-            inputs = op.kept_key_heads * op.width + op.heads * (op.value_width + 2)
-            mine = state + STATE_BLOCK * inputs * 4, state
-        block, now = (total + -(-size // _LINE) * _LINE for total, size in zip((block, now), mine, strict=True))
-    return session_bytes(block, now)
+    sizes = [
+        convolution_states(op.weight.outputs, op.taps, item)
+        if isinstance(op, Convolution)
+        else attention_states(op.heads, op.kept_key_heads, op.width, op.value_width)
+        for op in layer.recurrent
+    ]
+    return session_bytes(sum(size.block for size in sizes), sum(size.now for size in sizes))
 
 
 class BlockCache(ABC, Generic[B]):

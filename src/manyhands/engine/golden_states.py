@@ -1,4 +1,4 @@
-"""Golden digests of operations with states (golden.json): convolutions, decays, linear attention. CPUs alone compute them."""
+"""Golden digests of operations with states (golden.json): convolutions, decays, linear attention."""
 
 from collections.abc import Callable
 from typing import Final

@@ -16,6 +16,8 @@ from manyhands.errors import StateGone
 
 B = TypeVar("B")
 
+TILE: Final = 32  # columns of a head's state that lie together
+_LINE: Final = 64  # bytes: what an operation keeps begins at multiples
 RECENT: Final = 4  # blocks up to the last position that are kept
 SPREAD: Final = 3  # of those before, at equal distances
 MARGIN: Final = 8  # positions before a session's mark at which others part from it, as templates end prompts
@@ -107,15 +109,19 @@ class States(Generic[B]):
         before = [number for number in self._blocks if (number + 1) * STATE_BLOCK <= position and self._holds(number)]
         return (max(before) + 1) * STATE_BLOCK if before else 0
 
+    def check(self, start: int) -> None:
+        """Raises StateGone where `start` cannot be gone back to."""
+        if (nearest := self.reachable(start)) < start:
+            raise StateGone(f"position {start} was left long ago: the nearest state is that of {nearest}")
+
     def begin(self, start: int, end: int) -> Begun:
         """Positions [start, end) are about to be computed.
 
         Raises StateGone where `start` cannot be gone back to, ModelError where the memory has no room; nothing has changed
         then.
         """
-        source = -1 if start == self._at else self._source(min(start, self._end))
-        if start > self._end or (source is None and start):
-            raise StateGone(f"position {start} was left long ago: the nearest state is that of {self.reachable(start)}")
+        self.check(start)
+        source = -1 if start == self._at else self._source(start)
         first, kept = start // STATE_BLOCK, kept_blocks(end, self._mark)
         stays = {n for n in self._blocks if n <= first and (n in kept or n in (first, source)) and self._holds(n)}
         new = [n for n in range(-(-start // STATE_BLOCK), (end - 1) // STATE_BLOCK + 1) if n in kept and n not in stays]
@@ -192,6 +198,30 @@ class States(Generic[B]):
         self._table[:] = 0
         for number, block in self._blocks.items():
             self._table[number] = self._memory.address(block)
+
+
+class StateSizes(NamedTuple):
+    """Bytes that an operation takes of a block, and of the state behind the last position (native/states.c)."""
+
+    block: int
+    now: int
+
+
+def convolution_states(columns: int, taps: int, item: int) -> StateSizes:
+    """Of a convolution whose rows are numbers of `item` bytes."""
+    row = columns * item
+    return StateSizes(_lines((taps - 1 + STATE_BLOCK) * row), _lines((taps - 1) * row))
+
+
+def attention_states(heads: int, key_heads: int, width: int, value_width: int) -> StateSizes:
+    """Of linear attention."""
+    state = heads * -(-value_width // TILE) * TILE * width * 4
+    inputs = key_heads * width + heads * (value_width + 2)
+    return StateSizes(_lines(state + STATE_BLOCK * inputs * 4), _lines(state))
+
+
+def _lines(num_bytes: int) -> int:
+    return -(-num_bytes // _LINE) * _LINE
 
 
 def session_bytes(state_bytes: int, now_bytes: int) -> int:

@@ -13,13 +13,20 @@ typedef unsigned short half_t; /* the bits of a bf16 or fp16 number */
 typedef long long count_t;
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, THREADS = 256 }; /* columns of a panel, K of a step, keys of a block, threads of a block */
+enum { STATE_BLOCK = 32 };                                 /* positions of a block of states */
 enum { BF16, F16, F32 };                                   /* types of stored numbers (engine/library.py) */
 enum { MOST_PARTS = 4, MOST_EXPERTS = 1024, MOST_WIDTH = 1024, MOST_VALUES = 512, BLOCKS_AT_ONCE = 4 };
 
-/* A row of the step: the addresses of its session's blocks, its position there, and how many rows after it are the positions after it. */
+/* A row of the step: the addresses of its session's blocks, its position there, how many rows after it are the positions after it, and how
+ * many before it the positions before it. Of a session with states: the state behind its last position; the block that keeps what changes the
+ * state at this position, or null; where the state before the session's first row of the step is to be had, if not in `now`: a block, and how many
+ * positions lie between its first one and that row (as Segment in engine/native/plan.h says it). */
 struct Row {
     char *const *blocks;
-    count_t position, left;
+    count_t position, left, before;
+    char *now, *kept;
+    const char *origin;
+    count_t behind;
 };
 
 /* A matrix of a product, packed in panels of 16 columns (engine/native/kernels.h), and where its result goes. first: its first block among

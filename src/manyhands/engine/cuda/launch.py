@@ -59,6 +59,11 @@ class Launch(NamedTuple):
     threads: int = THREADS
 
 
+def over_columns(kernel: str, columns: int, rows: int, given: Args) -> Launch:
+    """A kernel whose threads have a column of a row each."""
+    return Launch(kernel, (-(-columns // THREADS), rows, 1), given)
+
+
 def args(
     x: Place = NOWHERE,
     y: Place = NOWHERE,

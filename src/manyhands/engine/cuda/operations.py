@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from manyhands.engine import library
-from manyhands.engine.cuda.launch import MOST_PARTS, NOWHERE, THREADS, Args, Launch, LaunchPart, Place, args
+from manyhands.engine.cuda import states
+from manyhands.engine.cuda.launch import MOST_PARTS, NOWHERE, THREADS, Launch, LaunchPart, Place, args, over_columns
 from manyhands.engine.cuda.room import DEPTH, SMALL, Held, Room, angles_of, heads_of, whole
 from manyhands.engine.library import SIDE
 from manyhands.errors import ModelError
@@ -27,7 +28,8 @@ class Tiles(NamedTuple):
 
     few, few_numbers: rows, and numbers of the result, up to which a product is not. side_by_side: blocks of TILE x TILE that
     a GPU has at once; smaller ones are used where these would leave much of it idle. few_queries: of attention, rows times
-    heads, up to which each reads keys for itself. narrow: columns of values up to which the kernel for the fewest is used.
+    heads, up to which each reads keys for itself. narrow: columns of values up to which the kernel for the fewest is used;
+    narrow_keys: numbers of a key of linear attention up to which it is.
     """
 
     few: int = 8
@@ -35,6 +37,7 @@ class Tiles(NamedTuple):
     side_by_side: int = 3 * 132
     few_queries: int = 2_048
     narrow: int = 64
+    narrow_keys: int = 128
 
 
 FAST: Final = Tiles()
@@ -42,6 +45,7 @@ FAST: Final = Tiles()
 
 def check(kind: int, numbers: Sequence[int]) -> None:
     """Raises ModelError for an operation that the kernels do not compute."""
+    states.check(kind, numbers)
     if kind != library.PRODUCT:
         return
     if numbers[0] == numbers[1]:  # blocks read rows while others write
@@ -60,7 +64,7 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles 
             reals=(shared.factor,),
             rows=table,
         )
-        yield _columns("angles", shared.turns, rows, given)
+        yield over_columns("angles", shared.turns, rows, given)
     at = 0
     while at < len(ops):
         op, count = ops[at], _together(ops, at)
@@ -75,15 +79,15 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles 
             yield from _rotaries(room, some, rows)
         elif op.kind == library.ATTENTION:
             yield from _attention(room, op, room.layers[at], table, rows, use)
+        elif op.kind == library.CONVOLVE:
+            yield states.convolve(room, op, room.states[at], table, rows)
+        elif op.kind == library.DELTA:
+            yield states.attend(room, op, room.states[at], table, rows, use.narrow_keys)
         elif op.kind == library.ADD and count > 1:
             yield from _norm(room, some[1], rows, op)
         else:
             yield from _MAKERS[op.kind](room, op, rows)
         at += count
-
-
-def _columns(kernel: str, columns: int, rows: int, given: Args) -> Launch:
-    return Launch(kernel, (-(-columns // THREADS), rows, 1), given)
 
 
 def _together(ops: Sequence[Held], at: int) -> int:
@@ -247,7 +251,7 @@ def _rotaries(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
 def _gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     gate, up, target, activation = op.numbers[:4]
     places = (room.register(number) for number in (gate, up, target))
-    yield _columns(
+    yield over_columns(
         "gate", room.widths[target], rows, args(*places, n=(room.widths[target], activation), reals=op.reals)
     )
 
@@ -255,7 +259,7 @@ def _gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 def _add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     term, rounds, target = op.numbers[:3]
     x, width = room.register(target), room.widths[target]
-    yield _columns(
+    yield over_columns(
         "add", width, rows, args(x, room.register(term), x, n=(width, int(rounds and room.rounds)), reals=op.reals)
     )
 
@@ -263,18 +267,18 @@ def _add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 def _multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     source, by, target = op.numbers[:3]
     places = (room.register(number) for number in (source, by, target))
-    yield _columns("multiply", room.widths[target], rows, args(*places, n=(room.widths[target],)))
+    yield over_columns("multiply", room.widths[target], rows, args(*places, n=(room.widths[target],)))
 
 
 def _soften(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     width = room.widths[op.numbers[0]]
-    yield _columns("soften", width, rows, args(out=room.register(op.numbers[0]), n=(width,), reals=op.reals))
+    yield over_columns("soften", width, rows, args(out=room.register(op.numbers[0]), n=(width,), reals=op.reals))
 
 
 def _copy(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     source, target, *numbers = op.numbers[:8]
     given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=numbers)
-    yield _columns("copy", numbers[2] * numbers[3], rows, given)
+    yield over_columns("copy", numbers[2] * numbers[3], rows, given)
 
 
 def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
@@ -303,7 +307,7 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     grid = (len(parts) * panels, pairs, 1)
     yield Launch(f"expert_{TYPE_NAMES[kind]}", grid, args(given, chosen, n=numbers, parts=parts))
     if gate is not None:
-        yield _columns("gate", inner, pairs, args(gates, ups, ups, n=(inner, activation), reals=op.reals))
+        yield over_columns("gate", inner, pairs, args(gates, ups, ups, n=(inner, activation), reals=op.reals))
     given = ups
     if down_kind >= SMALL:
         yield _group(room, given, inner, pairs)
@@ -313,7 +317,9 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     yield Launch(
         f"expert_{TYPE_NAMES[down_kind]}", (-(-hidden // SIDE), pairs, 1), args(given, chosen, n=numbers, parts=parts)
     )
-    yield _columns("expert_sum", hidden, rows, args(results, chosen, room.register(target), n=(hidden, experts, top_k)))
+    yield over_columns(
+        "expert_sum", hidden, rows, args(results, chosen, room.register(target), n=(hidden, experts, top_k))
+    )
 
 
 _MAKERS: Final[Mapping[int, Callable[[Room, Held, int], Iterator[Launch]]]] = {
@@ -325,4 +331,5 @@ _MAKERS: Final[Mapping[int, Callable[[Room, Held, int], Iterator[Launch]]]] = {
     library.COPY: _copy,
     library.ROUTE: _route,
     library.EXPERTS: _experts,
+    library.DECAY: states.decay,
 }

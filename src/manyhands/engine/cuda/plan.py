@@ -1,7 +1,7 @@
 """Operations of layers on a GPU: what compile.py made, with its weights on the device, as kernels over registers there."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +12,22 @@ from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.launch import THREADS, Launch, args
 from manyhands.engine.cuda.operations import FAST, Tiles, check, launches
 from manyhands.engine.cuda.room import Held, Room
-from manyhands.engine.layout import NUMBERS, TENSORS
+from manyhands.engine.layout import NUMBERS, STATE_BLOCK, TENSORS
 from manyhands.engine.library import Array
+from manyhands.engine.states import Begun
 from manyhands.errors import ContextOverflow, ModelError
 
 MOST_ROWS: Final = 512  # that go through the operations at once
 ROOM_BYTES: Final = 1 << 27  # of registers, where they do not need more for LEAST_ROWS
 LEAST_ROWS: Final = 16
-ROW_BYTES: Final = 24  # of Row in common.cu
+_LEFT, _BEFORE, _ORIGIN = 2, 3, 6  # of Row in common.cu, whose fields take 8 bytes each
+_FIELDS: Final = 8
+ROW_BYTES: Final = 8 * _FIELDS
 RECORDED: Final = 32  # numbers of rows whose steps are recorded
 
 
 Shared = dict[int, tuple[Array, CudaMemory]]  # by the array's id, which stays its own as long as the array is here
+Table = NDArray[np.int64]  # [rows, _FIELDS]
 
 
 def hold(device: CudaDevice, ops: Sequence[Emitted], shared: Shared | None = None) -> list[Held]:
@@ -67,7 +71,6 @@ class Workspace:
         self.found = device.staging(most * out_bytes)
         self.given_there = device.allocate(self.given.nbytes)
         self.found_there = device.allocate(self.found.nbytes)
-        self.table: NDArray[Any] = self.given[: most * ROW_BYTES].view(np.int64).reshape(most, 3)
 
 
 class CudaLayers:
@@ -98,11 +101,12 @@ class CudaLayers:
 
 class Positions(NamedTuple):
     """Rows of a step that are the positions from `start` on of one session. blocks: where the addresses of its blocks lie on
-    the device; 0 for ends, which cache nothing."""
+    the device; 0 for ends, which cache nothing. states: where its states lie, if it has some."""
 
     blocks: int
     start: int
     count: int  # type: ignore[assignment]  # hides tuple's own
+    states: Begun | None = None
 
 
 class CudaPlan:
@@ -125,7 +129,7 @@ class CudaPlan:
         self._widths, self._out = registers.widths, out
         self._types = library.TYPES[registers.row_type], library.TYPES[out_type]
         room = self._room = Room(registers.row_type == "bf16", registers.widths, places, ops)
-        self.block_bytes = room.block_bytes
+        self.block_bytes, self.state_bytes, self.now_bytes = room.block_bytes, room.state_bytes, room.now_bytes
         each = [
             self._widths[number] * (2 if kind == library.TYPES["bf16"] else 4)
             for number, kind in zip((0, out), self._types, strict=True)
@@ -157,11 +161,13 @@ class CudaPlan:
             raise ModelError(f"{given.nbytes} bytes are not {count} rows of {work.in_bytes}")
         self.check_positions(max(piece.start + piece.count for piece in pieces))
         table, out = np.concatenate([_table(piece) for piece in pieces]), np.empty((count, work.out_bytes), np.uint8)
-        rest = work.given[work.most_rows * ROW_BYTES :]
         for first in range(0, count, self.most_rows):
             some = min(count - first, self.most_rows)
-            work.table[:some] = table[first : first + some]
-            rest[: some * work.in_bytes] = given[first * work.in_bytes : (first + some) * work.in_bytes]
+            told, rows_at = _cut(table, first, some).view(np.uint8).reshape(-1), some * ROW_BYTES
+            work.given[:rows_at] = told
+            work.given[rows_at : rows_at + some * work.in_bytes] = given[
+                first * work.in_bytes : (first + some) * work.in_bytes
+            ]
             self._step(some)
             out[first : first + some] = work.found[: some * work.out_bytes].reshape(some, -1)
         return out
@@ -181,14 +187,14 @@ class CudaPlan:
 
     def _ask(self, count: int) -> None:
         work = self.workspace
-        self._device.send(work.given_there.address, work.given[: work.most_rows * ROW_BYTES + count * work.in_bytes])
+        self._device.send(work.given_there.address, work.given[: count * (ROW_BYTES + work.in_bytes)])
         self._device.launch(self._launches(count))
         self._device.fetch(work.found[: count * work.out_bytes], work.found_there.address)
 
     def _launches(self, count: int) -> Iterator[Launch]:
         work, width, out_width = self.workspace, self._widths[0], self._widths[self._out]
         table = work.given_there.address
-        entering, leaving = table + work.most_rows * ROW_BYTES, work.found_there.address
+        entering, leaving = table + count * ROW_BYTES, work.found_there.address
         first = args(out=self._room.register(0), tensors=(entering,), n=(width, self._types[0]))
         yield Launch("widen", (-(-width // THREADS), count, 1), first)
         yield from launches(self._room, self._ops, table, count, self._tiles)
@@ -196,9 +202,23 @@ class CudaPlan:
         yield Launch("narrow", (-(-out_width // THREADS), count, 1), last)
 
 
-def _table(piece: Positions) -> NDArray[np.int64]:
-    found = np.empty((piece.count, 3), np.int64)
-    found[:, 0] = piece.blocks
-    found[:, 1] = np.arange(piece.start, piece.start + piece.count)
-    found[:, 2] = np.arange(piece.count - 1, -1, -1)
+def _table(piece: Positions) -> Table:
+    """Rows (common.cu) of the positions of a session."""
+    found, order = np.zeros((piece.count, _FIELDS), np.int64), np.arange(piece.count)
+    found[:, 0], found[:, 1] = piece.blocks, order + piece.start
+    found[:, _LEFT], found[:, _BEFORE] = order[::-1], order
+    if (states := piece.states) is not None:
+        found[:, 4], found[:, 5] = states.now, states.table[found[:, 1] // STATE_BLOCK]
+        if states.origin >= 0:
+            found[:, _ORIGIN], found[:, 7] = states.table[states.origin // STATE_BLOCK], piece.start - states.origin
+    return found
+
+
+def _cut(table: Table, first: int, count: int) -> Table:
+    """`count` rows of a table, as a step of their own: a session that began before them goes on from where it is then."""
+    found, order = table[first : first + count], np.arange(count)
+    if count < len(table):
+        found[found[:, _BEFORE] > order, _ORIGIN:] = 0
+        found[:, _BEFORE] = np.minimum(found[:, _BEFORE], order)
+        found[:, _LEFT] = np.minimum(found[:, _LEFT], order[::-1])
     return found

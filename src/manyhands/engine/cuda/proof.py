@@ -13,25 +13,28 @@ from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda.device import CudaDevice
 from manyhands.engine.cuda.launch import THREADS, Launch, Place, args
 from manyhands.engine.cuda.operations import FAST, Tiles
-from manyhands.engine.cuda.plan import CudaPlan, Positions, hold
+from manyhands.engine.cuda.plan import CudaPlan, hold
 from manyhands.engine.cuda.span import CudaCache, CudaEnds, CudaSpan
 from manyhands.engine.golden_cases import CASES, POSITIONS, BackEnd, Op, Step
 from manyhands.engine.golden_small import CASES as SMALL_CASES
+from manyhands.engine.golden_states import CASES as STATE_CASES
 from manyhands.engine.library import FUNCTIONS, Array, Team
 from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
 
-# As in use; and each product, and attention, in tiles of either kind: cases have few rows.
-PROVEN: Final = (FAST, Tiles(0, 0, 1, 0), Tiles(0, 0, 1 << 30, 0, 0))
+# As in use; and each product, and attention, in tiles of either kind, and by kernels of either kind: cases have few rows, and
+# narrow keys.
+PROVEN: Final = (FAST, Tiles(0, 0, 1, 0), Tiles(0, 0, 1 << 30, 0, 0, 0))
+PROVED: Final = {**CASES, **STATE_CASES, **SMALL_CASES}
 
 
 def failures(device: CudaDevice, team: Team) -> list[str]:
     """The operations whose golden digests a device does not reproduce; those of caches of 8 bit it does not have."""
-    right, found = golden.recorded(), dict.fromkeys({**CASES, **SMALL_CASES}, True)
+    right, found = golden.recorded(), dict.fromkeys(PROVED, True)
     for tiles in PROVEN:
         machine = OnGpu(golden.choose(), team, device, tiles)
-        for name, case in {**CASES, **SMALL_CASES}.items():
-            if tiles == FAST or name.startswith(("product", "attention")) or name in SMALL_CASES:
+        for name, case in PROVED.items():
+            if tiles == FAST or name.startswith(("product", "attention", "states")) or name in SMALL_CASES:
                 found[name] = found[name] and golden.digest_of(case, machine) in _right(name, right)
     return [name for name, is_right in found.items() if not is_right]
 
@@ -58,8 +61,9 @@ class OnGpu(BackEnd):
             cache = CudaCache(self.device, plan, POSITIONS)
 
             def step(start: int, rows: Array) -> Array:
-                cache.reserve(start, start + len(rows))
-                return plan.run([Positions(cache.address, start, len(rows))], rows, len(rows))
+                out = plan.run([cache.begin(start, len(rows))], rows, len(rows))
+                cache.done(start + len(rows))
+                return out
 
             return step
 

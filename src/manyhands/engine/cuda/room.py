@@ -7,6 +7,7 @@ from manyhands.engine import library
 from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.launch import Place
 from manyhands.engine.library import BLOCK, SIDE
+from manyhands.engine.states import attention_states, convolution_states
 from manyhands.errors import ModelError
 
 DEPTH: Final = 32  # numbers of K in a step of a product
@@ -69,6 +70,14 @@ def heads_of(op: Held, item: int) -> Heads:
     return Heads(op.numbers[5], keys, values)
 
 
+class Kept(NamedTuple):
+    """Where an operation with states begins, in bytes: in a block of a session's states, and in the state behind its last
+    position."""
+
+    block: int
+    now: int
+
+
 class Room:
     """Places of a plan's rows; known once `lie` says where the memory is."""
 
@@ -80,8 +89,12 @@ class Room:
         self.layers: dict[
             int, int
         ] = {}  # of attentions by their places: where they begin in a block of a session's cache
+        self.states: dict[int, Kept] = {}  # of operations with states by their places
+        self.state_bytes = self.now_bytes = 0  # of a block of states, and of the state behind the last position
         for place, op in enumerate(ops):
-            if op.kind == library.ROTARY:
+            if op.kind in (library.CONVOLVE, library.DELTA):
+                self._add_states(place, op)
+            elif op.kind == library.ROTARY:
                 self._add_angles(angles_of(op))
             elif op.kind == library.PRODUCT and op.numbers[2] >= SMALL:
                 self._grouped = max(self._grouped, groups_of(widths[op.numbers[0]]))
@@ -94,6 +107,13 @@ class Room:
             elif op.kind == library.ATTENTION:
                 self.layers[place] = self.block_bytes
                 self.block_bytes += heads_of(op, 2 if rounds else 4).block_bytes
+
+    def _add_states(self, place: int, op: Held) -> None:
+        n, item = op.numbers, 2 if self.rounds else 4
+        is_attention = op.kind == library.DELTA
+        sizes = attention_states(*n[6:10]) if is_attention else convolution_states(self.widths[n[0]], n[2], item)
+        self.states[place] = Kept(self.state_bytes, self.now_bytes)
+        self.state_bytes, self.now_bytes = self.state_bytes + sizes.block, self.now_bytes + sizes.now
 
     def _add_angles(self, angles: Angles) -> None:
         if angles not in self.shared:

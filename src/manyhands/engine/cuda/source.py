@@ -14,6 +14,7 @@ FILES: Final = (
     "experts.cu",
     "small.cu",
     "many_small.cu",
+    "states.cu",
 )
 PRELUDE: Final = r"""
 #define KERNEL_OF(name, threads, blocks) \

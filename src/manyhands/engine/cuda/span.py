@@ -15,10 +15,12 @@ from manyhands.engine.compiled import Compiled
 from manyhands.engine.cpu import CpuEnds
 from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.plan import CudaLayers, CudaPlan, Positions
+from manyhands.engine.cuda.states import DeviceStates
 from manyhands.engine.library import BLOCK, Array, Team
 from manyhands.engine.packing import PLAIN, Packer
 from manyhands.engine.parts import PlansOfParts
 from manyhands.engine.span import Piece
+from manyhands.engine.states import States, session_bytes
 from manyhands.engine.weights import Read
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import Program
@@ -34,25 +36,58 @@ class CudaCache(BlockCache[CudaMemory]):
 
     Where they lie is told by a table on the device, whose address and a position are a row of a step: so the step's data are
     of one size however long its sessions are, as recorded steps need it. The table is uploaded anew, which waits, when blocks
-    came or were exchanged: once in 64 tokens of an answer, some microseconds. `capacity` positions are expected (0: unknown).
+    came or were exchanged: once in 64 tokens of an answer, some microseconds. Where states lie is told by rows themselves.
+    `capacity` positions are expected (0: unknown); `mark`: see States.
     """
 
-    def __init__(self, device: CudaDevice, plan: CudaPlan, capacity: int = 0) -> None:
+    def __init__(
+        self,
+        device: CudaDevice,
+        plan: CudaPlan,
+        capacity: int = 0,
+        mark: int = 0,
+        states: States[CudaMemory] | None = None,
+    ) -> None:
         super().__init__(plan.block_bytes)
         self.plan = plan
+        self._states = states or (States(plan, DeviceStates(device), mark) if plan.state_bytes else None)
         self._device, self._expected = device, -(-capacity // BLOCK)
         self._table: CudaMemory | None = None
         self._is_listed = False  # the table says where all blocks lie
 
     @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + (0 if self._states is None else self._states.num_bytes)
+
+    @property
     def address(self) -> int:
-        """Of the table, which `reserve` has made."""
-        assert self._table is not None, "a step's positions are reserved first"
-        return self._table.address
+        """Of the table, which `reserve` has made; 0 where no layer caches positions."""
+        assert self._table is not None or not self._block_bytes, "a step's positions are reserved first"
+        return 0 if self._table is None else self._table.address
+
+    def reachable(self, position: int) -> int:
+        return position if self._states is None else self._states.reachable(position)
+
+    def begin(self, start: int, count: int) -> Positions:
+        """`count` rows of a step as the positions from `start` on. Makes the blocks that they need.
+
+        Raises StateGone where there is no going back to `start`, ModelError where there is no room for all.
+        """
+        if self._states is not None:
+            self._states.check(start)
+        self.reserve(start, start + count)
+        states = None if self._states is None else self._states.begin(start, start + count)
+        return Positions(self.address, start, count, states)
+
+    def done(self, end: int) -> None:
+        """A step has computed up to position `end`."""
+        self.length = end
+        if self._states is not None:
+            self._states.done(end)
 
     def reserve(self, start: int, end: int) -> None:
         super().reserve(start, end)
-        if not self._is_listed:
+        if not self._is_listed and self._block_bytes:
             table = np.array([block.address for block in self._blocks], _ADDRESS)
             if self._table is None or table.nbytes > self._table.num_bytes:
                 room = max(len(table) * 3 // 2, self._expected)
@@ -64,15 +99,26 @@ class CudaCache(BlockCache[CudaMemory]):
         self._is_listed = False
 
     def _empty(self, capacity: int, positions: int, mark: int) -> "CudaCache":
-        return CudaCache(self._device, self.plan, capacity)
+        states = None if self._states is None else self._states.fork(positions, mark)
+        return CudaCache(self._device, self.plan, capacity, mark, states)
 
     def _made(self) -> CudaMemory:
-        return self._device.allocate(self._block_bytes)
+        return self._device.allocate(self._block_bytes) if self._block_bytes else _NOTHING
 
     def _copied(self, block: CudaMemory) -> CudaMemory:
         copy = self._made()
-        self._device.copy(copy.address, block.address, self._block_bytes)
+        if self._block_bytes:
+            self._device.copy(copy.address, block.address, self._block_bytes)
         return copy
+
+
+class _Nothing:
+    """The block of a plan that caches no positions."""
+
+    address = num_bytes = 0
+
+
+_NOTHING: Final = _Nothing()
 
 
 class CudaSpan:
@@ -104,7 +150,7 @@ class CudaSpan:
 
     @property
     def session_bytes(self) -> int:
-        return 0
+        return session_bytes(self._plan.state_bytes, self._plan.now_bytes)
 
     @property
     def cache_room(self) -> int | None:
@@ -112,23 +158,21 @@ class CudaSpan:
 
     def new_cache(self, capacity: int = 0, span: Span | None = None, mark: int = 0) -> CudaCache:
         """An empty cache for one session on `span`, within this one's (default: all)."""
-        return CudaCache(self._device, self._parts[span or self.span], capacity)
+        return CudaCache(self._device, self._parts[span or self.span], capacity, mark)
 
     def fork(self, source: CudaCache, positions: int, capacity: int, mark: int = 0) -> CudaCache:
         return source.fork(positions, capacity, mark)
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
-        """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""
+        """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError, StateGone."""
         plan: CudaPlan = pieces[0].cache.plan
         if any(piece.cache.plan is not plan for piece in pieces):
             raise ModelError("pieces of one step are on different layers")
         plan.check_positions(max(piece.start + piece.count for piece in pieces))
-        for piece in pieces:
-            piece.cache.reserve(piece.start, piece.start + piece.count)
-        given = [Positions(piece.cache.address, piece.start, piece.count) for piece in pieces]
+        given = [piece.cache.begin(piece.start, piece.count) for piece in pieces]
         out = plan.run(given, rows, sum(piece.count for piece in pieces))
         for piece in pieces:
-            piece.cache.length = piece.start + piece.count
+            piece.cache.done(piece.start + piece.count)
         return out
 
     def is_ready(self, num_rows: int, end: int) -> bool:

@@ -1,0 +1,76 @@
+"""Operations whose sessions keep a state, on a GPU: which kernels compute them (states.cu), and the memory of the states."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from manyhands.engine import library
+from manyhands.engine.cuda.device import CudaDevice, CudaMemory
+from manyhands.engine.cuda.launch import Launch, LaunchPart, args, over_columns
+from manyhands.engine.cuda.room import Held, Kept, Room
+from manyhands.engine.states import TILE
+from manyhands.errors import ModelError
+
+MOST_KEYS: Final = 256  # numbers of a key of linear attention (delta_256 in states.cu)
+DELTA_THREADS: Final = 128
+SESSIONS: Final = 64  # that are computed side by side; with more, some one after the other
+
+
+class DeviceStates:
+    """StateMemory of a device."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+
+    def made(self, num_bytes: int) -> CudaMemory:
+        return self._device.allocate(num_bytes)
+
+    def copy(self, target: CudaMemory, source: CudaMemory) -> None:
+        self._device.copy(target.address, source.address, source.num_bytes)
+
+    def address(self, block: CudaMemory) -> int:
+        return block.address
+
+
+def check(kind: int, numbers: Sequence[int]) -> None:
+    """Raises ModelError for an operation that the kernels do not compute."""
+    if kind == library.DELTA and numbers[8] > MOST_KEYS:
+        raise ModelError(f"linear attention with keys of {numbers[8]} numbers: a GPU takes {MOST_KEYS} at most")
+
+
+def convolve(room: Room, op: Held, kept: Kept, table: int, rows: int) -> Launch:
+    """table: the address of the rows' Rows (common.cu)."""
+    source, target, taps, activation = op.numbers[:4]
+    width = room.widths[source]
+    given = args(
+        room.register(source),
+        out=room.register(target),
+        tensors=(op.address(0), op.address(1)),
+        n=(width, taps, activation, int(room.rounds), *kept),
+        rows=table,
+    )
+    return over_columns("convolve", width, rows, given)
+
+
+def decay(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    source, target = op.numbers[:2]
+    vectors, width = (op.address(0), op.address(1)), room.widths[source]
+    given = args(room.register(source), out=room.register(target), tensors=vectors, n=(width,))
+    yield over_columns("decay", width, rows, given)
+
+
+def attend(room: Room, op: Held, kept: Kept, table: int, rows: int, narrow: int) -> Launch:
+    """Linear attention. narrow: numbers of a key up to which the kernel for the fewest is used; table: as above."""
+    query, key, value, decays, strengths, target, heads, key_heads, width, value_width, is_sum = op.numbers[:11]
+    beside = [room.register(number) for number in (value, decays, strengths)]
+    given = args(
+        room.register(query),
+        room.register(key),
+        room.register(target),
+        tensors=(op.address(0),),
+        n=(heads, key_heads, width, value_width, is_sum, *kept),
+        rows=table,
+        count=rows,
+        parts=[LaunchPart(None, None, place.address, place.stride) for place in beside],
+    )
+    grid = heads * -(-value_width // TILE), min(rows, SESSIONS), 1
+    return Launch("delta_128" if width <= narrow else "delta_256", grid, given, DELTA_THREADS)
