@@ -6,9 +6,10 @@ Parts, each against the native engine's best back end here:
   models    golden digests of whole models, every family in every precision
   sizes     steps of 1 to 300 rows, twice each (the second is recorded), at widths that are no multiples of a panel's side
   contexts  a prompt up to --context positions in chunks of 256, then single rows, of families with windows, soft caps, sinks,
-            experts and latents
-  sessions  --turns random steps of up to four sessions at once: rollbacks, forks that share blocks, ends
-  full      sessions that grow until the GPU has no room: each step that fails says so, and no session loses a position
+            experts, latents and states
+  sessions  --turns random steps of up to four sessions at once: rollbacks, forks that share blocks, ends; with states too
+  full      sessions that grow until the GPU has no room: each step that fails says so, and no session loses a position; with
+            states too
 
 Needs `manyhands[cuda]`, nothing else. The last line is JSON: what was compared, what differed, seconds; exits with 1 if
 anything differed.
@@ -40,14 +41,17 @@ from manyhands.program.ops import Program
 from manyhands.worker.gpu import Gpu, open_gpu
 
 Bytes = NDArray[np.uint8]
-FAMILIES = ("llama", "gemma2", "gpt_oss", "mixtral", "deepseek_v3", "qwen3")  # windows, caps, sinks, experts, latents
+WITH_STATES = ("qwen3_next", "granitemoehybrid_mamba")  # the delta rule, and Mamba 2
+# Windows, caps, sinks, experts, latents.
+FAMILIES = ("llama", "gemma2", "gpt_oss", "mixtral", "deepseek_v3", "qwen3", "lfm2", *WITH_STATES)
 SIZES = (*range(1, 20), 31, 32, 33, 47, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 300)
 CHUNK = 256
 PIECE = 1 << 30  # bytes of what fills a GPU
 
 
 class Both:
-    """One model on the GPU and on the CPU. Counts the rows that were compared and those that differed."""
+    """One model on the GPU and on the CPU. Counts the rows that were compared and those that differed, and positions that one
+    of them alone can go back to."""
 
     def __init__(self, gpu: Gpu, program: Program, precision: Precision = "bf16") -> None:
         read, whole = golden_models.tensors(program, precision).__getitem__, Span(0, len(program.layers))
@@ -71,6 +75,7 @@ class Both:
         wanted = self.here.step(rows.copy(), [Piece(caches[1], start, count) for caches, start, count in parts], 4)
         self.rows += len(rows)
         self.wrong += int((found != wanted).any(axis=1).sum())
+        self.wrong += sum(there.reachable(at) != here.reachable(at) for (there, here), at, _ in parts)
 
 
 def made(family: str, positions: int, **changed: object) -> Program:
@@ -98,29 +103,36 @@ def contexts(gpu: Gpu, positions: int) -> Iterator[Both]:
 
 
 def sessions(gpu: Gpu, turns: int, seed: int) -> Iterator[Both]:
-    both, chance = Both(gpu, made("gemma2", 4096)), random.Random(seed)
-    live = [both.session()]
-    both.step(both.drawn(200, seed), [(live[0], 0, 200)])
-    for turn in range(turns):
-        source = chance.choice(live)
-        if chance.random() < 0.4:
-            live.append(both.session(source, chance.randint(0, source[0].length)))
-        del live[8:], live[: chance.random() < 0.1 and len(live) > 2]
-        parts, room = [], 400
-        for caches in chance.sample(live, chance.randint(1, min(4, len(live)))):
-            back = chance.choice([0, 0, 0, 0, 5, 70, 4096])
-            count = chance.choice([1, 1, 3, 17, 90])
-            start = max(0, min(caches[0].length, 4096 - count) - back)
-            parts.append((caches, start, count))
-            room -= count
-        both.step(both.drawn(400 - room, turn), parts)
-    yield both
+    for family in ("gemma2", *WITH_STATES):
+        both, chance = Both(gpu, made(family, 4096)), random.Random(seed)
+        live = [both.session()]
+        both.step(both.drawn(200, seed), [(live[0], 0, 200)])
+        for turn in range(turns):
+            source = chance.choice(live)
+            if chance.random() < 0.4:
+                live.append(both.session(source, source[0].reachable(chance.randint(0, source[0].length))))
+            del live[8:], live[: chance.random() < 0.1 and len(live) > 2]
+            parts, room = [], 400
+            for caches in chance.sample(live, chance.randint(1, min(4, len(live)))):
+                back = chance.choice([0, 0, 0, 0, 5, 70, 4096])
+                count = chance.choice([1, 1, 3, 17, 90])
+                start = caches[0].reachable(max(0, min(caches[0].length, 4096 - count) - back))
+                parts.append((caches, start, count))
+                room -= count
+            both.step(both.drawn(400 - room, turn), parts)
+        yield both
 
 
 def full(gpu: Gpu) -> Iterator[Both]:
     """The GPU's memory is taken, but for a little; sessions take the rest."""
     sides = {"num_key_value_heads": 16, "num_attention_heads": 16, "head_dim": 128}
-    both = Both(gpu, made("llama", 1 << 15, **sides))
+    heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128}
+    yield _filled(gpu, Both(gpu, made("llama", 1 << 15, **sides)))
+    both = made("qwen3_5_text", 1 << 15, **{**sides, "num_key_value_heads": 32, "num_attention_heads": 32, **heads})
+    yield _filled(gpu, Both(gpu, both))
+
+
+def _filled(gpu: Gpu, both: Both) -> Both:
     live, taken, failed = [both.session() for _ in range(3)], [], 0
     for session in live:
         both.step(both.drawn(70, 1), [(session, 0, 70)])
@@ -142,7 +154,7 @@ def full(gpu: Gpu) -> Iterator[Both]:
     del taken
     for session in live:
         both.step(both.drawn(CHUNK, 2), [(session, session[0].length, CHUNK)])
-    yield both
+    return both
 
 
 def main() -> int:
@@ -160,9 +172,8 @@ def main() -> int:
         "full": lambda: full(gpu),
     }
     began = time.monotonic()
-    computed = [name for name in golden_models.configs() if not made(name, 128).has_states]
-    wrong = golden_models.failures(OfGpu(gpu), computed)
-    models = {"digests": len(computed) * len(golden_models.PRECISIONS), "wrong": len(wrong)}
+    wrong = golden_models.failures(OfGpu(gpu))
+    models = {"digests": len(golden_models.configs()) * len(golden_models.PRECISIONS), "wrong": len(wrong)}
     found = {"models": {**models, "seconds": round(time.monotonic() - began, 1)}}
     for name, part in parts.items():
         began, rows, differed = time.monotonic(), 0, 0
