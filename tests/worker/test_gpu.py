@@ -69,6 +69,23 @@ def test_a_pipeline_of_spans_and_ends_is_the_cpus(precision: Precision, folder: 
     assert "attend_BF16" in device.launched or "attend_F32" in device.launched
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", "granitemoehybrid_mamba"])
+def test_models_with_states_are_served_in_the_class_of_the_cpu(
+    family: str, tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leases count on what its caches take."""
+    folder = make_tiny(family, tmp_path / family, seed=4)
+    on_cpu, count = describe(folder, "bf16"), 6
+    wanted = Loader(folder, "bf16", library.supported()[0]).cut(0, count).run(IDS, [20])
+    assert np.array_equal(Loader(folder, "bf16", "cuda").cut(0, 2, count).run(IDS, [7, 1, 12]), wanted)
+    assert "delta_128" in device.launched
+    monkeypatch.setenv(FORCED, "cuda")
+    on_gpu, span = describe(folder, "bf16"), load_span(folder, Span(1, count), "bf16", 1)
+    assert on_gpu.arithmetic == on_cpu.arithmetic and on_gpu.state_bytes == on_cpu.state_bytes
+    assert span.session_bytes == sum(on_gpu.state_bytes[1:]) > 0
+    assert span.bytes_per_token == sum(on_gpu.position_bytes[1:])
+
+
 def test_what_it_cannot_hold_is_refused_before_weights_are_read(
     folder: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,9 +157,12 @@ def test_doctor_says_what_gpus_there_are(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [check.said[:16] for check in checks.check_device(2, 0.0) if check.name == "gpu"] == ["no --device cuda"]
 
 
-@pytest.mark.parametrize(("lost", "taking"), [("cuda", "scalar"), ("scalar", "cuda")])
+@pytest.mark.parametrize(
+    ("lost", "taking", "family"),
+    [("cuda", "scalar", "gemma2"), ("scalar", "cuda", "gemma2"), ("cuda", "scalar", "qwen3_next")],
+)
 def test_a_hop_on_a_gpu_is_repaired_by_a_cpu_and_the_other_way_round(
-    lost: str, taking: str, tmp_path: Path, device: HostDevice
+    lost: str, taking: str, family: str, tmp_path: Path, device: HostDevice
 ) -> None:
     """The kill matrix of back ends (test_kill_matrix.py), with a GPU among them: same text, class E0."""
     found: list[Any] = []
@@ -159,7 +179,7 @@ def test_a_hop_on_a_gpu_is_repaired_by_a_cpu_and_the_other_way_round(
 
     others = library.supported()[0]
     with forced(others), kept_models([others, lost, others, taking]) as models:
-        mixed = Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
+        mixed = Bench(make_tiny(family, tmp_path / family, seed=21), models)
         mixed.play(lambda: main(mixed))
     assert found == [name if name != "cuda" else "cuda:0" for name in (others, lost, others, taking)]
 

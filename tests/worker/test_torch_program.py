@@ -203,6 +203,14 @@ def test_quantised_matrices_are_held_as_numbers_and_small_weights_are_refused(tm
             describe(folder, refused)
 
 
+def test_models_with_states_are_refused(tmp_path: Path) -> None:
+    for family in ("lfm2", "qwen3_5_text", "granitemoehybrid_mamba"):
+        with pytest.raises(
+            ModelError, match=f"{family.removesuffix('_mamba')} has .* torch-cpu does not compute: .*cuda$"
+        ):
+            describe(make_tiny(family, tmp_path / family), "bf16")
+
+
 def test_matrices_of_16_bits_stay_as_they_are(tmp_path: Path) -> None:
     """A checkpoint in fp16 loses nothing in bf16, as on the native engine: only rows are rounded."""
     folder = make_tiny("llama", tmp_path / "half", layers=LAYERS, seed=4, dtype="fp16")

@@ -237,7 +237,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "youtu": ("youtu", lambda hidden: {**_mla(hidden), "pad_token_id": None}),
 }
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
-# Of these, those with convolutions or linear attention: on CPUs alone.
+# Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
     "falcon_h1",
     "granitemoehybrid_mamba",

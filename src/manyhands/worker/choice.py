@@ -42,9 +42,10 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
         golden.choose(precision)
         _check_native(precision, quantised=quantised)
     program = build_program(parsed, where)
-    if device is not None and program.has_states:
+    if torch_device() is not None and program.has_states:
         raise ModelError(
-            f"{program.family} has convolutions or linear attention, which are computed on CPUs only: leave --device out"
+            f"{program.family} has convolutions or linear attention, which {device} does not compute: leave --device out, or "
+            "give --device cuda"
         )
     if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):
         raise ModelError(
