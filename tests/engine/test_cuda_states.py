@@ -25,7 +25,7 @@ from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.span import Piece
 from manyhands.engine.states import MOST_BACK, MOST_KEPT
 from manyhands.errors import ModelError, StateGone
-from tests.engine.cuda_host import HostDevice
+from tests.engine.cuda_host import HostDevice, HostMemory
 from tests.engine.cuda_spans import program, rows_of, spans
 from tests.engine.state_layer import OUT, StateLayer
 
@@ -247,20 +247,29 @@ def test_no_session_goes_on_from_a_state_that_is_gone(device: HostDevice) -> Non
     both.step([(0, reached, 90)], 3)
 
 
-def test_memory_of_states_is_bounded_and_given_back(device: HostDevice) -> None:
-    """Whatever the length; and as much as a plan counts for a session."""
+def test_memory_of_states_is_bounded_and_given_back(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the length, at any time; and as much as a plan counts for a session."""
     made = program("qwen3_next")
     on_gpu, on_cpu = spans(device, made)
     assert on_gpu.session_bytes == on_cpu.session_bytes == sum(state_bytes(layer, 2) for layer in made.layers) > 0
     assert on_gpu.bytes_per_token == on_cpu.bytes_per_token
-    both = Both(device)
-    both.begin(mark=300)
-    limit, at = (MOST_KEPT + 1) * both.there.state_bytes + both.there.now_bytes, 0
-    for turn, count in enumerate([3, 200, 1, 31, 31, 2, 90, 300, 33, 1, 1, 40, 64]):
-        both.step([(0, at, count)], turn)
-        at += count
+    both, most, plain = Both(device), list[int](), device.allocate
+
+    def allocate(num_bytes: int) -> HostMemory:
+        memory = plain(num_bytes)
+        most.append(there_of(device, both))
+        return memory
+
+    monkeypatch.setattr(device, "allocate", allocate)
+    both.begin(mark=72)
+    at, limit = 0, (MOST_KEPT + 1) * both.there.state_bytes + both.there.now_bytes
+    for turn, count in enumerate([3, 200, 1, 31, 31, 2, 60, 0, 339, 684, 0, 1, 33, 90, 64]):
+        at = at if count else 0
+        both.step([(0, at, count or 1)], turn)  # 0: from nothing again, where there are as many as there can be
+        at += count or 1
         both.agrees(0)
-        assert both.sessions[0][0].num_bytes <= limit and there_of(device, both) * both.there.state_bytes <= limit
+        assert both.sessions[0][0].num_bytes <= limit
+    assert max(most) == MOST_KEPT + 1
     fork = both.fork(0, both.sessions[0][0].reachable(at - MOST_BACK))
     both.step([(fork, both.sessions[fork][0].length, 3)], 50)
     both.sessions.clear()

@@ -126,6 +126,7 @@ class States(Generic[B]):
         stays = {n for n in self._blocks if n <= first and (n in kept or n in (first, source)) and self._holds(n)}
         new = [n for n in range(-(-start // STATE_BLOCK), (end - 1) // STATE_BLOCK + 1) if n in kept and n not in stays]
         if source is None:  # from nothing
+            self._spare = None  # so that no more is there than blocks that are kept, and one
             zeros = self._memory.made(self._plan.state_bytes)
             new = [number for number in new if number]
             self._exchange(stays, None, new)
