@@ -117,6 +117,16 @@ OWN: dict[str, Options] = {
     "youtu": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "attention_bias": _BOOL},
     "cohere2": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0], "sliding_window": [3, 50]},
     "granite": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "logits_scaling": [0.5, 8.0]},
+    "bamba": {
+        "attn_layer_indices": [None, [0], [0, 1]],
+        "mamba_n_groups": [1, 4],
+        "mamba_d_state": [9, 33],
+        "mamba_d_conv": [2, 5],
+        "mamba_conv_bias": _BOOL,
+        "mamba_proj_bias": _BOOL,
+        "attention_bias": _BOOL,
+        "mlp_bias": _BOOL,
+    },
     "falcon_h1": {
         "head_dim": [8, 20],
         "mamba_n_heads": [4, 16],

@@ -107,6 +107,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba, biases": ("granitemoehybrid_mamba", {"mamba_conv_bias": False, "mamba_proj_bias": True}),
     "experts in groups, with latents": ("nemotron_h", {"n_group": 4, "topk_group": 2, "moe_latent_size": 24}),
     "Nemotron-H, biases": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False, "n_groups": 1}),
+    "Bamba, biases": ("bamba", {"mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True}),
+    "Bamba without attention": (
+        "bamba",
+        {"attn_layer_indices": None, "tie_word_embeddings": True, "pad_token_id": None},
+    ),
     "Falcon-H1, a norm before the gate": ("falcon_h1", {"mamba_rms_norm": True, "mamba_proj_bias": True}),
     "Falcon-H1, a norm behind the gate": (
         "falcon_h1",

@@ -31,6 +31,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "use_parallel_embedding": True,
         "_sliding_window_pattern": 4,
     },
+    "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
     "falcon_h1": {"attn_layer_indices": None, "mamba_d_head": 12, "mamba_use_mlp": True, "mlp_expansion_factor": 8},
     "gemma2": {"sliding_window_size": 24},  # Gemma 2 9B and 27B
     "gemma4_text": {  # Gemma 4 26B-A4B
@@ -153,6 +154,10 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("dots1", "scoring_func", "softmax"),
         ("ernie4_5_moe", "moe_use_aux_free", False),
         ("ernie4_5_moe", "use_bias", True),
+        ("bamba", "attn_rotary_emb", 16),
+        ("bamba", "mamba_d_head", 64),
+        ("bamba", "partial_rotary_factor", 1.0),
+        ("bamba", "time_step_limit", [0.001, 0.1]),
         ("falcon_h1", "attn_layer_indices", [1]),
         ("falcon_h1", "mamba_d_head", 64),
         ("falcon_h1", "mamba_n_heads", 7),

@@ -164,6 +164,10 @@ def _falcon_h1(hidden: int) -> Overrides:
     return {**heads, **scales, **ins, **outs}
 
 
+def _bamba(hidden: int) -> Overrides:
+    return {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 20, "attn_layer_indices": [1, 3]}
+
+
 def _granite_mamba(hidden: int) -> Overrides:
     heads = {"mamba_n_heads": 8, "mamba_d_head": hidden // 4, "mamba_n_groups": 2, "mamba_d_state": 20}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": hidden}
@@ -195,6 +199,7 @@ FAMILIES: Final[tuple[str, ...]] = tuple(RECIPES)
 # Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
 MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "arcee": ("arcee", lambda hidden: {}),
+    "bamba": ("bamba", _bamba),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "deepseek_v2": ("deepseek_v2", _deepseek_v2),
     "dots1": ("dots1", lambda hidden: {**_beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
@@ -239,6 +244,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
+    "bamba",
     "falcon_h1",
     "granitemoehybrid_mamba",
     "lfm2",

@@ -9,7 +9,7 @@ layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
 shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
-mamba      granitemoehybrid
+mamba      granitemoehybrid, bamba
 nemotron_h nemotron_h
 falcon_h1  falcon_h1
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
@@ -30,6 +30,7 @@ from manyhands.program.ops import Program
 # model_type -> the module with the function of that name: a node loads the one that it needs.
 FAMILIES: Final[Mapping[str, str]] = {
     "arcee": "llama",
+    "bamba": "mamba",
     "cohere2": "layernorm",
     "deepseek_v2": "latent",
     "deepseek_v3": "latent",

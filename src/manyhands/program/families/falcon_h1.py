@@ -15,6 +15,7 @@ _SCALES: Final = ("attention_in", "attention_out", "embedding", "key", "lm_head"
 
 def falcon_h1(f: Fields) -> Program:
     """One norm before attention and Mamba, one before the block; the key's multiplier is one of the scores."""
+    f.assume(num_key_value_heads=8)
     s = Sizes.read(f, kv=False)
     act, bias, mlp_bias, eps = (
         f.activation(),

@@ -1,4 +1,4 @@
-"""Recipes of families some of whose layers are of Mamba 2 in place of attention: granitemoehybrid."""
+"""Recipes of families some of whose layers are of Mamba 2 in place of attention: granitemoehybrid, bamba."""
 
 import math
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from manyhands.program.blocks import (
     TensorNames,
     attention,
     gated,
+    head_scale,
     sequential,
 )
-from manyhands.program.ends import assemble
+from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import granite_experts, top_k
 from manyhands.program.families.llama import granite_ends
 from manyhands.program.fields import Fields
@@ -166,3 +167,32 @@ def granitemoehybrid(f: Fields) -> Program:
         )
 
     return assemble(f, s, norm, rotary, [rotary.plain(s.head)], ends, layer)
+
+
+def bamba(f: Fields) -> Program:
+    """Attention in the layers that are listed, in which half of a head turns; a gated block in each."""
+    f.assume(num_key_value_heads=8)
+    s = Sizes.read(f, kv=False)
+    act, bias, mlp_bias, eps = (
+        f.activation(),
+        f.flag("attention_bias"),
+        f.flag("mlp_bias"),
+        f.number("rms_norm_eps", 1e-5),
+    )
+    norm, rope, full = NormStyle("rms", eps), RopeReader(f, fraction=0.5), f.whole_numbers("attn_layer_indices")
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    linear = MambaStyle.read(f, f.count("mamba_expand", 2, high=64) * s.hidden, act, eps)
+    f.only("partial_rotary_factor", 0.5)
+    f.only("attn_rotary_emb", s.head // 2)
+    f.ignore("num_logits_to_keep", "z_loss_coefficient")
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        first = attention(n, s, style, "h", "a") if i in full else mamba(n, s, linear, "h", "a")
+        body = gated(n, "feed_forward", s.hidden, s.inner, act, "h", "m", bias=mlp_bias)
+        return sequential(
+            Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")),
+            Branch(body, "m", norm.op(n, "pre_ff_layernorm", s.hidden, "x", "h")),
+        )
+
+    ends = EndsStyle(norm="model.final_layernorm")
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], ends, layer)
