@@ -1,6 +1,7 @@
 """Links and transports that do what Trouble says, for every node of a swarm in one process."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -30,6 +31,7 @@ class FaultyLink(WrappedLink):
         self._waiting: list[Message] = []  # sent while frozen
         self._received: Message | None = None  # the first that came while the owner was frozen
         self._held: Sequence[Step] = ()
+        self._delayed = deque[Message]()
         self._end: str | None = None
         link.answer_pings_with(self._send_pong)
 
@@ -48,10 +50,15 @@ class FaultyLink(WrappedLink):
             return
         delay_s = self._trouble.delays.get((self.owner, self.peer, self.lane))
         if delay_s:
-            asyncio.get_running_loop().call_later(delay_s, self._send_now, message)
+            self._delayed.append(message)
+            asyncio.get_running_loop().call_later(delay_s, self._send_delayed)
         else:
             self._send_now(message)
         self._release()
+
+    def _send_delayed(self) -> None:
+        """In the order in which they were sent: timers that end at one time are called in any."""
+        self._send_now(self._delayed.popleft())
 
     def _send_now(self, message: Message) -> None:
         """Send without looking for faults of single frames."""
