@@ -359,6 +359,7 @@ def test_keys_that_are_too_wide_are_refused(device: HostDevice) -> None:
         ("lfm2", {"layer_types": ["conv"] * 3, "num_hidden_layers": 3}),
         ("granitemoehybrid_mamba", {}),
         ("nemotron_h", {}),
+        ("falcon_h1", {}),
     ],
 )
 def test_layers_with_states_and_without_are_the_cpus(family: str, changed: dict[str, Any], device: HostDevice) -> None:
