@@ -148,6 +148,8 @@ def test_who_waits_for_a_copy_hears_that_the_span_is_served_no_more(folder: Path
         held.set()
         answers = await asyncio.gather(*opened, return_exceptions=True)
         assert any(isinstance(answer, ShardUnavailable) for answer in answers)
+        with pytest.raises(ShardUnavailable):
+            await opens(one, 13, 1, MEMBER)
         one.host.engine.start()
 
     play(folder, scenario)

@@ -15,7 +15,7 @@ from manyhands.worker.early import (
     EarlySteps,
     Unopened,
 )
-from tests.worker.hop import AFTER, BEFORE, ORIGIN, Notes, opening, session_id, step
+from tests.worker.hop import BEFORE, Notes, opening, session_id, step
 
 
 def rows(number: int, num_bytes: int = 128, **changes: object) -> Step:
@@ -151,16 +151,10 @@ def test_a_name_is_a_session_and_a_hop() -> None:
 def test_a_close_of_another_keeps_steps_for_their_open() -> None:
     early, way = Unopened(), link()
     early.hold(rows(1), way)
-    early.close(session_id(1), AFTER)
+    early.close(session_id(1))
     early.hold(rows(1)._replace(position=1), way)
     taken = early.take(opening(1))
     assert len(taken.steps) == 2 and not taken.is_short
-
-
-def test_a_session_that_its_origin_has_closed_before_its_open_is_short() -> None:
-    early = Unopened()
-    early.close(session_id(1), ORIGIN)
-    assert early.take(opening(1)).is_short and not early.take(opening(1, epoch=2)).is_short
 
 
 def test_of_sessions_that_were_closed_before_they_were_open_few_are_held() -> None:
@@ -168,6 +162,6 @@ def test_of_sessions_that_were_closed_before_they_were_open_few_are_held() -> No
     early, way = Unopened(), link()
     for number in range(2 * MAX_CLOSED):
         early.hold(rows(number), way)
-        early.close(session_id(number), AFTER)
+        early.close(session_id(number))
     assert len(early._by_link[way].sessions) == len(early._closed) == MAX_CLOSED
     assert early.take(opening(0)).is_short and early.take(opening(2 * MAX_CLOSED - 1)).steps

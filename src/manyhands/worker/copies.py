@@ -21,6 +21,7 @@ class Copies:
     def __init__(self) -> None:
         self._turns: dict[NodeId, deque[asyncio.Future[None]]] = {}  # who has waited longest for a turn first
         self._has_run = False  # since the last step
+        self._has_ended = False
 
     def __repr__(self) -> str:
         return f"<Copies of {len(self._turns)} origins>"
@@ -28,6 +29,9 @@ class Copies:
     def add(self, origin: NodeId) -> "asyncio.Future[None]":
         """A turn for one more copy, done once it may run; who waits for it no more cancels it."""
         turn = asyncio.get_running_loop().create_future()
+        if self._has_ended:
+            turn.set_exception(ShardUnavailable(ENDED))
+            return turn
         self._turns.setdefault(origin, deque()).append(turn)
         return turn
 
@@ -55,3 +59,4 @@ class Copies:
                 if not turn.done():
                     turn.set_exception(ShardUnavailable(ENDED))
         self._turns.clear()
+        self._has_ended = True

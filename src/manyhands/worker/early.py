@@ -4,13 +4,11 @@ An origin sends the first rows of a prompt right behind its Opens (origin/first_
 Open, and a hop that has its place sends rows on to one that may not have it yet.
 """
 
-from typing import Final, TypeVar
+from typing import Final
 
-from manyhands.core import NodeId, SessionId
+from manyhands.core import SessionId
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open, Step
-
-T = TypeVar("T")
 
 # Of memory for one session, whose hops are not open. Its origin sends half as much at most until all have answered: a hop may
 # send it on in several steps.
@@ -77,7 +75,7 @@ class Unopened:
         self._by_link: dict[Link, HeldOfLink] = {}
         self._ended: dict[SessionId, None] = {}
         self._dropped: dict[SessionId, None] = {}
-        self._closed: dict[SessionId, NodeId] = {}
+        self._closed: dict[SessionId, None] = {}
 
     def hold(self, step: Step, link: Link) -> bool:
         """Keep `step`, unless it comes too late, not too early (False): its session has ended, or was repaired."""
@@ -93,11 +91,11 @@ class Unopened:
 
     def _drop(self, held: HeldOfLink, session: SessionId) -> None:
         held.pop(session)
-        _remember(self._dropped, session, None, MAX_DROPPED)
+        _remember(self._dropped, session, MAX_DROPPED)
 
     def take(self, message: Open) -> EarlySteps:
         """What the predecessor that `message`, which has a lease, names has sent for its place. Nothing comes early for a later
-        epoch; where its own origin has closed the session before, it is short."""
+        epoch."""
         taken = EarlySteps()
         for link, held in self._by_link.items():
             places = held.sessions.get(message.session, {})
@@ -108,22 +106,21 @@ class Unopened:
                     del held.sessions[message.session]
         if message.epoch > 1:
             return EarlySteps()
-        is_over = self._closed.get(message.session) == message.origin
-        taken.is_short |= is_over or message.session in self._dropped
+        taken.is_short |= message.session in self._dropped
         return taken
 
     def end(self, session: SessionId) -> None:
         """Its origin has closed it; some of its steps may be on their way."""
         for held in self._by_link.values():
             held.pop(session)
-        _remember(self._ended, session, None, MAX_ENDED)
+        _remember(self._ended, session, MAX_ENDED)
 
-    def close(self, session: SessionId, peer: NodeId) -> None:
-        """`peer` has closed a session that is not its own here: refused, or to be opened yet, perhaps by another.
+    def close(self, session: SessionId) -> None:
+        """Some peer has closed a session that is not its own here: refused, or to be opened yet, perhaps by another.
 
-        Its steps stay for the Open of another; those of the oldest of MAX_CLOSED are dropped.
+        Its steps stay for an Open; those of the oldest of MAX_CLOSED are dropped.
         """
-        if (gone := _remember(self._closed, session, peer, MAX_CLOSED)) is not None:
+        if (gone := _remember(self._closed, session, MAX_CLOSED)) is not None:
             for held in self._by_link.values():
                 if gone in held.sessions:
                     self._drop(held, gone)
@@ -133,10 +130,10 @@ class Unopened:
         self._by_link.pop(link, None)
 
 
-def _remember(known: dict[SessionId, T], one: SessionId, said: T, most: int) -> SessionId | None:
+def _remember(known: dict[SessionId, None], one: SessionId, most: int) -> SessionId | None:
     """Add `one`, which is the newest. Of more than `most` the oldest is forgotten, and returned."""
     known.pop(one, None)
-    known[one] = said
+    known[one] = None
     if len(known) <= most:
         return None
     oldest = next(iter(known))

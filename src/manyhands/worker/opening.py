@@ -44,7 +44,7 @@ class Opening:
     def check_early(self) -> None:
         """Raise Busy if rows came before this Open that are not here: their origin would wait for them in vain."""
         if self.early.is_short:
-            raise Busy("rows came before this session was open, or its Close did, and are not held: open another one")
+            raise Busy("the first rows came before this session was open, and are not held any more: open another one")
 
     def cancel(self) -> None:
         task, self.task = self.task, None  # which leads back here

@@ -250,7 +250,7 @@ class Worker:
 
     def _on_close(self, message: Close, link: Link) -> bool:
         is_own = self.owners.has(message.session, link.peer)
-        self.unopened.end(message.session) if is_own else self.unopened.close(message.session, link.peer)
+        self.unopened.end(message.session) if is_own else self.unopened.close(message.session)
         for host in self.hosts:
             host.close(message, link.peer)
         return True
