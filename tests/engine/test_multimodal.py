@@ -43,6 +43,7 @@ def test_text_is_computed_as_transformers_computes_it(kind: str, tied: bool, tmp
     model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     with torch.inference_mode():
         theirs = model.eval()(torch.tensor([ids[:-1]]), use_cache=False).logits[0].numpy()
-    assert np.abs(np.concatenate(ours) - theirs).max() / np.abs(theirs).max() < 2e-5
+    most = 2e-4 if program.has_states else 2e-5  # states sum up roundings
+    assert np.abs(np.concatenate(ours) - theirs).max() / np.abs(theirs).max() < most
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 :].tolist()
     assert program.context == (256 if kind == "ministral3" else CONTEXT)

@@ -10,6 +10,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from manyhands.engine import library
 from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array
 from manyhands.errors import StateGone
@@ -241,7 +242,7 @@ class _Host:
         target[:] = source
 
     def address(self, block: Array) -> int:
-        return block.ctypes.data
+        return library.address(block) or 0
 
 
 HOST: Final = _Host()
