@@ -21,7 +21,7 @@ from manyhands.engine.cuda import proof, source
 from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.operations import FAST
 from manyhands.engine.cuda.plan import MOST_ROWS, CudaLayers, CudaPlan, Positions, hold
-from manyhands.engine.cuda.proof import PROVEN, OfGpu, OnGpu, failures
+from manyhands.engine.cuda.proof import PROVEN_TILES, OfGpu, OnGpu, failures
 from manyhands.engine.cuda.span import CudaSpan
 from manyhands.engine.golden_cases import CASES, BackEnd, reals, stored
 from manyhands.engine.golden_small import blocks
@@ -48,7 +48,7 @@ def matrices(device: HostDevice, kind: str, packed: Callable[[int, int], Array])
     """Products with weights of a type, of rows of each shape of block, and experts. packed: a matrix [n, k]."""
     number, k, n = library.TYPES[kind], 256, 20
     op = (library.PRODUCT, (0, 1, number, 0), (), (packed(n, k), None))
-    for tiles, counts in ((FAST, (1, 2, 3, 4, 6, 8, 60)), *((tiles, (5,)) for tiles in PROVEN[1:])):
+    for tiles, counts in ((FAST, (1, 2, 3, 4, 6, 8, 60)), *((tiles, (5,)) for tiles in PROVEN_TILES[1:])):
         plan = CudaPlan(device, Registers("f32", (k, n), 1024), hold(device, [op]), [0, k], 1, "f32", tiles=tiles)
         for count in counts:
             plan.run([Positions(0, 0, count)], reals(2, count, k).view(np.uint8), count)
@@ -109,7 +109,7 @@ def test_tiles_with_ragged_edges_are_the_cpus_bits(kind: str, device: HostDevice
         x = reals(count, count, k, spread=9)
         x[3, 5], x[4], x[7, :9] = np.inf, np.nan, 1e-40
         wanted = BackEnd("scalar", Team(1)).run(x, row_type, sizes, ops, out)
-        for tiles in PROVEN if kind in library.WIDE else PROVEN[:2]:
+        for tiles in PROVEN_TILES if kind in library.WIDE else PROVEN_TILES[:2]:
             found = OnGpu("scalar", Team(1), device, tiles).run(x, row_type, sizes, ops, out)
             assert np.array_equal(found, wanted), (count, row_type, tiles)
 
@@ -239,7 +239,7 @@ def test_a_device_with_other_bits_is_found(device: HostDevice, monkeypatch: pyte
             host[0] ^= 1
 
     monkeypatch.setattr(device, "fetch", wrong)
-    monkeypatch.setattr(proof, "PROVED", {name: CASES[name] for name in ("functions", "norms", "rotary")})
+    monkeypatch.setattr(proof, "PROVEN_CASES", {name: CASES[name] for name in ("functions", "norms", "rotary")})
     assert failures(device, Team(1)) == ["norms"]
 
 

@@ -13,7 +13,7 @@ from manyhands.engine import library
 from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda.operations import FAST, QUERIES
 from manyhands.engine.cuda.plan import CudaPlan, hold
-from manyhands.engine.cuda.proof import PROVEN
+from manyhands.engine.cuda.proof import PROVEN_TILES
 from manyhands.engine.cuda.span import CudaCache
 from manyhands.engine.golden_cases import POSITIONS, AttentionShape, BackEnd, Op, Step, product, reals, stored
 from manyhands.engine.library import BLOCK, Array, Team
@@ -48,7 +48,7 @@ class Made(NamedTuple):
     def on_gpu(self, device: HostDevice, tiles: int) -> CudaPlan:
         registers = Registers(self.row_type, tuple(self.widths), POSITIONS)
         held, places = hold(device, self.ops), library.apart(self.widths)
-        return CudaPlan(device, registers, held, places, 4, "f32", tiles=PROVEN[tiles])
+        return CudaPlan(device, registers, held, places, 4, "f32", tiles=PROVEN_TILES[tiles])
 
 
 def made(shape: AttentionShape, row_type: str) -> Made:

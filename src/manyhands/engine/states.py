@@ -49,7 +49,7 @@ class StateMemory(Protocol[B]):
         ...
 
     def copy(self, target: B, source: B) -> None:
-        """All bytes of `source`."""
+        """Copy all bytes of `source` into `target`."""
         ...
 
     def address(self, block: B) -> int:
@@ -76,7 +76,9 @@ class Begun(NamedTuple):
 
     table: Array  # uintp: of each block up to the last position's its address; 0: not kept
     now: int  # the address of the state behind the last position
-    origin: int  # -1: that is the state before the first; else the first position of the block that gives it
+    origin: (
+        int  # the first position of the block from which the state before `start` is computed; -1: `now` is that state
+    )
 
 
 class States(Generic[B]):
@@ -92,7 +94,7 @@ class States(Generic[B]):
         self._spare: B | None = None  # dropped, for the next block
         self._end = 0  # what blocks hold is right up to here
         self._at: int | None = None  # the positions that `_now` is the state behind
-        self._unknown: set[int] = set()  # blocks that came for a step which has not ended
+        self._unknown: set[int] = set()  # numbers of blocks that a step which has not ended is to fill
         self._now = memory.made(plan.now_bytes)
         self._table: Array = np.zeros(8, np.uintp)
 
@@ -127,7 +129,7 @@ class States(Generic[B]):
         stays = {n for n in self._blocks if n <= first and (n in kept or n in (first, source)) and self._holds(n)}
         new = [n for n in range(-(-start // STATE_BLOCK), (end - 1) // STATE_BLOCK + 1) if n in kept and n not in stays]
         if source is None:  # from nothing
-            self._spare = None  # so that no more is there than blocks that are kept, and one
+            self._spare = None  # freed first: with the block of zeros there are MOST_KEPT + 1 blocks at most
             zeros = self._memory.made(self._plan.state_bytes)
             new = [number for number in new if number]
             self._exchange(stays, None, new)
@@ -172,10 +174,10 @@ class States(Generic[B]):
         return number in self._blocks and number not in self._unknown
 
     def _exchange(self, stays: Collection[int], owned: int | None, new: Collection[int]) -> None:
-        """Drop the blocks that do not stay; `owned`, which another session may have, becomes this one's; `new` ones come.
+        """Drop the blocks that are not in `stays`, replace the shared block `owned` by a copy, and add blocks `new`.
 
-        Memory of what is dropped is taken first, of other sessions' never. Raises ModelError where there is no room; nothing
-        has changed then.
+        Memory of dropped blocks that no other session shares is used first. Raises ModelError where there is no room;
+        nothing has changed then.
         """
         going = self._blocks.keys() - stays
         free = [self._blocks[number] for number in sorted(going - self._shared)]
@@ -210,13 +212,13 @@ class StateSizes(NamedTuple):
 
 
 def convolution_states(columns: int, taps: int, item: int) -> StateSizes:
-    """Of a convolution whose rows are numbers of `item` bytes."""
+    """Of a convolution of `taps` taps over rows of `columns` numbers of `item` bytes."""
     row = columns * item
     return StateSizes(_lines((taps - 1 + STATE_BLOCK) * row), _lines((taps - 1) * row))
 
 
 def attention_states(heads: int, key_heads: int, width: int, value_width: int) -> StateSizes:
-    """Of linear attention."""
+    """Of linear attention: keys of `width` numbers, values of `value_width`, all in fp32."""
     state = heads * -(-value_width // TILE) * TILE * width * 4
     inputs = key_heads * width + heads * (value_width + 2)
     return StateSizes(_lines(state + STATE_BLOCK * inputs * 4), _lines(state))

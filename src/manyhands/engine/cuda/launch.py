@@ -60,7 +60,7 @@ class Launch(NamedTuple):
 
 
 def over_columns(kernel: str, columns: int, rows: int, given: Args) -> Launch:
-    """A kernel whose threads have a column of a row each."""
+    """A launch with one thread for each column of each row."""
     return Launch(kernel, (-(-columns // THREADS), rows, 1), given)
 
 

@@ -28,8 +28,8 @@ class Tiles(NamedTuple):
 
     few, few_numbers: rows, and numbers of the result, up to which a product is not. side_by_side: blocks of TILE x TILE that
     a GPU has at once; smaller ones are used where these would leave much of it idle. few_queries: of attention, rows times
-    heads, up to which each reads keys for itself. narrow: columns of values up to which the kernel for the fewest is used;
-    narrow_keys: numbers of a key of linear attention up to which it is.
+    heads, up to which each reads keys for itself. narrow: columns of values up to which the kernel for the fewest is used.
+    narrow_keys: numbers of a key of linear attention up to which delta_128 is used, and not delta_256.
     """
 
     few: int = 8

@@ -20,7 +20,8 @@ from manyhands.errors import ContextOverflow, ModelError
 MOST_ROWS: Final = 512  # that go through the operations at once
 ROOM_BYTES: Final = 1 << 27  # of registers, where they do not need more for LEAST_ROWS
 LEAST_ROWS: Final = 16
-_LEFT, _BEFORE, _ORIGIN = 2, 3, 6  # of Row in common.cu, whose fields take 8 bytes each
+# Columns of a Table: the fields of Row in common.cu, of 8 bytes each.
+_BLOCKS, _POSITION, _LEFT, _BEFORE, _NOW, _KEPT, _ORIGIN, _BEHIND = range(8)
 _FIELDS: Final = 8
 ROW_BYTES: Final = 8 * _FIELDS
 RECORDED: Final = 32  # numbers of rows whose steps are recorded
@@ -203,22 +204,24 @@ class CudaPlan:
 
 
 def _table(piece: Positions) -> Table:
-    """Rows (common.cu) of the positions of a session."""
+    """The rows of one session: [piece.count, _FIELDS]."""
     found, order = np.zeros((piece.count, _FIELDS), np.int64), np.arange(piece.count)
-    found[:, 0], found[:, 1] = piece.blocks, order + piece.start
+    found[:, _BLOCKS], found[:, _POSITION] = piece.blocks, order + piece.start
     found[:, _LEFT], found[:, _BEFORE] = order[::-1], order
     if (states := piece.states) is not None:
-        found[:, 4], found[:, 5] = states.now, states.table[found[:, 1] // STATE_BLOCK]
+        found[:, _NOW], found[:, _KEPT] = states.now, states.table[found[:, _POSITION] // STATE_BLOCK]
         if states.origin >= 0:
-            found[:, _ORIGIN], found[:, 7] = states.table[states.origin // STATE_BLOCK], piece.start - states.origin
+            found[:, _ORIGIN] = states.table[states.origin // STATE_BLOCK]
+            found[:, _BEHIND] = piece.start - states.origin
     return found
 
 
 def _cut(table: Table, first: int, count: int) -> Table:
-    """`count` rows of a table, as a step of their own: a session that began before them goes on from where it is then."""
+    """`count` rows of a table as a step of their own. A session that began in an earlier row goes on from the state behind its
+    last position (_NOW), which the step before left there."""
     found, order = table[first : first + count], np.arange(count)
     if count < len(table):
-        found[found[:, _BEFORE] > order, _ORIGIN:] = 0
+        found[found[:, _BEFORE] > order, _ORIGIN : _BEHIND + 1] = 0
         found[:, _BEFORE] = np.minimum(found[:, _BEFORE], order)
         found[:, _LEFT] = np.minimum(found[:, _LEFT], order[::-1])
     return found

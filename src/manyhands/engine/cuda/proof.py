@@ -22,18 +22,18 @@ from manyhands.engine.library import FUNCTIONS, Array, Team
 from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
 
-# As in use; and each product, and attention, in tiles of either kind, and by kernels of either kind: cases have few rows, and
-# narrow keys.
-PROVEN: Final = (FAST, Tiles(0, 0, 1, 0), Tiles(0, 0, 1 << 30, 0, 0, 0))
-PROVED: Final = {**CASES, **STATE_CASES, **SMALL_CASES}
+# As in use; and so that cases, which have few rows and narrow keys, also run in the tiles of many rows, large and small, and
+# by the kernel of wide keys.
+PROVEN_TILES: Final = (FAST, Tiles(0, 0, 1, 0), Tiles(0, 0, 1 << 30, 0, 0, 0))
+PROVEN_CASES: Final = {**CASES, **STATE_CASES, **SMALL_CASES}
 
 
 def failures(device: CudaDevice, team: Team) -> list[str]:
     """The operations whose golden digests a device does not reproduce; those of caches of 8 bit it does not have."""
-    right, found = golden.recorded(), dict.fromkeys(PROVED, True)
-    for tiles in PROVEN:
+    right, found = golden.recorded(), dict.fromkeys(PROVEN_CASES, True)
+    for tiles in PROVEN_TILES:
         machine = OnGpu(golden.choose(), team, device, tiles)
-        for name, case in PROVED.items():
+        for name, case in PROVEN_CASES.items():
             if tiles == FAST or name.startswith(("product", "attention", "states")) or name in SMALL_CASES:
                 found[name] = found[name] and golden.digest_of(case, machine) in _right(name, right)
     return [name for name, is_right in found.items() if not is_right]

@@ -36,8 +36,8 @@ class CudaCache(BlockCache[CudaMemory]):
 
     Where they lie is told by a table on the device, whose address and a position are a row of a step: so the step's data are
     of one size however long its sessions are, as recorded steps need it. The table is uploaded anew, which waits, when blocks
-    came or were exchanged: once in 64 tokens of an answer, some microseconds. Where states lie is told by rows themselves.
-    `capacity` positions are expected (0: unknown); `mark`: see States.
+    came or were exchanged: once in 64 tokens of an answer, some microseconds. The addresses of states are in the rows
+    themselves. `capacity` positions are expected (0: unknown); `mark`: see States.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from manyhands.errors import ModelError
 
 MOST_KEYS: Final = 256  # numbers of a key of linear attention (delta_256 in states.cu)
 DELTA_THREADS: Final = 128
-SESSIONS: Final = 64  # that are computed side by side; with more, some one after the other
+SESSIONS: Final = 64  # of a step that are computed at once; of more, some are computed after others
 
 
 class DeviceStates:
@@ -38,7 +38,7 @@ def check(kind: int, numbers: Sequence[int]) -> None:
 
 
 def convolve(room: Room, op: Held, kept: Kept, table: int, rows: int) -> Launch:
-    """table: the address of the rows' Rows (common.cu)."""
+    """The launch of a convolution over `rows` rows. table: the device address of the step's array of Row (common.cu)."""
     source, target, taps, activation = op.numbers[:4]
     width = room.widths[source]
     given = args(
@@ -52,6 +52,7 @@ def convolve(room: Room, op: Held, kept: Kept, table: int, rows: int) -> Launch:
 
 
 def decay(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    """The launch of a decay, or of softplus alone, over `rows` rows."""
     source, target = op.numbers[:2]
     vectors, width = (op.address(0), op.address(1)), room.widths[source]
     given = args(room.register(source), out=room.register(target), tensors=vectors, n=(width,))
@@ -59,7 +60,7 @@ def decay(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 
 def attend(room: Room, op: Held, kept: Kept, table: int, rows: int, narrow: int) -> Launch:
-    """Linear attention. narrow: numbers of a key up to which the kernel for the fewest is used; table: as above."""
+    """The launch of linear attention over `rows` rows. table: as for `convolve`; narrow: see Tiles.narrow_keys."""
     query, key, value, decays, strengths, target, heads, key_heads, width, value_width, is_sum = op.numbers[:11]
     beside = [room.register(number) for number in (value, decays, strengths)]
     given = args(
