@@ -51,11 +51,8 @@ _SCALINGS: Final[Mapping[str, Range]] = {
 }  # fmt: skip
 _TEXTS: Final = ("model_type", "rope_type", "type", "hidden_act", "hidden_activation", "architectures")
 _OBJECTS: Final = ("text_config", "rope_scaling", "rope_parameters")
-_LAYERS: Final = "layers_block_type"  # a list with an item for each
-_UNBOUNDED: Final = (
-    "time_step_limit",
-    "mamba_dt_limit",
-)  # lists of two numbers, of which the second is mostly infinite
+_LAYERS: Final = "layers_block_type"  # a list with an item for each layer
+_UNBOUNDED: Final = ("time_step_limit", "mamba_dt_limit")  # lists of two numbers; the second may be infinite
 # Sizes by any other name.
 _COUNTS: Final = re.compile(r"(?:layers|blocks|heads|experts|depth)$")
 _SIZES: Final = re.compile(r"(?:size|dim|rank|width)$")

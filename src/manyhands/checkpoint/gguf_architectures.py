@@ -91,8 +91,8 @@ class Architecture:
 
     `tensors` (gguf_names.py): of a layer. `ends`: all others. `layers`: the path of layers. `eps`: the epsilon's field.
     `latent`: attention is latent, its widths are read by `more`. `mixed`: layers without attention have no key heads.
-    `sparse`: all layers have experts, and the width of other blocks may not be stated. `single`: layers are of one block
-    each, and state the width of none as 0.
+    `sparse`: all layers have experts, and the width of other blocks may not be stated. `single`: each layer is one
+    block, and one without a width states 0.
     """
 
     model_type: str

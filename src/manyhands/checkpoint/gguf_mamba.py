@@ -5,8 +5,13 @@ from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 
 def nemotron_h(keys: GgufKeys, config: Config) -> Config:
-    """Layers with key heads have attention, those with a width a plain block; the others are of Mamba 2."""
-    kinds = _kinds(keys, config, "mlp")
+    """Layers that state key heads have attention, layers that state a width have a plain block, others are of Mamba 2."""
+    return _single_blocks(keys, config, "mlp")
+
+
+def _single_blocks(keys: GgufKeys, config: Config, wide: str) -> Config:
+    """What both architectures add. wide: the kind of layers that state a width."""
+    kinds = _kinds(keys, config, wide)
     return {
         **_mamba(keys),
         "layers_block_type": kinds,
@@ -18,19 +23,17 @@ def nemotron_h(keys: GgufKeys, config: Config) -> Config:
 
 
 def nemotron_h_moe(keys: GgufKeys, config: Config) -> Config:
-    """Experts in place of plain blocks, chosen by sigmoids. Layers behind the last one guess tokens ahead: they are left out,
-    and their norm's epsilon is not read."""
+    """Experts in place of plain blocks, ranked by sigmoid. Layers of multi-token prediction, which come last, are left out;
+    attention.layer_norm_epsilon is theirs and is not used."""
     if keys.one("expert_gating_func", 2) != 2 or "exp_probs_b.bias" not in keys.tensors:
         raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
     keys.get("attention.layer_norm_epsilon")
     keys.only("expert_group_count", 1)
     keys.only("expert_group_used_count", 1)
     keys.only("expert_shared_count", 1)
-    found, kinds = nemotron_h(keys, config), _kinds(keys, config, "moe")
     return {
-        **found,
+        **_single_blocks(keys, config, "moe"),
         **experts(keys, config),
-        "layers_block_type": kinds,
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "moe_shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
         "moe_latent_size": keys.count("moe_latent_size", 0, least=0) or None,
@@ -40,9 +43,11 @@ def nemotron_h_moe(keys: GgufKeys, config: Config) -> Config:
 
 
 def falcon_h1(keys: GgufKeys, config: Config) -> Config:
-    """The converter multiplies tensors by the multipliers; a norm is behind the gate, where there is one."""
+    """Tensors have been multiplied by the multipliers when the file was made. If there is a norm, it is behind the gate."""
     if config["tie_word_embeddings"]:
-        raise keys.refused("it has no tensor output.weight: its embedding has a multiplier that a head has not")
+        raise keys.refused(
+            "it has no tensor output.weight, and its token_embd.weight, times embedding_multiplier, is no head"
+        )
     found, inner = _mamba(keys), keys.count("ssm.inner_size")
     return {
         "mamba_n_heads": found["mamba_num_heads"],
@@ -69,8 +74,8 @@ def _mamba(keys: GgufKeys) -> Config:
     }
 
 
-def _kinds(keys: GgufKeys, config: Config, block: str) -> list[str]:
-    """Of each layer but those that guess tokens ahead, which come last."""
+def _kinds(keys: GgufKeys, config: Config, wide: str) -> list[str]:
+    """The kind of each layer, but for those of multi-token prediction, which come last. Raises ModelError."""
     layers, ahead = config["num_hidden_layers"], keys.count("nextn_predict_layers", 0, least=0)
     heads = keys.counts("attention.head_count_kv", layers, config["num_attention_heads"])
     widths = keys.counts("feed_forward_length", layers, 0)
@@ -80,4 +85,4 @@ def _kinds(keys: GgufKeys, config: Config, block: str) -> list[str]:
             raise keys.refused(f"its layers have different {name}: {sorted({*numbers})}")
     if any(head and width for head, width in each):
         raise keys.refused("some of its layers have both attention and a block")
-    return ["full_attention" if head else block if width else "linear_attention" for head, width in each]
+    return ["full_attention" if head else wide if width else "linear_attention" for head, width in each]

@@ -65,9 +65,9 @@ class ModelFacts:
 
 
 def _num_layers(config: Mapping[str, Any]) -> int:
-    """Configs of nemotron_h may only list their layers."""
+    """Layers of a model. Configs of nemotron_h may list the layers in place of their number. Raises ModelError."""
     listed = config.get("layers_block_type")
-    default = len(listed) or None if isinstance(listed, list) else None
+    default = len(listed) if isinstance(listed, list) and listed else None
     return _count(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=default)
 
 

@@ -117,7 +117,7 @@ class AttentionStyle:
     pairs: bool = False
     bias: bool = False  # of q, k and v
     out_bias: bool = False
-    path: str = "self_attn"  # of the tensors of q, k and v
+    path: str = "self_attn"  # prefix of the names of q_proj, k_proj and v_proj
     out_name: str = "self_attn.o_proj"
     window: int | None = None
     soft_cap: float | None = None

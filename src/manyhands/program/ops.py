@@ -166,8 +166,8 @@ class ExpertRouting:
 class Experts:
     """target = the sum over the row's routes, in their order from zero, of weight * expert(source), in fp32.
 
-    expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. Without a gate
-    down . round(activation(up . round(v) + up_bias)) + down_bias, by the gating's activation alone.
+    expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. If `gate` is
+    None: down . round(activation(up . round(v) + up_bias)) + down_bias, where activation is the gating's.
     """
 
     source: str

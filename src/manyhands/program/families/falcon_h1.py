@@ -1,11 +1,11 @@
-"""The recipe of falcon_h1: in each layer attention beside Mamba 2; a multiplier at every turn."""
+"""The recipe of falcon_h1: in each layer attention beside Mamba 2; multipliers of most registers."""
 
 from dataclasses import replace
 from typing import Final
 
 from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames, attention, gated, head_scale
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.mamba import MambaStyle, mamba, scaled
+from manyhands.program.families.mamba import MambaStyle, expanded_width, mamba, scaled
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Add, Program, Term
 from manyhands.program.rope import RopeReader
@@ -14,15 +14,11 @@ _SCALES: Final = ("attention_in", "attention_out", "embedding", "key", "lm_head"
 
 
 def falcon_h1(f: Fields) -> Program:
-    """One norm before attention and Mamba, one before the block; the key's multiplier is one of the scores."""
+    """One norm before attention and Mamba, one before the block. key_multiplier is applied to the scores."""
     f.assume(num_key_value_heads=8)
     s = Sizes.read(f, kv=False)
-    act, bias, mlp_bias, eps = (
-        f.activation(),
-        f.flag("attention_bias"),
-        f.flag("mlp_bias"),
-        f.number("rms_norm_eps", 1e-5),
-    )
+    act, eps = f.activation(), f.number("rms_norm_eps", 1e-5)
+    bias, mlp_bias = f.flag("attention_bias"), f.flag("mlp_bias")
     by = {name: f.number(f"{name}_multiplier", 1.0, positive=False) for name in _SCALES}
     gate, down = _numbers(f, "mlp_multipliers", 2)
     norm, rope, linear = NormStyle("rms", eps), RopeReader(f), _mamba(f, s, eps)
@@ -48,8 +44,8 @@ def falcon_h1(f: Fields) -> Program:
 
 def _mamba(f: Fields, s: Sizes, eps: float) -> MambaStyle:
     f.only("mamba_use_mlp", True)
-    inner = f.count("mamba_expand", 2, high=64) * s.hidden
-    inner = inner if f.is_null("mamba_d_ssm") else f.count("mamba_d_ssm", 1024, high=1 << 20)
+    expanded = expanded_width(f, s)
+    inner = expanded if f.is_null("mamba_d_ssm") else f.count("mamba_d_ssm", 1024, high=1 << 20)
     has_norm, is_before = f.flag("mamba_rms_norm"), f.flag("mamba_norm_before_gate", True)
     return replace(
         MambaStyle.read(f, inner, f.activation(), eps),
@@ -60,7 +56,7 @@ def _mamba(f: Fields, s: Sizes, eps: float) -> MambaStyle:
 
 
 def _numbers(f: Fields, name: str, count: int) -> tuple[float, ...]:
-    """So many numbers, all 1 where they are absent."""
+    """A field's list of `count` numbers; all 1 where it is absent. Raises ModelError for another list."""
     given = f.raw(name, [1.0] * count)
     if not isinstance(given, list) or len(given) != count:
         raise f.refuse(name, f"a list of {count} numbers is needed")

@@ -45,15 +45,15 @@ _MAMBA: Final = (
     "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
     "mamba_proj_bias time_step_limit"
 ).split()
-NO_LIMIT: Final = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as configs are written
+NO_LIMIT: Final = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as configs write [0, infinity]
 
 
 @dataclass(frozen=True, slots=True)
 class MambaStyle:
     """A layer of Mamba 2: heads of `width` columns, whose states are `state` rows; groups of heads share keys and queries.
 
-    `norm`: of groups, where it stands to the gate. `scales`: of gates, values, keys, queries and steps, as products leave
-    them.
+    `norm`: where the norm of groups is, behind the gate, before it, or nowhere. `scales`: multipliers of the product's
+    results: gates, values, keys, queries and time steps.
     """
 
     heads: int
@@ -73,7 +73,8 @@ class MambaStyle:
 
     @classmethod
     def read(cls, f: Fields, inner: int, activation: Activation, eps: float) -> "MambaStyle":
-        """For values of `inner` columns, under the names of granitemoehybrid. Raises ModelError for impossible ones."""
+        """From fields named as granitemoehybrid names them; all heads together have `inner` columns. Raises ModelError for
+        sizes that do not fit together."""
         heads, groups = f.count("mamba_n_heads", 128, high=1 << 14), f.count("mamba_n_groups", 1, high=1 << 14)
         if inner % heads or heads % groups:
             raise f.refuse("mamba_n_heads", f"a divisor of {inner} and a multiple of the {groups} groups is needed")
@@ -113,8 +114,13 @@ def mamba(n: TensorNames, s: Sizes, style: MambaStyle, source: str, target: str)
 
 
 def scaled(name: str, scale: float) -> Ops:
-    """A register times a number, in place."""
+    """A register multiplied by a number in place; nothing for 1."""
     return () if scale == 1.0 else (Multiply(name, scale, name),)
+
+
+def expanded_width(f: Fields, s: Sizes) -> int:
+    """Columns of all heads of Mamba together, by mamba_expand. Raises ModelError."""
+    return f.count("mamba_expand", 2, high=64) * s.hidden
 
 
 def _gated(path: str, inner: int, style: MambaStyle) -> Ops:
@@ -141,7 +147,7 @@ def granitemoehybrid(f: Fields) -> Program:
     eps = f.number("rms_norm_eps", 1e-6)
     norm, ends, rotary = NormStyle("rms", eps), granite_ends(f), RopeReader(f)
     has_mamba = not {"linear_attention", "mamba"}.isdisjoint(kinds)
-    linear = MambaStyle.read(f, f.count("mamba_expand", 2, high=64) * s.hidden, act, eps) if has_mamba else None
+    linear = MambaStyle.read(f, expanded_width(f, s), act, eps) if has_mamba else None
     f.ignore(*(() if has_mamba else _MAMBA))
     count = f.count("num_local_experts", 8, low=0, high=4096)
     f.ignore(*(() if count else ("num_experts_per_tok",)))
@@ -170,18 +176,14 @@ def granitemoehybrid(f: Fields) -> Program:
 
 
 def bamba(f: Fields) -> Program:
-    """Attention in the layers that are listed, in which half of a head turns; a gated block in each."""
+    """Attention in the layers that attn_layer_indices lists, with rotary positions in half of each head; a gated block in each."""
     f.assume(num_key_value_heads=8)
     s = Sizes.read(f, kv=False)
-    act, bias, mlp_bias, eps = (
-        f.activation(),
-        f.flag("attention_bias"),
-        f.flag("mlp_bias"),
-        f.number("rms_norm_eps", 1e-5),
-    )
+    act, eps = f.activation(), f.number("rms_norm_eps", 1e-5)
+    bias, mlp_bias = f.flag("attention_bias"), f.flag("mlp_bias")
     norm, rope, full = NormStyle("rms", eps), RopeReader(f, fraction=0.5), f.whole_numbers("attn_layer_indices")
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
-    linear = MambaStyle.read(f, f.count("mamba_expand", 2, high=64) * s.hidden, act, eps)
+    linear = MambaStyle.read(f, expanded_width(f, s), act, eps)
     f.only("partial_rotary_factor", 0.5)
     f.only("attn_rotary_emb", s.head // 2)
     f.ignore("num_logits_to_keep", "z_loss_coefficient")

@@ -23,18 +23,18 @@ from manyhands.program.fields import Fields
 from manyhands.program.ops import EXPERT, Activation, Add, ExpertRouting, Experts, Gating, Product, Program
 from manyhands.program.rope import RopeReader
 
-BY_LETTER: Final = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-OLD_NAMES: Final = {"mamba": "linear_attention", "attention": "full_attention"}
+_KIND_OF_LETTER: Final = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_OLD_KINDS: Final = {"mamba": "linear_attention", "attention": "full_attention"}
 _LISTS: Final = ("layers_block_type", "layer_types")  # one field by two names
 _ENDS: Final = EndsStyle(embed="backbone.embeddings", norm="backbone.norm_f", head="lm_head", layers="backbone.layers")
-_OLD_FIELDS: Final = (  # of Mamba: what transformers takes in place of a field
+_OLD_FIELDS: Final = (  # of Mamba: a field, and its older name, which transformers prefers
     ("n_groups", "mamba_n_groups"),
     ("conv_kernel", "mamba_d_conv"),
     ("use_conv_bias", "mamba_conv_bias"),
     ("time_step_limit", "mamba_dt_limit"),
 )
-# How weights begin before training, how kernels cut their work, and layers that guess tokens ahead. Of steps, only
-# time_step_limit bounds those that are computed. Attention has no positions.
+# Initial weights, chunks of kernels, and layers of multi-token prediction. Of the fields of time steps only time_step_limit
+# bounds those that are computed. Attention has no rotary positions.
 _UNUSED: Final = (
     "chunk_size expand mamba_chunk_size mamba_dt_init_floor mamba_dt_max mamba_dt_min mamba_expand "
     "moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type num_logits_to_keep "
@@ -52,7 +52,7 @@ _EXPERTS: Final = (
 
 
 def nemotron_h(f: Fields) -> Program:
-    """A norm before each block; states and attention without positions; squares of relu."""
+    """A norm before each block; attention without rotary positions; relu squared in plain blocks and experts."""
     kinds = _kinds(f)
     f.assume(num_hidden_layers=len(kinds), intermediate_size=21504, max_position_embeddings=4096)
     s = Sizes.read(f, head=128)
@@ -60,7 +60,7 @@ def nemotron_h(f: Fields) -> Program:
         raise f.refuse("num_hidden_layers", f"{len(kinds)}, as many as the kinds of layers that are listed, are needed")
     eps = f.number("layer_norm_epsilon", 1e-5)
     act, bias, norm = f.activation("mlp_hidden_act", "relu2"), f.flag("mlp_bias"), NormStyle("rms", eps)
-    _as_computed(f, s, eps)
+    _check_others(f, s, eps)
     style = AttentionStyle(head_scale(s.head), rope=None, path="mixer", out_name="mixer.o_proj")
     linear = _mamba(f, eps) if "linear_attention" in kinds else None
     experts = _Mixture(f, s, act, bias) if "moe" in kinds else None
@@ -87,31 +87,31 @@ def _alone(branch: Branch) -> Ops:
 
 
 def _kinds(f: Fields) -> Sequence[str]:
-    """Of each layer: by a list, or by a letter each."""
+    """The kind of each layer, from a list or from a pattern of letters. Raises ModelError."""
     lettered = _by_letter(f)
     name = next((name for name in _LISTS if f.has(name)), None)
     if name is None:
         return lettered
     given = f.raw(name)
-    kinds = [OLD_NAMES.get(str(kind), str(kind)) for kind in given] if isinstance(given, list) else []
-    if not kinds or not set(kinds) <= set(BY_LETTER.values()):
-        raise f.refuse(name, f"a list of {', '.join(BY_LETTER.values())} is needed")
+    kinds = [_OLD_KINDS.get(str(kind), str(kind)) for kind in given] if isinstance(given, list) else []
+    if not kinds or not set(kinds) <= set(_KIND_OF_LETTER.values()):
+        raise f.refuse(name, f"a list of {', '.join(_KIND_OF_LETTER.values())} is needed")
     for other in _LISTS:
         f.only(other, given)
     if f.has("hybrid_override_pattern") and lettered != kinds:
-        raise f.refuse("hybrid_override_pattern", f"which is not what {name} says")
+        raise f.refuse("hybrid_override_pattern", f"but {name} lists other layers: leave one of them out")
     return kinds
 
 
 def _by_letter(f: Fields) -> list[str]:
     pattern = f.raw("hybrid_override_pattern", "ME*-")
-    if not isinstance(pattern, str) or not pattern or set(pattern) - BY_LETTER.keys():
-        raise f.refuse("hybrid_override_pattern", f"for each layer one letter of {' '.join(BY_LETTER)} is needed")
-    return [BY_LETTER[letter] for letter in pattern]
+    if not isinstance(pattern, str) or not pattern or set(pattern) - _KIND_OF_LETTER.keys():
+        raise f.refuse("hybrid_override_pattern", f"for each layer one letter of {' '.join(_KIND_OF_LETTER)} is needed")
+    return [_KIND_OF_LETTER[letter] for letter in pattern]
 
 
-def _as_computed(f: Fields, s: Sizes, eps: float) -> None:
-    """Fields that say otherwise what is said already, and those that must be off."""
+def _check_others(f: Fields, s: Sizes, eps: float) -> None:
+    """Raise ModelError for fields that contradict those that are read, and for what no recipe computes."""
     f.only("attention_head_dim", s.head)
     f.only("attention_bias", False)
     f.only("norm_eps", eps)
@@ -154,7 +154,7 @@ def _mamba(f: Fields, eps: float) -> MambaStyle:
 
 
 def _route(f: Fields) -> ExpertRouting:
-    """Sigmoids choose, with a correction."""
+    """Experts ranked by sigmoid and correction."""
     name = "num_local_experts" if f.has("num_local_experts") else "n_routed_experts"
     count, groups = f.count(name, 8, high=4096), f.count("n_group", 1, high=4096)
     f.only("n_routed_experts", count)
@@ -167,8 +167,8 @@ def _route(f: Fields) -> ExpertRouting:
 
 
 class _Mixture:
-    """Experts without gates, and a block that every row takes. With a latent size the experts compute between two products,
-    in rows of that width."""
+    """Experts without gates, and a shared block. With moe_latent_size, one product takes rows to that width before the experts,
+    and another takes their sum back."""
 
     def __init__(self, f: Fields, s: Sizes, activation: Activation, bias: bool) -> None:
         """Raises ModelError for impossible ones."""
@@ -179,12 +179,12 @@ class _Mixture:
         self._latent = f.optional_count("moe_latent_size")
 
     def ops(self, n: TensorNames) -> Ops:
-        """From "h": of the experts to "m", of the other block to "s"."""
-        ups, beside = ("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"), self._shared
+        """From "h": the experts' sum into "m", the shared block's result into "s"."""
+        shared = ("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj")
         return (
             *router(n, "mixer.gate", self._sizes, self._route, correction="mixer.gate.e_score_correction_bias"),
             *self._between(n),
-            *plain(n, ups, replace(self._sizes, inner=beside), self._activation, "h", "s", bias=self._bias),
+            *plain(n, shared, replace(self._sizes, inner=self._shared), self._activation, "h", "s", bias=self._bias),
         )
 
     def _between(self, n: TensorNames) -> Ops:
