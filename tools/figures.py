@@ -47,7 +47,9 @@ _STEP_TARGET = (
 _SMALL = (
     "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; of our bf16 {decode_x.bf16} x, {prefill_x.bf16} x"
 )
-_SMALL_QUESTION = "`--dtype {dtype}`, {threads} thread(s), {clock} seconds, the {shape} shape: against llama.cpp's like format"
+_SMALL_QUESTION = (
+    "`--dtype {dtype}`, {threads} thread(s), {clock} seconds, the {shape} shape: against llama.cpp's like format"
+)
 _SMALL_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
 _ENGINE_QUESTION = "layers of the {shape} shape at `{dtype}`, {threads} thread(s)"
 _ENGINE = (
@@ -336,7 +338,8 @@ ROWS = [
     Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
     Row(
         "step-1.1b-q4_k_m",
-        "a file of llama.cpp's {dtype}, {threads} thread(s), {clock} seconds, the {shape} shape: against llama.cpp; weights held",
+        "a file of llama.cpp's {dtype}, {threads} thread(s), {clock} seconds, the {shape} shape: against llama.cpp; "
+        "weights held",
         "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; {held_of_file_x} of the file",
         "decode {target.decode_x} x; {target.held_of_file_x} of the file",
     ),
