@@ -176,7 +176,7 @@ def granitemoehybrid(f: Fields) -> Program:
 
 
 def bamba(f: Fields) -> Program:
-    """Attention in the layers that attn_layer_indices lists, with rotary positions in half of each head; a gated block in each."""
+    """Attention, rotary in half of each head, in the layers of attn_layer_indices; a gated block in each layer."""
     f.assume(num_key_value_heads=8)
     s = Sizes.read(f, kv=False)
     act, eps = f.activation(), f.number("rms_norm_eps", 1e-5)
