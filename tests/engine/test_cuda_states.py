@@ -1,5 +1,5 @@
-"""States on a GPU: the CPU's bits for any sizes, cuts, companies, steps back and forks, also when its memory is full. The
-kernels run on the CPU (cuda_host.py), where dropped memory holds numbers that are none and must stay so.
+"""States on a GPU: the CPU's bits for any sizes, chunks, sessions beside, steps back and forks, also when its memory is full.
+The kernels run on the CPU (cuda_host.py), which fills freed memory with NaN and checks that no kernel writes there.
 """
 
 import gc
@@ -88,7 +88,7 @@ class Both:
         assert np.array_equal(self.on_gpu(parts, rows), self.on_cpu(parts, rows)), (parts, seed)
 
     def agrees(self, number: int) -> None:
-        """Both say of each position alike whether it can be gone back to, and take the same memory."""
+        """Assert that both can go back to the same positions, and take the same memory."""
         there, here = self.sessions[number]
         assert there.length == here.length
         assert [there.reachable(at) for at in range(there.length + 2)] == [
@@ -129,7 +129,7 @@ def test_rows_are_the_cpus_bits(name: str, device: HostDevice) -> None:
 
 
 @pytest.mark.parametrize("is_sum", [False, True])
-def test_numbers_that_are_none_and_nearly_none_are_the_cpus(is_sum: bool, device: HostDevice) -> None:
+def test_infinities_nans_and_denormals_are_the_cpus(is_sum: bool, device: HostDevice) -> None:
     """Infinities, NaNs, denormals, what flushes to zero, decays beyond softplus's bound; of one session, beside another."""
     both = Both(device, StateLayer(4, 2, 8, 20, 3, is_sum), "f32")
     both.begin()
@@ -207,7 +207,7 @@ def test_rows_that_go_in_turns(device: HostDevice, monkeypatch: pytest.MonkeyPat
 
 
 def test_recorded_steps_go_on_from_whatever_state_there_is(device: HostDevice) -> None:
-    """A step is asked for as one from its second time on: what it says of states is data."""
+    """A step is recorded once for its number of rows: the addresses of states are data of it."""
     both = Both(device)
     both.begin()
     before = device.recorded
@@ -257,7 +257,7 @@ def test_memory_of_states_is_bounded_and_given_back(device: HostDevice, monkeypa
 
     def allocate(num_bytes: int) -> HostMemory:
         memory = plain(num_bytes)
-        most.append(there_of(device, both))
+        most.append(num_state_blocks(device, both))
         return memory
 
     monkeypatch.setattr(device, "allocate", allocate)
@@ -273,10 +273,10 @@ def test_memory_of_states_is_bounded_and_given_back(device: HostDevice, monkeypa
     fork = both.fork(0, both.sessions[0][0].reachable(at - MOST_BACK))
     both.step([(fork, both.sessions[fork][0].length, 3)], 50)
     both.sessions.clear()
-    assert there_of(device, both) == 0
+    assert num_state_blocks(device, both) == 0
 
 
-def there_of(device: HostDevice, both: Both) -> int:
+def num_state_blocks(device: HostDevice, both: Both) -> int:
     """Blocks of states on the device."""
     gc.collect()
     return sum(len(memory) == both.there.state_bytes and not memory.is_dropped for memory in device.memories)

@@ -1,4 +1,4 @@
-"""Messages that come before the Open of a session, from who they may: nothing leaks, and no session of another is disturbed."""
+"""Closes and refused Opens that come from any member before a session's own Open: no rows are lost and no memory leaks."""
 
 import asyncio
 from collections.abc import Callable, Iterator
