@@ -20,7 +20,7 @@ from manyhands.config_file import Settings, read_settings
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
 
-SAID_AT = 16  # the column
+SAID_AT = 16  # column at which the text of a check begins
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 

@@ -16,7 +16,7 @@ TICKET = re.compile("mh1[A-Za-z0-9_-]{16}")  # a line with one is copied whole: 
 def fitted(text: str, out: TextIO, hang: int = 2) -> str:
     """`text`, its lines broken between words where `out` is a terminal that is narrower.
 
-    What stands below a line is indented by `hang` characters more.
+    The continuation of a broken line is indented by `hang` characters more than the line.
     """
     if (width := width_of(out)) is None:
         return text
@@ -36,21 +36,21 @@ def _broken(line: str, width: int, wrapper: type, hang: str) -> str:
 
 
 class Flow:
-    """A text that comes in pieces, its lines broken between words at `width` characters; None: as it comes."""
+    """Breaks the lines of a text that comes in pieces between words, at `width` characters; None: leaves it as it is."""
 
     def __init__(self, width: int | None) -> None:
         self._width = width
         self._column, self._word = 0, ""
 
     def feed(self, piece: str) -> str:
-        """What to print now: all up to the last word, which the next piece may go on with."""
+        """What to print now: all but the last word, which the next piece may continue."""
         if self._width is None:
             return piece
         *words, self._word = re.split(r"(?<=\s)", self._word + piece)
         return "".join(self._placed(word, self._width) for word in words)
 
     def end(self) -> str:
-        """What is left to print. What comes afterwards begins a line."""
+        """The last word, still to be printed. Text fed afterwards begins a new line."""
         word, self._word = self._word, ""
         rest = word if self._width is None else self._placed(word, self._width)
         self._column = 0

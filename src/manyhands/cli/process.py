@@ -38,7 +38,7 @@ class PlainLines(logging.Formatter):
 
 
 class StderrHandler(logging.Handler):
-    """To stderr, with the line of what is being done (progress.py) away meanwhile."""
+    """Writes to stderr; the progress line (progress.py) is erased meanwhile."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

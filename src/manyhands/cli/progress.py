@@ -73,7 +73,7 @@ class Screen:
 
     def __init__(self, out: TextIO, is_shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self.is_shown, self._clock = out, is_shown, clock
-        self._lock = threading.RLock()  # what is logged while it is held, by a finalizer, takes the line away too
+        self._lock = threading.RLock()  # a finalizer may log, and so erase the line, in the thread that holds it
         self._phase: Phase | None = None
         self._is_drawn = False
 

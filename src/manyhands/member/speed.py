@@ -20,7 +20,7 @@ def decode_layer_s(model: SpanModel, span: Span) -> float:
     row = Payload(model.wire_dtype, model.hidden_size, zeros)
     work = Work(cache, span, POSITION, 1, POSITION, row, None, is_last=True)
     times = []
-    if model.runner.session_bytes:  # there are no states without the positions before; keys and values may be any
+    if model.runner.session_bytes:  # states exist only after the positions before; keys and values may be unset
         model.runner.step(zeros * POSITION, [Piece(cache, 0, POSITION)], model.num_threads)
     for _ in range(WARM_UP + STEPS):
         cache.length = POSITION

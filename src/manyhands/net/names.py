@@ -133,6 +133,6 @@ def _close(task: "asyncio.Task[socket.socket | OSError]") -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """Why a connection failed, in the system's words, in whose place asyncio says once more to which address."""
+    """Why a connection failed, as the system words it. asyncio's own text repeats the address in place of the reason."""
     said = error.strerror or str(error)
     return os.strerror(error.errno) if error.errno and said.startswith("Connect call failed") else said

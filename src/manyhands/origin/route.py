@@ -280,7 +280,7 @@ class Route:
         return chunk_rows(num_rows, self._stages(), self.credits, most)
 
     def first_rows(self, num_rows: int, config: RequestConfig) -> int:
-        """Of a prompt of `num_rows`, those that leave right behind the Opens."""
+        """How many of a prompt's `num_rows` rows are sent right behind the Opens; may be 0."""
         return first_rows(num_rows, self.chunk_rows(num_rows, config), self.row_bytes, self._stages())
 
     def _stages(self) -> list[Stage]:

@@ -55,8 +55,8 @@ def chunk_rows(num_rows: int, stages: Sequence[Stage], window: int, most: int) -
 def first_rows(num_rows: int, chunk: int, row_bytes: int, stages: Sequence[Stage]) -> int:
     """Rows of a prompt that hops hold before they are open: one chunk, of FIRST_BYTES at most.
 
-    None where they would make a chunk more, and reading a hop's weights for it takes longer than the round trip that they
-    save.
+    0 where they would make one chunk more and reading a hop's weights for it takes longer than the round trip that they save.
+    `row_bytes`: of one row on the wire; `stages`: one for each hop.
     """
     rows = min(num_rows, chunk, FIRST_BYTES // row_bytes)
     is_one_more = -(-(num_rows - rows) // chunk) + 1 > -(-num_rows // chunk)

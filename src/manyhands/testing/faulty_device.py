@@ -42,8 +42,8 @@ def _spoil(payload: Payload, count: int, how: str) -> Payload:
 
 
 class SlowDevice:
-    """A Device that takes its time, on the loop's clock: `seconds` for whatever it runs, and `row_s` more for each row of a
-    step; one after the other, as the device's thread does."""
+    """A Device that takes `seconds` of the loop's clock for each function, and `row_s` more for each row of a step. It runs one
+    function after another, as the device's thread does."""
 
     def __init__(self, plain: Device, seconds: float, row_s: float = 0.0) -> None:
         self.plain, self._seconds, self._row_s = plain, seconds, row_s

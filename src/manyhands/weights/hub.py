@@ -39,7 +39,7 @@ class HubUnreachable(ModelError):
 
 
 class HubSilent(HubUnreachable):
-    """It gave no answer this time: the same may do later."""
+    """The hub gave no answer now; the same request may succeed later."""
 
     http_status = 503
 

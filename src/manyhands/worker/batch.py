@@ -76,7 +76,7 @@ class PromptRows:
 
     def __init__(self) -> None:
         self._row_s: float | None = None
-        self._is_of_few = False
+        self._is_of_few = False  # only steps of fewer than FEWEST_ROWS made the estimate
 
     @property
     def limit(self) -> int:
@@ -89,8 +89,8 @@ class PromptRows:
     def learn(self, num_rows: int, took_s: float) -> None:
         """A step took so long. The estimate rises at once and falls slowly.
 
-        Of fewer than FEWEST_ROWS most is what reading the weights took: they raise no estimate, and the first step of
-        more rows replaces theirs.
+        Most of the time of fewer than FEWEST_ROWS rows goes into reading weights: such steps never raise an estimate, and
+        the first step of more rows replaces one that is made of them alone.
         """
         row_s, is_few = took_s / num_rows, num_rows < FEWEST_ROWS
         if self._row_s is None or (self._is_of_few and not is_few):

@@ -1,8 +1,8 @@
-"""Copies of caches, of which Opens ask for one each: when they run on the device of a span. Pure, but for futures.
+"""When copies of caches, one for each Open with `resume`, run on a span's device. Pure, but for futures.
 
     Open(resume) ─ add ─► turns, of each origin ─ next ─► device, one before each step that waits
 
-A copy takes as long as many steps (130 MB, of a model with states), and steps wait for it.
+Steps wait while a copy runs, which takes as long as many steps: up to 130 MB of a model with states are copied.
 """
 
 import asyncio
@@ -16,18 +16,21 @@ ENDED: Final = "these layers are not served here any more: try another node"
 
 
 class Copies:
-    """The copies that wait. Origins take turns; after each copy a step runs, if one waits."""
+    """Copies that wait. Origins take turns; after each copy a step runs, if one waits."""
 
     def __init__(self) -> None:
-        self._turns: dict[NodeId, deque[asyncio.Future[None]]] = {}  # who has waited longest for a turn first
-        self._has_run = False  # since the last step
+        self._turns: dict[NodeId, deque[asyncio.Future[None]]] = {}  # the origin whose turn is next comes first
+        self._has_run = False  # a copy has run since the last step
         self._has_ended = False
 
     def __repr__(self) -> str:
         return f"<Copies of {len(self._turns)} origins>"
 
     def add(self, origin: NodeId) -> "asyncio.Future[None]":
-        """A turn for one more copy, done once it may run; who waits for it no more cancels it."""
+        """A future that is done once one more copy of `origin` may run. A caller that no longer wants the copy cancels it.
+
+        It fails with ShardUnavailable after `end`.
+        """
         turn = asyncio.get_running_loop().create_future()
         if self._has_ended:
             turn.set_exception(ShardUnavailable(ENDED))
@@ -36,7 +39,7 @@ class Copies:
         return turn
 
     def next(self, *, steps_wait: bool) -> "asyncio.Future[None] | None":
-        """The turn that is next; None if it is that of a step, or if none waits."""
+        """The future of the copy that runs next; None if a step is due first, or if no copy waits."""
         while self._turns and not (self._has_run and steps_wait):
             origin = next(iter(self._turns))
             mine = self._turns.pop(origin)
@@ -53,7 +56,7 @@ class Copies:
         self._has_run = False
 
     def end(self) -> None:
-        """No copy runs any more: who waits gets ShardUnavailable."""
+        """No copy runs any more: futures of those that wait fail with ShardUnavailable."""
         for mine in self._turns.values():
             for turn in mine:
                 if not turn.done():

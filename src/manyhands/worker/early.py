@@ -18,9 +18,8 @@ EARLY_SESSIONS: Final = 16  # that an origin has at a time
 LINK_SESSIONS: Final = 256
 LINK_BYTES: Final = EARLY_SESSIONS * EARLY_BYTES
 MAX_ENDED: Final = 1024  # sessions of which late steps are known as such
-MAX_CLOSED: Final = (
-    64  # sessions that were closed and are not open here: of which rows are held, perhaps for another origin
-)
+# Sessions that were closed before they were open here, of which rows may be held for an Open that is on its way.
+MAX_CLOSED: Final = 64
 MAX_DROPPED: Final = 4096  # sessions of which steps were dropped for lack of room, so that their Opens are refused
 STEP_BYTES, ID_BYTES = 1 << 10, 40  # of memory, for a step and for an id, beside the rows
 
@@ -94,8 +93,8 @@ class Unopened:
         _remember(self._dropped, session, MAX_DROPPED)
 
     def take(self, message: Open) -> EarlySteps:
-        """What the predecessor that `message`, which has a lease, names has sent for its place. Nothing comes early for a later
-        epoch."""
+        """What the predecessor named in `message` has sent for its place, which is then held no longer: the Open has a lease.
+        Empty for later epochs, for which nothing comes early."""
         taken = EarlySteps()
         for link, held in self._by_link.items():
             places = held.sessions.get(message.session, {})
@@ -116,9 +115,9 @@ class Unopened:
         _remember(self._ended, session, MAX_ENDED)
 
     def close(self, session: SessionId) -> None:
-        """Some peer has closed a session that is not its own here: refused, or to be opened yet, perhaps by another.
+        """A peer has closed a session that is not open here for it: one that was refused, is not open yet, or is another's.
 
-        Its steps stay for an Open; those of the oldest of MAX_CLOSED are dropped.
+        Its steps stay for an Open; of more than MAX_CLOSED such sessions those of the oldest are dropped.
         """
         if (gone := _remember(self._closed, session, MAX_CLOSED)) is not None:
             for held in self._by_link.values():

@@ -132,7 +132,7 @@ class Engine:
         self._copies.end()
 
     async def copy(self, origin: NodeId, function: Callable[[], T]) -> T:
-        """`function()`, which copies a cache for a session of `origin`, on the device in its turn. Raises ShardUnavailable."""
+        """Run `function`, which copies a cache for `origin`, on the device in its turn. Raises ShardUnavailable."""
         turn = self._copies.add(origin)
         self.advance_soon()
         try:

@@ -1,29 +1,31 @@
-"""In which order the steps of one epoch come to a place. Pure.
+"""Whether the steps of one epoch come to a place in order. Pure.
 
-Under one guess each step begins where the one before it ended: who sends it does not send twice what it has sent, and leaves
-nothing out.
+Under one guess (window) each step begins where the one before it ended: a sender repeats no rows and leaves none out.
 """
 
 from manyhands.errors import ProtocolError
 
 
 class StepOrder:
-    """Of one epoch. With `may_begin_anew`, of a session that goes on with what was parked, a step may begin before the first
-    one: hops had less of it than their origin knew, which sends from there then."""
+    """Of one epoch.
+
+    `may_begin_anew`: a step may begin before the first one. So it is in a session that goes on with a parked one: where hops
+    have less of that than the origin knew, it sends again from an earlier position.
+    """
 
     def __init__(self, *, may_begin_anew: bool) -> None:
         self._may_begin_anew = may_begin_anew
-        self._first: int | None = None
-        self._due: int | None = None
+        self._first: int | None = None  # the least position at which a step has begun
+        self._due: int | None = None  # the position at which the next step begins; None: any
 
     def begin_guess(self) -> None:
-        """The next step may begin at any position that is here."""
+        """The next step may begin at any position."""
         self._due = None
 
     def admit(self, position: int, count: int) -> bool:
-        """Whether a step of `count` rows at `position` is one that follows; False: its sender has sent these rows before.
+        """Whether a step of `count` rows at `position` is in order; False: it repeats rows that came before.
 
-        Raises ProtocolError if rows before it did not come.
+        Raises ProtocolError if rows before it are missing.
         """
         begins = self._due is None or (self._may_begin_anew and self._first is not None and position < self._first)
         if self._due is not None and not begins:

@@ -204,7 +204,7 @@ class HopSession:
     # -- steps in -----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step, link: Link, now: float) -> None:
-        """Queue a step that came at `now`, or drop it if its epoch or window is not the current one, or if it came before.
+        """Queue a step that came at `now`, or drop it if its epoch or window is not the current one, or if it is a repetition.
 
         Dropped too if the sender is not the predecessor: another's Open may make an honest node send here. One bad step, one
         more than was granted or a gap costs the predecessor its place, by the origin's judgement; its link serves others.
@@ -232,7 +232,7 @@ class HopSession:
         self.waiting.append(step)
 
     def _is_due(self, step: Step) -> bool:
-        """Whether a step is to be computed. Raises ProtocolError if those before it did not come."""
+        """Whether a step is to be computed: not one of an older window, nor a repetition. Raises ProtocolError after a gap."""
         if self.opened.resume is not None and not self.received and step.position > self.cache.length:
             return False  # sent before its origin knew that the cache it was to begin with is not here
         self.retract(step.window)

@@ -249,8 +249,8 @@ class Worker:
         return False
 
     def _on_close(self, message: Close, link: Link) -> bool:
-        is_own = self.owners.has(message.session, link.peer)
-        self.unopened.end(message.session) if is_own else self.unopened.close(message.session)
+        forget = self.unopened.end if self.owners.has(message.session, link.peer) else self.unopened.close
+        forget(message.session)
         for host in self.hosts:
             host.close(message, link.peer)
         return True
