@@ -39,10 +39,10 @@ _FIXED: dict[str, dict[str, Any]] = {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
         "mamba_n_groups": 1,
     },
-    "falcon_h1_norm": {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False},
+    "falcon_h1_norm": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "nemotron_h_dense": {
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "mlp_bias": True, "use_conv_bias": False,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "mlp_bias": True,
     },
     "nemotron_h_latent": {
         "layers_block_type": ["moe", "linear_attention", "full_attention"], "moe_latent_size": 32, "norm_topk_prob": False,
@@ -291,6 +291,8 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     keys[f"attention.layer_norm_{'rms_' * (eps == 'rms_norm_eps')}epsilon"] = float(
         config["norm_eps" if arch in ("lfm2", "lfm2moe") else "layer_norm_epsilon" if "nemotron_h" in arch else eps]
     )
+    if "nemotron_h" in arch:
+        keys["attention.layer_norm_epsilon"] = 0.5  # llama.cpp wants it, and uses the other
     keys |= hybrid_facts(arch, config)
     keys |= {key: config[field] for key, field in _MORE.get(arch, {}).items() if config.get(field) is not None}
     if arch == "olmo2" and "layer_types" in config:

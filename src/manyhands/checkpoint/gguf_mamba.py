@@ -12,6 +12,7 @@ def nemotron_h(keys: GgufKeys, config: Config) -> Config:
 def _single_blocks(keys: GgufKeys, config: Config, wide: str) -> Config:
     """What both architectures add. wide: the kind of layers that state a width."""
     kinds = _kinds(keys, config, wide)
+    keys.get("attention.layer_norm_epsilon")  # llama.cpp reads it too; norms use attention.layer_norm_rms_epsilon
     return {
         **_mamba(keys),
         "layers_block_type": kinds,
@@ -23,11 +24,9 @@ def _single_blocks(keys: GgufKeys, config: Config, wide: str) -> Config:
 
 
 def nemotron_h_moe(keys: GgufKeys, config: Config) -> Config:
-    """Experts in place of plain blocks, ranked by sigmoid. Layers of multi-token prediction, which come last, are left out;
-    attention.layer_norm_epsilon is theirs and is not used."""
+    """Experts in place of plain blocks, ranked by sigmoid. Layers of multi-token prediction, which come last, are left out."""
     if keys.one("expert_gating_func", 2) != 2 or "exp_probs_b.bias" not in keys.tensors:
         raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
-    keys.get("attention.layer_norm_epsilon")
     keys.only("expert_group_count", 1)
     keys.only("expert_group_used_count", 1)
     keys.only("expert_shared_count", 1)

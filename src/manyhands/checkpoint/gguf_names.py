@@ -168,8 +168,8 @@ GRANITE_HYBRID_MOE: Final = {
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
 FALCON_H1: Final = {
-    **GRANITE_HYBRID,
-    "ffn_norm": "pre_ff_layernorm",
+    **{theirs: ours for theirs, ours in GRANITE_HYBRID.items() if theirs != "ffn_norm"},
+    "ffn_norm.": "pre_ff_layernorm.weight",  # so it is called by llama.cpp's converter: without .weight
     "ffn_gate": "feed_forward.gate_proj",
     "ffn_up": "feed_forward.up_proj",
     "ffn_down": "feed_forward.down_proj",
