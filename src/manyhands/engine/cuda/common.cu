@@ -17,16 +17,15 @@ enum { STATE_BLOCK = 32 };                                 /* positions of a blo
 enum { BF16, F16, F32 };                                   /* types of stored numbers (engine/library.py) */
 enum { MOST_PARTS = 4, MOST_EXPERTS = 1024, MOST_WIDTH = 1024, MOST_VALUES = 512, BLOCKS_AT_ONCE = 4 };
 
-/* A row of the step: the addresses of its session's blocks, its position there, how many rows after it are the positions after it, and how
- * many before it the positions before it. Of a session with states: the state behind its last position; the block that keeps what changes the
- * state at this position, or null; where the state before the session's first row of the step is to be had, if not in `now`: a block, and how many
- * positions lie between its first one and that row (as Segment in engine/native/plan.h says it). */
+/* A row of the step, and for a session with states what Segment in engine/native/plan.h says of them. */
 struct Row {
-    char *const *blocks;
-    count_t position, left, before;
-    char *now, *kept;
-    const char *origin;
-    count_t behind;
+    char *const *blocks;     /* of its session's keys and values */
+    count_t position;        /* in its session */
+    count_t left, before;    /* rows of the same session after it, and before it, in this step */
+    char *now;               /* the state behind the session's last position */
+    char *kept;              /* the block that keeps what changes the state at this position; null: none */
+    const char *origin;      /* the block that gives the state before the session's first row of the step; null: `now` is that state */
+    count_t behind;          /* positions from the first one of `origin` to that row */
 };
 
 /* A matrix of a product, packed in panels of 16 columns (engine/native/kernels.h), and where its result goes. first: its first block among
