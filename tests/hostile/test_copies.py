@@ -176,3 +176,20 @@ def test_turns_that_were_given_up_are_passed_over() -> None:
         assert copies.next(steps_wait=False) is None and not copies._turns
 
     run_virtual(main())
+
+
+def test_nothing_is_kept_of_turns_that_were_given_up() -> None:
+    """However many are asked for and given up while one step runs."""
+
+    async def scenario() -> None:
+        copies, wanted = Copies(), NodeId("wanted")
+        turn = copies.add(wanted)
+        for number in range(10_000):
+            copies.add(NodeId(f"origin {number % 100}")).cancel()
+            copies.add(wanted).cancel()
+        await asyncio.sleep(0)
+        assert {origin: len(turns) for origin, turns in copies._turns.items()} == {wanted: 1}
+        assert copies.next(steps_wait=False) is turn
+        assert copies.next(steps_wait=False) is None and repr(copies) == "<Copies of 0 origins>"
+
+    asyncio.run(scenario())

@@ -6,7 +6,7 @@ Steps wait while a copy runs, which takes as long as many steps: up to 130 MB of
 """
 
 import asyncio
-from collections import deque
+from functools import partial
 from typing import Final
 
 from manyhands.core import NodeId
@@ -19,7 +19,7 @@ class Copies:
     """Copies that wait. Origins take turns; after each copy a step runs, if one waits."""
 
     def __init__(self) -> None:
-        self._turns: dict[NodeId, deque[asyncio.Future[None]]] = {}  # the origin whose turn is next comes first
+        self._turns: dict[NodeId, dict[asyncio.Future[None], None]] = {}  # in the order in which they run
         self._has_run = False  # a copy has run since the last step
         self._has_ended = False
 
@@ -35,7 +35,8 @@ class Copies:
         if self._has_ended:
             turn.set_exception(ShardUnavailable(ENDED))
             return turn
-        self._turns.setdefault(origin, deque()).append(turn)
+        self._turns.setdefault(origin, {})[turn] = None
+        turn.add_done_callback(partial(self._forget, origin))
         return turn
 
     def next(self, *, steps_wait: bool) -> "asyncio.Future[None] | None":
@@ -43,7 +44,8 @@ class Copies:
         while self._turns and not (self._has_run and steps_wait):
             origin = next(iter(self._turns))
             mine = self._turns.pop(origin)
-            turn = mine.popleft()
+            turn = next(iter(mine))
+            del mine[turn]
             if mine:
                 self._turns[origin] = mine
             if not turn.done():
@@ -63,3 +65,10 @@ class Copies:
                     turn.set_exception(ShardUnavailable(ENDED))
         self._turns.clear()
         self._has_ended = True
+
+    def _forget(self, origin: NodeId, turn: "asyncio.Future[None]") -> None:
+        """A turn is over, or was cancelled: then nothing is kept of it, however long steps take."""
+        mine = self._turns.get(origin, {})
+        mine.pop(turn, None)
+        if not mine:
+            self._turns.pop(origin, None)
