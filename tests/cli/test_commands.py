@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from manyhands.cli import app
 from manyhands.cli.commands import COMMANDS, LazyCommands
+from manyhands.cli.sections import SECTIONS
 from manyhands.errors import ModelError
 
 
@@ -61,6 +63,35 @@ def test_an_error_needs_no_heavy_library(words: list[str], tmp_path: Path) -> No
 def test_each_command_of_the_table_is_there(name: str) -> None:
     command = LazyCommands()[name]
     assert command.name == name and command.help
+
+
+@pytest.mark.parametrize("name", ["up", "join", "serve", "local", "chat", "infer", "plan", "benchmark"])
+def test_help_shows_each_option_once_in_a_section(name: str) -> None:
+    command = LazyCommands()[name]
+    lines = CliRunner().invoke(app, [name, "--help"], terminal_width=200).output.splitlines()
+    headings = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [section for section in ("Arguments", "Options", *SECTIONS) if section in headings]
+    shown = [line.split()[0].rstrip(",") for line in lines if line.startswith("  -")]
+    assert sorted(shown) == sorted([*(each.opts[0] for each in command.params if _is_shown(each)), "-h"])
+
+
+def _is_shown(parameter: Any) -> bool:
+    return parameter.param_type_name == "option" and not parameter.hidden
+
+
+def test_sections_name_options_that_there_are() -> None:
+    """And each in one section."""
+    named = [f"--{option}" for options in SECTIONS.values() for option in options]
+    commands = [LazyCommands()[name] for name in ("up", "serve", "local")]
+    assert set(named) <= {name for command in commands for each in command.params for name in each.opts}
+    assert len(set(named)) == len(named)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_help_has_sections_for_what_few_need(width: int) -> None:
+    text = CliRunner().invoke(app, ["up", "--help"], terminal_width=width).output
+    options, layers, network = (text.index(f"\n{name}:\n") for name in ("Options", "Layers", "Network"))
+    assert options < text.index("  --api ") < layers < text.index("  --memory ") < network < text.index("  --listen ")
 
 
 @pytest.mark.parametrize("command", ["up", "local", "serve", "plan"])

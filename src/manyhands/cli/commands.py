@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from manyhands.cli.process import uncollected
+from manyhands.cli.sections import SectionedCommand
 from manyhands.cli.values import read_plainly
 
 # Name -> what it does, in the order of the help. The module of the same name (or of MODULES) defines a function of that
@@ -62,7 +63,7 @@ class LazyCommands(Mapping[str, Any]):
         if hasattr(module, "app"):
             parent.add_typer(module.app, name=name)
         else:
-            parent.command(name)(getattr(module, f"{name}_" if hasattr(builtins, name) else name))
+            parent.command(name, cls=SectionedCommand)(getattr(module, f"{name}_" if hasattr(builtins, name) else name))
         group = typer.main.get_command(parent)
         assert isinstance(group, TyperGroup)
         for command in with_subcommands(group.commands[name]):
