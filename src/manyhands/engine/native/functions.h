@@ -21,23 +21,22 @@ static inline V power_near_one(V x, V n)
     return add(fma_(mul(r, r), p, r), set(1));
 }
 
-/* e^x: 2^n e^r; infinity above 89, zero below -104. */
+/* e^x: 2^n e^r; infinity above 89, zero below -104. NaN stays: `more` gives its second operand then. */
 static inline V exponential(V number)
 {
-    V x = more(number, set(-104));
-    x = minus(more(minus(x), set(-89)));
+    V x = more(set(-104), number);
+    x = minus(more(set(-89), minus(x)));
     V shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE)), p = power_near_one(x, n);
     V first = fma_(n, set(0.5f), set(WHOLE)), second = add(sub(n, sub(first, set(WHOLE))), set(WHOLE));
-    p = mul(mul(p, power_of_two(first)), power_of_two(second));
-    return pick(is_nan(number), number, p);
+    return mul(mul(p, power_of_two(first)), power_of_two(second));
 }
 
 /* e^x of numbers that are at most zero: the bits of `exponential`, in two thirds of the operations. Below -88 a result would be denormal, and
  * is zero. From there 2^n is normal, or zero for n = -127, where the result is. */
 static inline V exponential_down(V number)
 {
-    V x = more(number, set(-88)), shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE));
-    return pick(is_nan(number), number, mul(power_near_one(x, n), power_of_two(shifted)));
+    V x = more(set(-88), number), shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE));
+    return mul(power_near_one(x, n), power_of_two(shifted));
 }
 
 /* 1 / (1 + e^-x) as e / (1 + e) or 1 / (1 + e) with e = e^-|x|. */

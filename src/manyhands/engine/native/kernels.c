@@ -535,7 +535,8 @@ static V seen(V v, int64_t from, int64_t until)
     return load(lanes);
 }
 
-/* A row's running softmax over one block: 64 scores -> weights (rounded, but for codes); max, sum and what earlier sums are scaled by. */
+/* A row's running softmax over one block: 64 scores -> weights (rounded, but for codes); max, sum and what earlier sums are scaled by. A NaN
+ * among scores to be rounded is one that an operation or as_bf16 gives. */
 static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t until, float *max, float *sum)
 {
     V score[BLOCK / LANES], top = set(*max), total = set(0);
@@ -550,7 +551,7 @@ static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t
     for (int p = 0; p < BLOCK / LANES; p++) {
         V weight = exponential_down(sub(score[p], set(most)));
         total = add(total, weight);
-        store(scores + p * LANES, kind->rounds && !kind->has_codes ? as_bf16(weight) : weight);
+        store(scores + p * LANES, kind->rounds && !kind->has_codes ? near_bf16(weight) : weight);
     }
     float less = *max - most, scale = less == 0 ? 1 : first_lane(exponential_down(set(less))); /* e^0 is 1 */
     *sum = *sum * scale + tree_sum(total);
@@ -612,7 +613,8 @@ static void attend_rows(const Kind *kind, const float *queries, int64_t first, i
     char weights[BLOCK / DEPTH * PAIR_BYTES] __attribute__((aligned(64)));
 #endif
     for (int64_t r = 0; r < rows; r++) {
-        max[r] = sinks ? sinks[(first + r) % kind->groups] : -__builtin_inff();
+        float sink = sinks ? sinks[(first + r) % kind->groups] : -__builtin_inff();
+        max[r] = sink == sink ? sink : real_of(NO_NUMBER);
         total[r] = sinks ? 1 : 0;
     }
     memset(sums, 0, (size_t)(panels * room * SIDE) * 4);
@@ -735,7 +737,7 @@ static void narrow(const float *x, void *stored, int64_t type, int64_t n)
             else
                 memcpy((half_t *)stored + at, room, (size_t)left * 2);
         } else
-            store_part((float *)stored + at, pick(is_nan(v), set(real_of(0x7FC00000)), v), left);
+            store_part((float *)stored + at, pick(is_nan(v), set(real_of(NO_NUMBER)), v), left);
     }
 }
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { LANES = 16 };
+enum { LANES = 16, NO_NUMBER = 0x7FC00000 }; /* the NaN that rows have */
 typedef uint16_t half_t; /* the bits of a bf16 or fp16 number */
 
 static inline float real_of(uint32_t bits)
@@ -25,11 +25,8 @@ static inline uint32_t bits_of(float value)
     return bits;
 }
 
-static inline float round_bf16(float a)
-{
-    uint32_t x = bits_of(a);
-    return a != a ? real_of(0x7FC00000) : real_of((x + 0x7FFF + (x >> 16 & 1)) & 0xFFFF0000);
-}
+static inline uint32_t near_bits(uint32_t x) { return (x + 0x7FFF + (x >> 16 & 1)) & 0xFFFF0000; }
+static inline float round_bf16(float a) { return a != a ? real_of(NO_NUMBER) : real_of(near_bits(bits_of(a))); }
 
 #if defined(LANES_AVX512)
 #include <immintrin.h>
@@ -78,12 +75,11 @@ static inline void to_bf16(half_t *at, V rounded)
 {
     _mm256_storeu_si256((__m256i *)at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(rounded), 16)));
 }
-static inline V as_bf16(V a) /* rounded to bf16, as fp32 */
+static inline V near_bf16(V a)
 {
     __m512i x = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
     x = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7FFF)), odd);
-    x = _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000));
-    return pick(is_nan(a), _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)), _mm512_castsi512_ps(x));
+    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000)));
 }
 static inline V even_bf16(const half_t *at) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(at), 16)); }
 static inline V odd_bf16(const half_t *at)
@@ -161,14 +157,13 @@ static inline void to_bf16(half_t *at, V rounded)
     __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(BITS(rounded.a), 16), _mm256_srli_epi32(BITS(rounded.b), 16));
     _mm256_storeu_si256((__m256i *)at, _mm256_permute4x64_epi64(both, 0xD8));
 }
-static inline __m256 as_bf16_half(__m256 a)
+static inline __m256 near_half(__m256 a)
 {
     __m256i x = BITS(a), odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(1));
     x = _mm256_add_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x7FFF)), odd);
-    x = _mm256_and_si256(x, _mm256_set1_epi32((int)0xFFFF0000));
-    return _mm256_blendv_ps(REAL(x), REAL(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return REAL(_mm256_and_si256(x, _mm256_set1_epi32((int)0xFFFF0000)));
 }
-static inline V as_bf16(V x) { return (V){as_bf16_half(x.a), as_bf16_half(x.b)}; }
+static inline V near_bf16(V x) { return (V){near_half(x.a), near_half(x.b)}; }
 static inline V even_bf16(const half_t *at)
 {
     const __m256i *pair = (const __m256i *)at;
@@ -244,13 +239,12 @@ static inline void to_bf16(half_t *at, V rounded)
     for (int i = 0; i < 4; i++)
         vst1_u16(at + 4 * i, vshrn_n_u32(BITS(rounded.q[i]), 16));
 }
-static inline float32x4_t as_bf16_part(float32x4_t a)
+static inline float32x4_t near_part(float32x4_t a)
 {
     uint32x4_t x = BITS(a), odd = vandq_u32(vshrq_n_u32(x, 16), vdupq_n_u32(1));
-    x = vandq_u32(vaddq_u32(vaddq_u32(x, vdupq_n_u32(0x7FFF)), odd), vdupq_n_u32(0xFFFF0000));
-    return vbslq_f32(vceqq_f32(a, a), REAL(x), REAL(vdupq_n_u32(0x7FC00000)));
+    return REAL(vandq_u32(vaddq_u32(vaddq_u32(x, vdupq_n_u32(0x7FFF)), odd), vdupq_n_u32(0xFFFF0000)));
 }
-ONE(as_bf16, as_bf16_part(a.q[i]))
+ONE(near_bf16, near_part(a.q[i]))
 static inline V even_bf16(const half_t *at)
 {
     return EACH(V, REAL(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(at + 8 * i)), 16)));
@@ -334,10 +328,13 @@ static inline void to_bf16(half_t *at, V rounded)
     for (int i = 0; i < LANES; i++)
         at[i] = (half_t)(bits_of(rounded.v[i]) >> 16);
 }
-ONE(as_bf16, round_bf16(a.v[i]))
+ONE(near_bf16, real_of(near_bits(bits_of(a.v[i]))))
 static inline V even_bf16(const half_t *at) { return EACH(V, real_of((uint32_t)at[2 * i] << 16)); }
 static inline V odd_bf16(const half_t *at) { return EACH(V, real_of((uint32_t)at[2 * i + 1] << 16)); }
 #endif
+
+/* Rounded to bf16, as fp32. `near_bf16` does so but for a NaN whose mantissa has more than its highest bit: it may become another number. */
+static inline V as_bf16(V a) { return pick(is_nan(a), set(real_of(NO_NUMBER)), near_bf16(a)); }
 
 /* The first `count` (0 to 16) lanes from memory, zeros beyond; and back. */
 static inline V load_part(const float *at, int64_t count)

@@ -21,7 +21,7 @@ static void round_group(const float *x, Group *to)
     for (int i = 0; i < 2; i++)
         top = more(finite_or(size_of(part[i]), __builtin_inff()), top);
     float most = tree_more(top), inverse = most >= 0x1p-100f && most < __builtin_inff() ? 127 / most : 0, lanes[LANES];
-    to->scale = most >= 0x1p-100f ? (most < __builtin_inff() ? most / 127 : real_of(0x7FC00000)) : 0;
+    to->scale = most >= 0x1p-100f ? (most < __builtin_inff() ? most / 127 : real_of(NO_NUMBER)) : 0;
     for (int i = 0; i < 2; i++) {
         int32_t sum = 0;
         store(lanes, add(mul(finite_or(part[i], 0), set(inverse)), set(WHOLE_BYTE)));
