@@ -74,6 +74,9 @@ _UNWRITTEN: dict[str, dict[int, float | int]] = {
     "Q5_K": {0: 0.00025, 2: 0.003},
     "Q6_K": {208: 0.00005},
     "MXFP4": {0: 122},
+    "IQ4_NL": {0: 0.0004},
+    "IQ4_XS": {0: 0.00002},
+    "Q3_K": {108: 0.0006},
 }
 _YARN = {
     "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",

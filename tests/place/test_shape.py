@@ -136,7 +136,17 @@ def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp
 
 @pytest.mark.parametrize(
     ("dtype", "auto"),
-    [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q4_K", "w4"), ("MXFP4", "w4"), ("Q8_0", "w8"), ("Q6_K", "w8"), ("F16", "bf16")],
+    [
+        ("Q4_0", "w4"),
+        ("Q4_1", "w4"),
+        ("Q4_K", "w4"),
+        ("MXFP4", "w4"),
+        ("IQ4_XS", "w4"),
+        ("Q3_K", "w4"),
+        ("Q8_0", "w8"),
+        ("Q6_K", "w8"),
+        ("F16", "bf16"),
+    ],
 )
 def test_a_gguf_file_is_held_as_it_is_stored(dtype: str, auto: str, tmp_path: Path) -> None:
     """What --dtype auto, the default, means."""

@@ -30,6 +30,9 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "Q6_K": (256, 210),
     "MXFP4": (32, 17),
     "Q4_Z": (32, 19),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "Q3_K": (256, 110),
 }
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 
@@ -52,7 +55,7 @@ def is_known(dtype: object) -> bool:
 
 def is_float(dtype: str) -> bool:
     """Whether its numbers are weights (not indices, masks or bytes)."""
-    return not dtype.startswith(_NOT_FLOATS)
+    return dtype in BLOCKS or not dtype.startswith(_NOT_FLOATS)
 
 
 def alignment(dtype: str) -> int:

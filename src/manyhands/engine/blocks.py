@@ -16,6 +16,7 @@ Floats = NDArray[np.float32]
 
 _NIBBLES: Final = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
 _MXFP4: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # twice the values of E2M1
+_IQ4: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 
 def dequantise(raw: Bytes, dtype: str) -> Floats:
@@ -110,6 +111,30 @@ def _q6_k(b: Bytes) -> Floats:
     return (d * centred.astype(np.float32)).reshape(len(b), 256)
 
 
+def _iq4_nl(b: Bytes) -> Floats:
+    return _half(b, 0) * _IQ4[_nibbles(b[:, 2:])].astype(np.float32)
+
+
+def _iq4_xs(b: Bytes) -> Floats:
+    """d * (scale - 32) * number, a scale of 6 bits for 32 numbers: four bits of a nibble, two of 16 bits for all."""
+    low = _nibbles(b[:, 4:8, None].reshape(-1, 1), 1).reshape(len(b), 8)
+    high = (b[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(len(b), 8) & np.uint8(3)
+    d = (_half(b, 0) * ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32))[:, :, None]
+    numbers = _IQ4[_nibbles(b[:, 8:])].reshape(len(b), 8, 32)
+    return (d * numbers.astype(np.float32)).reshape(len(b), 256)
+
+
+def _q3_k(b: Bytes) -> Floats:
+    """d * (scale - 32) * (quant - 4), a scale of 6 bits for 16 numbers; the third bits of quants lie apart."""
+    two = b[:, 32:96].reshape(len(b), 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    third = (b[:, :32].reshape(len(b), 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    quants = (two & np.uint8(3)).reshape(len(b), 256) | (third << np.uint8(2)).reshape(len(b), 256)
+    high = (b[:, None, 104:108] >> np.array([0, 2, 4, 6], np.uint8)[:, None]).reshape(len(b), 16) & np.uint8(3)
+    scale = (_nibbles(b[:, 96:104], 8) | high << np.uint8(4)).astype(np.int8) - np.int8(32)
+    d = (_half(b, 108) * scale.astype(np.float32))[:, :, None]
+    return (d * (quants.astype(np.int8) - np.int8(4)).reshape(len(b), 16, 16).astype(np.float32)).reshape(len(b), 256)
+
+
 _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -121,4 +146,7 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "Q3_K": _q3_k,
 }

@@ -13,9 +13,10 @@ from manyhands.engine.library import TYPES, WIDE
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
 
 _HALVES: Final = {  # where blocks have numbers in fp16
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "Q4_Z"), (0,)),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "Q4_Z", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
+    "Q3_K": (108,),
     "MXFP4": (),
 }
 SHAPES: Final = ((50, 70, 29), (16, 257, 5), (33, 32, 1), (7, 96, 3))  # outputs, inputs, rows

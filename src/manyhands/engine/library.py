@@ -26,7 +26,10 @@ PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
 WIDE: Final = ("bf16", "f16", "f32")
 TYPES: Final = {  # by the number that C gives them; the small ones: quants.py
-    name: i for i, name in enumerate((*WIDE, "w8", "w4", "w4m", "w5", "w5m", "w4k", "w5k", "w6k", "w4f", "w4z"))
+    name: i
+    for i, name in enumerate(
+        (*WIDE, "w8", "w4", "w4m", "w5", "w5m", "w4k", "w5k", "w6k", "w4f", "w4z", "w4n", "w4x", "w3k")
+    )
 }
 ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")

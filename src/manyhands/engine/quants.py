@@ -25,6 +25,9 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "Q6_K": "w6k",
     "MXFP4": "w4f",
     "Q4_Z": "w4z",
+    "IQ4_NL": "w4n",
+    "IQ4_XS": "w4x",
+    "Q3_K": "w3k",
 }
 SMALL: Final = frozenset(KEPT.values())
 GROUP: Final = 32  # inputs that share a scale

@@ -10,7 +10,7 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
     __shared__ __align__(16) uint4 rows[2][2][TILE / 16][32];
     __shared__ __align__(16) int columns[2][2][TILE][DEPTH / 4];
     __shared__ __align__(16) float2 row_factors[2][2][TILE], column_factors[2][2][TILE]; /* scale; scale times sums, or minimum */
-    __shared__ int2 halves[2][2][TYPE == W6K ? TILE : 1];
+    __shared__ int2 halves[2][2][has_halves<TYPE>() ? TILE : 1];
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, depth = (int)ceil_div(m.k, DEPTH), last = (int)ceil_div(m.n, SIDE) - 1;
     const int high = warp / 2 * HIGH, column = warp % 2 * 8 * WIDE, present = (int)(count - first_row);
     const int own = (int)panel + t % TILE / SIDE, sub = t / TILE; /* this thread loads a column of a step */
@@ -38,11 +38,11 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
         unsigned words[DEPTH / 4];
 #pragma unroll
         for (int j = 0; j < DEPTH / 4; j++) /* less zero, as bytes with a sign */
-            words[j] = TYPE == W8 ? codes.words[j] : (codes.words[j] + (128 - codes.zero) * 0x01010101u) ^ 0x80808080;
+            words[j] = TYPE == W8 || has_table<TYPE>() ? codes.words[j] : (codes.words[j] + (128 - codes.zero) * 0x01010101u) ^ 0x80808080;
         *(uint4 *)columns[to][sub][t % TILE] = {words[0], words[1], words[2], words[3]};
         *(uint4 *)(columns[to][sub][t % TILE] + 4) = {words[4], words[5], words[6], words[7]};
         column_factors[to][sub][t % TILE] = make_float2(codes.scale, codes.least);
-        if (TYPE == W6K)
+        if (has_halves<TYPE>())
             halves[to][sub][t % TILE] = {codes.halves[0], codes.halves[1]};
 #pragma unroll
         for (int j = 0; j < 2; j++)
@@ -80,14 +80,14 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
 #pragma unroll
                 for (int h = 0; h < HIGH; h++) {
                     int found[4];
-                    if (TYPE == W6K) { /* a thread's numbers are of one half */
+                    if (has_halves<TYPE>()) { /* a thread's numbers are of one half */
                         const int half = lane % 4 / 2, zeros[2] = {};
                         int second[4];
                         products_of_codes(found, x[h], half ? zeros : both);
                         products_of_codes(second, x[h], half ? both : zeros);
 #pragma unroll
                         for (int c = 0; c < 4; c++) {
-                            const int2 scales = halves[now][g][TYPE == W6K ? at + c % 2 : 0];
+                            const int2 scales = halves[now][g][has_halves<TYPE>() ? at + c % 2 : 0];
                             found[c] = scales.x * found[c] + scales.y * second[c];
                         }
                     } else
@@ -134,3 +134,6 @@ MANY_SMALL(W5K)
 MANY_SMALL(W6K)
 MANY_SMALL(W4F)
 MANY_SMALL(W4Z)
+MANY_SMALL(W4N)
+MANY_SMALL(W4X)
+MANY_SMALL(W3K)

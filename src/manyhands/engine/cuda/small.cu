@@ -2,8 +2,8 @@
  * weights"; how a panel holds them: engine/native/kernels.h). A group's sum of integers is exact, so its order is free; groups follow one
  * another, each an fma or two onto the sum. */
 
-enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z }; /* engine/library.py, TYPES */
-enum { NEST = 8, SUBS = 2 * SIDE, SMALL_STEPS = THREADS / SIDE };
+enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K }; /* engine/library.py, TYPES */
+enum { NEST = 8, SMALL_STEPS = THREADS / SIDE };
 
 /* 32 numbers of a row: number i is codes[i] * scale, four codes in a word; sums: of the first 16 codes, and of the others. */
 struct Group {
@@ -48,29 +48,33 @@ KERNEL(group_rows)
     ((Group *)a.out)[step * a.out_stride + row] = group;
 }
 
-template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
+template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K ? 3 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
 template <int TYPE> INLINE constexpr int code_bytes() { return code_bits<TYPE>() * DEPTH * SIDE / 8; }
-template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : TYPE == W4F ? 12 : 0; }
-template <int TYPE> INLINE constexpr bool is_nested() { return TYPE >= W4K && TYPE <= W6K; }
+template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : TYPE == W4F ? 12 : TYPE == W3K ? 4 : 0; }
+template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || TYPE == W4X || TYPE == W3K; }
+template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K; }
+template <int TYPE> INLINE constexpr bool has_table() { return TYPE == W4N || TYPE == W4X; }
 template <int TYPE> INLINE constexpr bool has_minima() { return TYPE == W4M || TYPE == W5M || TYPE == W4K || TYPE == W5K; }
-template <int TYPE> INLINE constexpr int shared_bytes() { return TYPE == W6K ? 2 * SIDE : 4 * SIDE; } /* of NEST steps */
+template <int TYPE> INLINE constexpr int shared_bytes() { return has_minima<TYPE>() ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
+template <int TYPE> INLINE constexpr int own_bytes() { return TYPE == W4X ? SIDE : 2 * SIDE; }                 /* of each */
 template <int TYPE> INLINE constexpr int factor_bytes()
 {
-    return is_nested<TYPE>() ? SUBS + shared_bytes<TYPE>() / NEST : TYPE == W4F ? SIDE : has_minima<TYPE>() ? 4 * SIDE : TYPE == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
+    return is_nested<TYPE>() ? own_bytes<TYPE>() + shared_bytes<TYPE>() / NEST : TYPE == W4F ? SIDE : has_minima<TYPE>() ? 4 * SIDE : TYPE == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
 }
 
 /* What column c of a step is, as it is multiplied. */
 struct Codes {
     int words[DEPTH / 4];
     float scale, least;
-    int halves[2]; /* W6K: the scales of both halves */
+    int halves[2]; /* W6K, W3K: the scales of both halves */
     int zero;      /* that each code is more by */
 };
 
-/* Twice the floats of 4 bit that four bytes name, more by 12. */
-INLINE int floats_of(unsigned codes)
+/* Numbers of the tables E2M1 and IQ4 (kernels.h), four in a word. */
+template <int TYPE> INLINE int named_by(unsigned codes)
 {
-    const unsigned tables[4] = {0x0F0E0D0C, 0x18141210, 0x090A0B0C, 0x00040608};
+    const unsigned floats[4] = {0x0F0E0D0C, 0x18141210, 0x090A0B0C, 0x00040608}, fours[4] = {0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535};
+    const unsigned *tables = TYPE == W4F ? floats : fours;
     unsigned found = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -85,11 +89,11 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
     Codes found;
     const int *low = (const int *)(panel + (count_t)step * code_bytes<TYPE>()) + c;
     const unsigned char *factors = panel + (count_t)depth * code_bytes<TYPE>() + (count_t)(is_nested<TYPE>() ? step / NEST * NEST : step) * factor_bytes<TYPE>();
-    const unsigned char *subs = factors + shared_bytes<TYPE>() + step % NEST * SUBS;
+    const unsigned char *subs = factors + shared_bytes<TYPE>() + step % NEST * own_bytes<TYPE>();
     found.zero = code_offset<TYPE>();
     found.halves[0] = found.halves[1] = 1, found.least = 0;
 #pragma unroll
-    for (int j = 0; j < (TYPE == W8 ? 8 : 4); j++) {
+    for (int j = 0; j < (TYPE == W8 ? 8 : TYPE == W3K ? 0 : 4); j++) {
         const int both = low[j * SIDE];
         found.words[j] = TYPE == W8 ? both : both & 0x0F0F0F0F;
         if (TYPE != W8)
@@ -105,12 +109,20 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
 #pragma unroll
         for (int j = 0; j < 8; j++)
             found.words[j] |= (low[(4 + j / 4) * SIDE] >> 2 * (j % 4) & 0x03030303) << 4;
-        found.halves[0] = (signed char)subs[2 * c], found.halves[1] = (signed char)subs[2 * c + 1];
     }
-    if (TYPE == W4F) {
+    if (TYPE == W3K) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            found.words[j] = floats_of((unsigned)found.words[j]);
+            found.words[j] = (low[j / 4 * SIDE] >> 2 * (j % 4) & 0x03030303) | (low[2 * SIDE] >> j & 0x01010101) << 2;
+    }
+    if (has_halves<TYPE>())
+        found.halves[0] = (signed char)subs[2 * c], found.halves[1] = (signed char)subs[2 * c + 1];
+    if (TYPE == W4F || has_table<TYPE>()) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            found.words[j] = named_by<TYPE>((unsigned)found.words[j]);
+    }
+    if (TYPE == W4F) {
         found.scale = real_of(factors[c] ? (unsigned)(factors[c] - 1) << 23 : 0);
         return found;
     }
@@ -119,6 +131,8 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
     found.scale = from_f16(((const half_t *)factors)[c]);
     if (has_minima<TYPE>())
         found.least = from_f16(((const half_t *)factors)[SIDE + c]);
+    if (TYPE == W4X)
+        found.scale = found.scale * (float)(signed char)subs[c];
     if (TYPE == W4K || TYPE == W5K) {
         found.scale = found.scale * (float)subs[c];
         found.least = minus(found.least * (float)subs[SIDE + c]);
@@ -133,7 +147,7 @@ template <int TYPE> INLINE int whole_product(const Codes &codes, const int *row,
 #pragma unroll
     for (int j = 0; j < 4; j++)
         first = __dp4a(codes.words[j], row[j], first), second = __dp4a(codes.words[j + 4], row[j + 4], second);
-    if (TYPE == W6K)
+    if (has_halves<TYPE>())
         return codes.halves[0] * (first - codes.zero * sums[0]) + codes.halves[1] * (second - codes.zero * sums[1]);
     return first + second - codes.zero * (sums[0] + sums[1]);
 }
@@ -208,6 +222,9 @@ SMALLS(W5K)
 SMALLS(W6K)
 SMALLS(W4F)
 SMALLS(W4Z)
+SMALLS(W4N)
+SMALLS(W4X)
+SMALLS(W3K)
 
 /* As expert_product, of groups. */
 #define SMALL_EXPERT(type)                                                                                                  \
@@ -234,3 +251,6 @@ SMALL_EXPERT(W5K)
 SMALL_EXPERT(W6K)
 SMALL_EXPERT(W4F)
 SMALL_EXPERT(W4Z)
+SMALL_EXPERT(W4N)
+SMALL_EXPERT(W4X)
+SMALL_EXPERT(W3K)

@@ -10,8 +10,9 @@ typedef struct {
 } Form;
 static const Form FORMS[TYPES - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 4},       {1, 22, 6},   {1, 24, 8},
                                        {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1},
-                                       {1, 19, 3}};
+                                       {1, 19, 3}, {1, 18, 2},  {8, 136, 8},  {8, 110, 32}};
 enum { SCALES = 4, FIFTHS = 16, SIXTHS = 128, PAIRS = 192, SHARED = 208 }; /* of Q4_K and Q5_K; of Q5_K; of Q6_K */
+enum { SIXES = 96, SHARED_3 = 108 };                                      /* of Q3_K */
 
 static uint32_t word_at(const uint8_t *at)
 {
@@ -49,8 +50,8 @@ static void spread_fifths(uint32_t bits, uint8_t *to)
     put_fifths(bytes, 0, to);
 }
 
-/* The fifth and sixth bits of a step: two of each of 32 bytes. */
-static void put_sixths(const uint8_t *from, int64_t at, uint8_t *to)
+/* The fifth and sixth bits of a step, or the first two: two of each of 32 bytes. */
+static void put_twos(const uint8_t *from, int64_t at, uint8_t *to)
 {
     for (int64_t half = 0; half < 2; half++, to += 64) {
         uint32_t word = 0;
@@ -86,19 +87,53 @@ static void put_scales(const uint8_t *from, int64_t i, uint8_t *scale, uint8_t *
     *least = i < 4 ? from[i + 4] & 63 : from[i + 4] >> 4 | from[i] >> 6 << 4;
 }
 
+/* Scale i of 6 bits, less 32, out of 12 bytes. */
+static int8_t scale_of_16(const uint8_t *from, int64_t i)
+{
+    return (int8_t)((from[i % 8] >> i / 8 * 4 & 15) + (from[8 + i % 4] >> i / 4 * 2 & 3) * 16 - 32);
+}
+
+/* A block of 256 codes of 3 bit -> column c of NEST steps. */
+static void put_threes(const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
+{
+    int8_t *subs = (int8_t *)factors + shared_bytes(W3K) + 2 * c;
+    memcpy(factors + 2 * c, block + SHARED_3, 2);
+    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(W3K), subs += own_bytes(W3K)) {
+        put_twos(block + FORMS[W3K - W8].codes + i / 4 * DEPTH, 2 * (i % 4), codes + c * 4);
+        put_fifths(block, i, codes + 128 + c * 4);
+        subs[0] = scale_of_16(block + SIXES, 2 * i), subs[1] = scale_of_16(block + SIXES, 2 * i + 1);
+    }
+}
+
+/* A block of 256 codes of a table, 32 after the other, with a scale of 6 bits, less 32, for each 32 -> column c of NEST steps. */
+static void put_table(const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
+{
+    uint8_t *subs = factors + shared_bytes(W4X) + c;
+    memcpy(factors + 2 * c, block, 2);
+    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(W4X), subs += own_bytes(W4X)) {
+        for (int64_t j = 0; j < 4; j++)
+            put_word(word_at(block + FORMS[W4X - W8].codes + i * SIDE + 4 * j), codes + j * 64 + c * 4);
+        *subs = (uint8_t)((block[SCALES + i / 2] >> i % 2 * 4 & 15) + (block[2 + i / 4] >> i % 4 * 2 & 3) * 16 - 32);
+    }
+}
+
 /* A block of 256 numbers -> column c of NEST steps. */
 static void put_nested(int64_t type, const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
 {
+    if (type == W3K || type == W4X) {
+        (type == W3K ? put_threes : put_table)(block, codes, factors, c);
+        return;
+    }
     const uint8_t *from = block + FORMS[type - W8].codes;
     uint8_t *subs = factors + shared_bytes(type);
     memcpy(factors + 2 * c, block + (type == W6K ? SHARED : 0), 2);
     if (type != W6K)
         memcpy(factors + 2 * (SIDE + c), block + 2, 2);
-    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(type), subs += SUBS) {
+    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(type), subs += own_bytes(type)) {
         uint8_t *highs = codes + 256 + c * 4;
         if (type == W6K) {
             put_halves(from + i / 4 * 64 + i % 2 * DEPTH, i % 4 >= 2, codes + c * 4);
-            put_sixths(block + SIXTHS + i / 4 * DEPTH, 2 * (i % 4), highs);
+            put_twos(block + SIXTHS + i / 4 * DEPTH, 2 * (i % 4), highs);
             memcpy(subs + 2 * c, block + PAIRS + 2 * i, 2);
             continue;
         }

@@ -209,8 +209,10 @@ static void unpack_small(int64_t type, const uint8_t *panel, int64_t depth, int6
         double scale = type == W4F ? (factors[column] ? real_of((uint32_t)(factors[column] - 1) << 23) : 0) : widen_f16(halves[column]);
         double least = has_minima(type) ? widen_f16(halves[SIDE + column]) : 0;
         code -= type == W4Z ? zero_at(factors, column) : 0;
-        if (type == W6K)
+        if (has_halves(type))
             scale *= (int8_t)subs[2 * column + i % DEPTH / SIDE];
+        else if (type == W4X)
+            scale *= (int8_t)subs[column];
         else if (is_nested(type))
             scale *= subs[column], least *= -(double)subs[SIDE + column];
         out[i - at] = (float)(code * scale + least);

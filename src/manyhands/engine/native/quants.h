@@ -10,6 +10,9 @@
 #define IN_ORDER(vector) __asm__("" : "+v"(vector))
 #define AGAIN(pointer) __asm__("" : "+r"(pointer))
 
+/* What is added to each code of nibbles_product, whose dot product takes unsigned ones. */
+INLINE int32_t added_to(int64_t type, int has_dot) { return has_table(type) && has_dot ? 128 : code_offset(type); }
+
 /* ---- sixteen int32 sums, one a column: (4 numbers of a row) times (4 numbers of 16 columns) at a time ---- */
 
 #if defined(LANES_AVX512)
@@ -29,6 +32,12 @@ static inline Sums dot_unsigned(Sums sums, __m512i codes, const int8_t *row)
     return sums;
 }
 static inline Sums pairs_added(Sums sums, __m512i pairs) { return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))); }
+static inline Sums dot_signed(Sums sums, __m512i w, const int8_t *row) /* of w from -127 on, without an instruction of its own */
+{
+    __m512i x = four_of(row);
+    x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    return pairs_added(sums, _mm512_maddubs_epi16(_mm512_abs_epi8(w), x));
+}
 
 INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
@@ -67,12 +76,13 @@ static inline __m512i zeros_of(const uint8_t *factors)
     return _mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16));
 }
 
-/* Codes of 4 and 5 bit; sums of half a step of those of 5 fit into int16, not of a whole one. */
+/* Codes of 4 and 5 bit, or numbers that they name; sums of half a step of those of 5 fit into int16, not of a whole one. */
 INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
-    const __m512i floats = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)E2M1));
+    const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
+    const __m512i more = _mm512_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm512_xor_si512(named, more);
     __m512i highs = code_bits(type) == 5 ? _mm512_loadu_si512(codes + 256) : low, zeros = type == W4Z ? zeros_of(factors) : low;
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
@@ -85,13 +95,17 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
             a = _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(highs, 4 - j), fifth));
             b = _mm512_or_si512(b, _mm512_and_si512(_mm512_srli_epi16(highs, j), fifth));
         }
-        if (type == W4F)
-            a = _mm512_shuffle_epi8(floats, a), b = _mm512_shuffle_epi8(floats, b);
+        if (type == W4F || has_table(type))
+            a = _mm512_shuffle_epi8(numbers, a), b = _mm512_shuffle_epi8(numbers, b);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
             if (has_dot) {
                 sums[r] = dot_unsigned(dot_unsigned(sums[r], a, x), b, x + 16);
+                continue;
+            }
+            if (has_table(type)) {
+                sums[r] = dot_signed(dot_signed(sums[r], a, x), b, x + 16);
                 continue;
             }
             sums[r] = _mm512_add_epi16(sums[r], _mm512_maddubs_epi16(a, four_of(x)));
@@ -102,22 +116,32 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
         }
     }
     for (int r = 0; r < count; r++) {
-        Sums sum = has_dot ? sums[r] : pairs_added(_mm512_setzero_si512(), sums[r]);
+        Sums sum = has_dot || has_table(type) ? sums[r] : pairs_added(_mm512_setzero_si512(), sums[r]);
         sum = is_wide && !has_dot ? pairs_added(sum, others[r]) : sum;
         if (type == W4Z)
             sum = _mm512_sub_epi32(sum, _mm512_madd_epi16(zeros, four_of((const int8_t *)group_at(rows, r * step)->sums)));
-        out[r] = to_reals(sum, code_offset(type) * group_sum(group_at(rows, r * step)));
+        out[r] = to_reals(sum, added_to(type, has_dot) * group_sum(group_at(rows, r * step)));
     }
 }
 
-/* Codes of 6 bit, each half of a step times its scale: sums of two products fit into int16. */
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+/* Four codes of 3 bit of each column: numbers 4 four .. 4 four + 3 of a half of a step. */
+INLINE __m512i threes_of(const uint8_t *codes, int half, int four)
+{
+    __m512i twos = _mm512_srli_epi16(_mm512_loadu_si512(codes + half * 64), 2 * four), thirds = _mm512_loadu_si512(codes + 128);
+    thirds = half || four >= 2 ? _mm512_srli_epi16(thirds, 4 * half + four - 2) : _mm512_slli_epi16(thirds, 2 - four);
+    return _mm512_or_si512(_mm512_and_si512(twos, _mm512_set1_epi8(3)), _mm512_and_si512(thirds, _mm512_set1_epi8(4)));
+}
+
+/* Codes of 6 or 3 bit, each half of a step times its scale: sums of two products fit into int16. */
+INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
     __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)scales));
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
-    __m512i highs[2] = {_mm512_loadu_si512(codes + 256), _mm512_loadu_si512(codes + 320)};
+    __m512i highs[2] = {low, low};
+    if (type == W6K)
+        highs[0] = _mm512_loadu_si512(codes + 256), highs[1] = _mm512_loadu_si512(codes + 320);
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = others[r] = _mm512_setzero_si512();
@@ -126,6 +150,10 @@ INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step
         __m512i w[2][2]; /* [half][four] */
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
+            if (type == W3K) {
+                w[0][i] = threes_of(codes, 0, j + i), w[1][i] = threes_of(codes, 1, j + i);
+                continue;
+            }
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
             w[0][i] = _mm512_and_si512(both, low), w[1][i] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
 #pragma GCC unroll 2
@@ -153,7 +181,7 @@ INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step
             sums[r] = _mm512_add_epi32(sums[r], _mm512_mullo_epi32(others[r], _mm512_srai_epi32(second, 16)));
         }
         __m512i less = _mm512_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
-        out[r] = to_reals(_mm512_sub_epi32(sums[r], _mm512_slli_epi32(less, 5)), 0);
+        out[r] = to_reals(_mm512_sub_epi32(sums[r], _mm512_slli_epi32(less, type == W6K ? 5 : 2)), 0);
     }
 }
 
@@ -174,6 +202,10 @@ static inline __m256i dot_unsigned(__m256i sums, __m256i codes, const int8_t *ro
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(codes), "x"(x));
 #endif
     return sums;
+}
+static inline __m256i dot_signed(__m256i sums, __m256i w, const int8_t *row) /* of w from -127 on, without an instruction of its own */
+{
+    return pairs_added(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four_of(row), w)));
 }
 
 /* Eight columns. The unsigned operand is w + 128 or, without a dot product, |w|: so -128 fits, and 2 times 128 times 127 fits int16. */
@@ -219,12 +251,13 @@ static inline __m256i zeros_of(const uint8_t *factors, int half)
     return _mm256_or_si256(zeros, _mm256_slli_epi32(zeros, 16));
 }
 
-/* Codes of 4 and 5 bit, of columns 8 half, ...; sums of half a step of those of 5 fit into int16, not of a whole one. */
+/* Codes of 4 and 5 bit, or numbers that they name, of columns 8 half, ...; sums of half a step of those of 5 fit into int16, not of a whole one. */
 INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out)
 {
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
-    const __m256i floats = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)E2M1));
+    const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
+    const __m256i more = _mm256_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm256_xor_si256(named, more);
     __m256i highs = code_bits(type) == 5 ? _mm256_loadu_si256((const __m256i *)(codes + 256)) : low;
     __m256i zeros = type == W4Z ? zeros_of(factors, half) : low;
     __m256i sums[MOST_TOGETHER], others[MOST_TOGETHER];
@@ -238,13 +271,18 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
             a = _mm256_or_si256(a, _mm256_and_si256(_mm256_slli_epi16(highs, 4 - j), fifth));
             b = _mm256_or_si256(b, _mm256_and_si256(_mm256_srli_epi16(highs, j), fifth));
         }
-        if (type == W4F)
-            a = _mm256_shuffle_epi8(floats, a), b = _mm256_shuffle_epi8(floats, b);
+        if (type == W4F || has_table(type))
+            a = _mm256_shuffle_epi8(numbers, a), b = _mm256_shuffle_epi8(numbers, b);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
             if (has_dot) {
                 sums[r] = dot_unsigned(dot_unsigned(sums[r], a, x), b, x + 16);
+                continue;
+            }
+            if (has_table(type)) {
+                sums[r] = dot_signed(dot_signed(sums[r], a, x), b, x + 16);
+                IN_ORDER(sums[r]);
                 continue;
             }
             sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(a, four_of(x)));
@@ -255,11 +293,11 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
         }
     }
     for (int r = 0; r < count; r++) {
-        __m256i sum = has_dot ? sums[r] : pairs_added(_mm256_setzero_si256(), sums[r]);
+        __m256i sum = has_dot || has_table(type) ? sums[r] : pairs_added(_mm256_setzero_si256(), sums[r]);
         sum = is_wide && !has_dot ? pairs_added(sum, others[r]) : sum;
         if (type == W4Z)
             sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(zeros, four_of((const int8_t *)group_at(rows, r * step)->sums)));
-        out[r] = to_reals(sum, code_offset(type) * group_sum(group_at(rows, r * step)));
+        out[r] = to_reals(sum, added_to(type, has_dot) * group_sum(group_at(rows, r * step)));
     }
 }
 
@@ -273,8 +311,17 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
         out[r] = (V){a[r], b[r]};
 }
 
-/* Codes of 6 bit, each half of a step times its scale: sums of two products fit into int16. */
-INLINE void half_sixes(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
+/* Four codes of 3 bit of each of eight columns: numbers 4 four .. 4 four + 3 of a half of a step. */
+INLINE __m256i threes_of(const uint8_t *codes, int half, int four)
+{
+    __m256i twos = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)(codes + half * 64)), 2 * four);
+    __m256i thirds = _mm256_loadu_si256((const __m256i *)(codes + 128));
+    thirds = half || four >= 2 ? _mm256_srli_epi16(thirds, 4 * half + four - 2) : _mm256_slli_epi16(thirds, 2 - four);
+    return _mm256_or_si256(_mm256_and_si256(twos, _mm256_set1_epi8(3)), _mm256_and_si256(thirds, _mm256_set1_epi8(4)));
+}
+
+/* Codes of 6 or 3 bit, each half of a step times its scale: sums of two products fit into int16. */
+INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
 {
     const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48);
     __m256i pairs = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)scales)), sums[MOST_TOGETHER];
@@ -285,13 +332,18 @@ INLINE void half_sixes(int has_dot, int count, const char *rows, int64_t step, c
         sums[r] = others[r] = _mm256_setzero_si256();
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
-        __m256i highs = _mm256_loadu_si256((const __m256i *)(codes + 256 + half * 64));
+        __m256i highs = type == W6K ? _mm256_loadu_si256((const __m256i *)(codes + 256 + half * 64)) : low;
 #pragma GCC unroll 2
         for (int j = 0; j < 4; j += 2) {
-            __m256i a = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), b = _mm256_loadu_si256((const __m256i *)(codes + j * 64 + 64));
-            a = _mm256_and_si256(half ? _mm256_srli_epi16(a, 4) : a, low), b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, low);
-            a = _mm256_or_si256(a, _mm256_and_si256(j ? highs : _mm256_slli_epi16(highs, 4), top));
-            b = _mm256_or_si256(b, _mm256_and_si256(j ? _mm256_srli_epi16(highs, 2) : _mm256_slli_epi16(highs, 2), top));
+            __m256i a, b;
+            if (type == W3K)
+                a = threes_of(codes, half, j), b = threes_of(codes, half, j + 1);
+            else {
+                a = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), b = _mm256_loadu_si256((const __m256i *)(codes + j * 64 + 64));
+                a = _mm256_and_si256(half ? _mm256_srli_epi16(a, 4) : a, low), b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, low);
+                a = _mm256_or_si256(a, _mm256_and_si256(j ? highs : _mm256_slli_epi16(highs, 4), top));
+                b = _mm256_or_si256(b, _mm256_and_si256(j ? _mm256_srli_epi16(highs, 2) : _mm256_slli_epi16(highs, 2), top));
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < count; r++) {
                 const int8_t *x = group_at(rows, r * step)->codes + 16 * half + 4 * j;
@@ -312,16 +364,16 @@ INLINE void half_sixes(int has_dot, int count, const char *rows, int64_t step, c
             sums[r] = _mm256_add_epi32(sums[r], _mm256_mullo_epi32(others[r], _mm256_srai_epi32(second, 16)));
         }
         __m256i less = _mm256_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
-        out[r] = to_reals(_mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, 5)), 0);
+        out[r] = to_reals(_mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, type == W6K ? 5 : 2)), 0);
     }
 }
 
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
-    half_sixes(has_dot, count, rows, step, codes, scales, a);
+    half_columns(type, has_dot, count, rows, step, codes, scales, a);
     AGAIN(rows);
-    half_sixes(has_dot, count, rows, step, codes + 32, scales + 16, b);
+    half_columns(type, has_dot, count, rows, step, codes + 32, scales + 16, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
 }
@@ -363,6 +415,11 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
 /* Sixteen codes of numbers 4 j .. 4 j + 3 of a half of a step, of columns 4 i .. 4 i + 3. */
 INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, int i)
 {
+    if (type == W3K) {
+        uint8x16_t twos = vshlq_u8(vld1q_u8(codes + half * 64 + i * 16), vdupq_n_s8((int8_t)(-2 * j)));
+        uint8x16_t thirds = vshlq_u8(vld1q_u8(codes + 128 + i * 16), vdupq_n_s8((int8_t)(2 - 4 * half - j)));
+        return vreinterpretq_s8_u8(vorrq_u8(vandq_u8(twos, vdupq_n_u8(3)), vandq_u8(thirds, vdupq_n_u8(4))));
+    }
     uint8x16_t both = vld1q_u8(codes + j * 64 + i * 16), code = half ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
     if (code_bits(type) == 5) {
         uint8x16_t highs = vshlq_u8(vld1q_u8(codes + 256 + i * 16), vdupq_n_s8((int8_t)(half ? -j : 4 - j)));
@@ -372,6 +429,8 @@ INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, i
         uint8x16_t highs = vshlq_u8(vld1q_u8(codes + 256 + half * 64 + i * 16), vdupq_n_s8((int8_t)(4 - 2 * j)));
         code = vorrq_u8(code, vandq_u8(highs, vdupq_n_u8(48)));
     }
+    if (has_table(type))
+        return vqtbl1q_s8(vld1q_s8(IQ4), code);
     return vreinterpretq_s8_u8(type == W4F ? vqtbl1q_u8(vld1q_u8(E2M1), code) : code);
 }
 
@@ -402,16 +461,16 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     }
 }
 
-/* Codes of 6 bit, each half of a step times its scale. */
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+/* Codes of 6 or 3 bit, each half of a step times its scale. */
+INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         Sums sums;
         for (int i = 0; i < 4; i++) {
             int32x4_t pairs = vreinterpretq_s32_s16(vmovl_s8(vld1_s8((const int8_t *)scales + 8 * i)));
-            int32x4_t a = vsubq_s32(half_product(W6K, has_dot, group, codes, 0, i), vdupq_n_s32(32 * group->sums[0]));
-            int32x4_t b = vsubq_s32(half_product(W6K, has_dot, group, codes, 1, i), vdupq_n_s32(32 * group->sums[1]));
+            int32x4_t a = vsubq_s32(half_product(type, has_dot, group, codes, 0, i), vdupq_n_s32(code_offset(type) * group->sums[0]));
+            int32x4_t b = vsubq_s32(half_product(type, has_dot, group, codes, 1, i), vdupq_n_s32(code_offset(type) * group->sums[1]));
             sums.q[i] = vmlaq_s32(vmulq_s32(a, vshrq_n_s32(vshlq_n_s32(pairs, 16), 16)), b, vshrq_n_s32(pairs, 16));
         }
         out[r] = to_reals(sums, 0);
@@ -453,14 +512,14 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     }
 }
 
-/* Codes of 6 bit, each half of a step times its scale. */
-INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+/* Codes of 6 or 3 bit, each half of a step times its scale. */
+INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
         int32_t a[SIDE] = {0}, b[SIDE] = {0};
-        sum_codes(W6K, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
-        sum_codes(W6K, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
+        sum_codes(type, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
+        sum_codes(type, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
         out[r] = EACH(V, (float)(a[i] * (int8_t)scales[2 * i] + b[i] * (int8_t)scales[2 * i + 1]));
     }
 }
@@ -474,7 +533,7 @@ INLINE V scales_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
     if (type == W4F)
         return powers_at(factors);
     V scale = from_f16((const half_t *)factors);
-    return type == W4K || type == W5K ? mul(scale, from_bytes(subs)) : scale;
+    return type == W4X ? mul(scale, from_codes((const int8_t *)subs)) : type == W4K || type == W5K ? mul(scale, from_bytes(subs)) : scale;
 }
 
 INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
@@ -511,8 +570,8 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
         V part[MOST_TOGETHER], scale = scales_of(type, factors, subs), least = has_minima(type) ? minima_of(type, factors, subs) : scale;
         if (type == W8)
             bytes_product(has_dot, count, rows, row_step * 4, codes, part);
-        else if (type == W6K)
-            sixes_product(has_dot, count, rows, row_step * 4, codes, subs, part);
+        else if (has_halves(type))
+            halves_product(type, has_dot, count, rows, row_step * 4, codes, subs, part);
         else
             nibbles_product(type, has_dot, count, rows, row_step * 4, codes, factors, part);
         for (int r = 0; r < count; r++) {
@@ -555,7 +614,8 @@ enum { DOTS = 1 };
 #define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0)
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}},
 #endif
-#define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) /* as they are numbered */
+#define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
+    each(W4X) each(W3K) /* as they are numbered */
 EACH_SMALL(EACH_DOT)
 static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_SMALL(NAMES_OF)};
 #undef GROUP_CHAIN

@@ -53,6 +53,15 @@ INLINE void sign_codes(int64_t type, const uint8_t *codes, int half, int j, cons
     }
 }
 
+/* The same of codes of a table, both halves of a step. */
+INLINE void name_codes(const uint8_t *codes, int j, int8_t *out)
+{
+    const __m512i numbers = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)IQ4)), low = _mm512_set1_epi8(15);
+    __m512i both = _mm512_loadu_si512(codes + j * 64);
+    _mm512_storeu_si512(out + j * 64, _mm512_shuffle_epi8(numbers, _mm512_and_si512(both, low)));
+    _mm512_storeu_si512(out + (4 + j) * 64, _mm512_shuffle_epi8(numbers, _mm512_and_si512(_mm512_srli_epi16(both, 4), low)));
+}
+
 INLINE void sign_group(int64_t type, const uint8_t *panel, int64_t depth, int64_t step, Signed *out)
 {
     const uint8_t *codes = panel + step * code_bytes(type), *factors = factors_at(type, panel, depth, step), *subs = subs_at(type, factors, step);
@@ -64,19 +73,23 @@ INLINE void sign_group(int64_t type, const uint8_t *panel, int64_t depth, int64_
         less[i] = (uint8_t)(type == W4Z ? zero_at(factors, i / 4) : code_offset(type));
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
+        if (has_table(type)) {
+            name_codes(codes, j, out->codes);
+            continue;
+        }
         sign_codes(type, codes, 0, j, less, out->codes + j * 64);
         sign_codes(type, codes, 1, j, less, out->codes + (4 + j) * 64);
     }
 }
 
-/* Steps [first, end) of a panel, of all types but W8, whose codes are signed. */
+/* Steps [first, end) of a panel, of all types but W8, whose codes are signed, and those that have halves. */
 static void sign_groups(int64_t type, const uint8_t *panel, int64_t depth, int64_t first, int64_t end, Signed *out)
 {
     for (int64_t step = first; step < end; step++, out++)
         switch (type) {
 #define CASE(name) \
     case name: sign_group(name, panel, depth, step, out); break;
-            CASE(W4) CASE(W4M) CASE(W5) CASE(W5M) CASE(W4K) CASE(W5K) CASE(W4F) CASE(W4Z)
+            CASE(W4) CASE(W4M) CASE(W5) CASE(W5M) CASE(W4K) CASE(W5K) CASE(W4F) CASE(W4Z) CASE(W4N) CASE(W4X)
 #undef CASE
         }
 }
@@ -197,7 +210,7 @@ INLINE void multiply_squares(int like, int lines, int64_t type, const Source *so
     fold(like, lines, &now, &next);
 }
 
-/* sums [panel][row][16] += `panels` panels of small weights, of any type but W6K, times all rows. */
+/* sums [panel][row][16] += `panels` panels of small weights, but those that have halves, times all rows. */
 static void group_tiles(int64_t type, const Source *source, const uint8_t *packed, int64_t panels, float *sums)
 {
     int is_half = tile_lines(source) < SIDE;
