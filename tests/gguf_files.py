@@ -16,6 +16,7 @@ from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Arc
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
+from tests.gguf_dense import dense_facts
 from tests.gguf_hybrids import falcon_pieces, granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
 
 FAMILIES = (
@@ -25,6 +26,7 @@ FAMILIES = (
     "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid",
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
     "falcon_h1", "falcon_h1_norm",
+    "ministral3", "ministral3_plain",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -47,6 +49,9 @@ _FIXED: dict[str, dict[str, Any]] = {
     "nemotron_h_latent": {
         "layers_block_type": ["moe", "linear_attention", "full_attention"], "moe_latent_size": 32, "norm_topk_prob": False,
     },
+    "ministral3_plain": {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e6, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.0,
+    }},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "qwen2_moe": {"mlp_only_layers": []},
     "starcoder2": {"sliding_window": None},
@@ -136,7 +141,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     """
     name = family
     is_split = family == "deepseek_v3"  # as newer converters write it
-    family = re.sub("_(old|12b|fused|dense|latent|norm)$", "", family)
+    family = re.sub("_(old|12b|fused|dense|latent|norm|plain)$", "", family)
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",
@@ -313,6 +318,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         keys["expert_used_count"] = config["num_experts_per_tok"]
     if "kv_lora_rank" in config:
         keys |= _latent(config, rope)
+    keys |= dense_facts(arch, config)
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
 
 

@@ -22,6 +22,7 @@ from manyhands.checkpoint.gguf_model import config_json, tensor_entries
 from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.errors import ModelError
+from manyhands.program.families import build_program
 from manyhands.testing.gguf import text, write_gguf
 from tests.gguf_files import tiny_gguf
 
@@ -176,11 +177,11 @@ def test_no_bytes_crash_the_reader(raw: bytes) -> None:
             pass
 
 
-@given(st.integers(0, 10), st.integers(0, 5000), st.binary(min_size=1, max_size=8))
+@given(st.integers(0, 1000), st.integers(0, 5000), st.binary(min_size=1, max_size=8))
 def test_no_change_of_a_real_header_crashes_what_reads_it(
     real: bytes, others: dict[str, bytes], which: int, at: int, put: bytes
 ) -> None:
-    real = [real, *others.values()][which]
+    real = [real, *others.values()][which % (len(others) + 1)]
     raw = real[:at] + put + real[at + len(put) :]
     try:
         found = parse(raw, len(real))
@@ -190,13 +191,25 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
+DENSE = ("ministral3",)
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("others")
-    names = ("gpt_oss", "deepseek_v3", "granite", "olmo3", "qwen2_moe", "glm4", "gpt_neox", "granitemoe", *HYBRIDS)
+    names = (
+        "gpt_oss",
+        "deepseek_v3",
+        "granite",
+        "olmo3",
+        "qwen2_moe",
+        "glm4",
+        "gpt_neox",
+        "granitemoe",
+        *HYBRIDS,
+        *DENSE,
+    )
     return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
 
 
@@ -313,6 +326,9 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
             "shared_feed_forward_length' is not known",
         ),
         ("deepseek_v3", {"deepseek2__attention__temperature_scale": 1.0}, "temperature_scale' is not known here"),
+        ("ministral3", {"mistral3__attention__temperature_scale": "x"}, "temperature_scale is 'x'; a number is needed"),
+        ("ministral3", {"mistral3__attention__temperature_length": 8}, "temperature_length' is not known here"),
+        ("ministral3", {"mistral3__expert_count": 4}, "mistral3 with experts is not served from GGUF"),
     ],
 )
 def test_metadata_of_an_architecture_is_refused_by_name(
@@ -320,6 +336,22 @@ def test_metadata_of_an_architecture_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         config_json(change(others[family], **facts), lambda tensor: b"")
+
+
+def config(raw: bytes, **facts: Any) -> dict[str, Any]:
+    """The config.json that is made of a file with other facts."""
+    found: dict[str, Any] = json.loads(config_json(change(raw, **facts), lambda tensor: raw[tensor.start : tensor.end]))
+    return found
+
+
+def test_a_model_whose_queries_grow_is_held_to_the_positions_before(others: dict[str, bytes]) -> None:
+    """Ministral 3: queries are scaled from the length before yarn on; without yarn from what the file says."""
+    known, raw = "mistral3__rope__scaling__original_context_length", others["ministral3"]
+    assert build_program(config(raw)).context == 256
+    assert build_program(config(raw, mistral3__attention__temperature_scale=0.0)).context == 1024
+    plain = {"mistral3__rope__scaling__type": "none"}
+    assert build_program(config(raw, **plain)).context == 256
+    assert build_program(config(raw, **plain, **{known: 1024})).context == 1024
 
 
 def test_biases_that_no_recipe_adds_are_refused(others: dict[str, bytes]) -> None:

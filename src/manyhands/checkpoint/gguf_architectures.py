@@ -36,6 +36,7 @@ from manyhands.checkpoint.gguf_configs import (
     stablelm,
     stated,
 )
+from manyhands.checkpoint.gguf_dense import mistral3
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_names import (
@@ -277,6 +278,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         ends=BIASED_ENDS,
         biases=(_NORMS, ("attention_bias", _ATTENTION), ("mlp_bias", _UP_DOWN)),
     ),
+    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", LLAMA, mistral3, (PAIRS,), biases=()),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {

@@ -92,7 +92,8 @@ def ministral3(f: Fields) -> Program:
     """mistral with yarn, up to the position from which queries are scaled."""
     s = Sizes.read(f, head=128)
     f.assume(rope_parameters=_MINISTRAL3)
-    style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window"))
+    window, pairs = f.optional_count("sliding_window"), f.stored("interleaved_rope")
+    style = AttentionStyle(head_scale(s.head), pairs=pairs, window=window)
     return usual(f, s, RopeReader(f, theta=1000000.0, growing=True), [style] * s.layers, EndsStyle(), eps=1e-5)
 
 
