@@ -82,3 +82,37 @@ def sentencepiece(prefixed: bool) -> dict[str, Any]:
         "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32),
         "tokenizer.ggml.add_space_prefix": prefixed,
     }
+
+
+def gemma4() -> dict[str, Any]:
+    """A "gemma4" vocabulary: special tokens, bytes, characters, beginnings of words, and up to 31 newlines.
+
+    Merges make pieces from the left alone, so that they would not make one token of four newlines.
+    """
+    tokens, types, merges = ["<pad>", "<eos>", "<bos>", "<unk>"], [3, 3, 3, 2], list[str]()
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+    types += [6] * 256
+    known = set[str]()
+    for word in [*(f"▁{word}" for word in WORDS), *WORDS, "▁▁▁▁", "\n" * 31]:
+        for at in range(1, len(word) + 1):
+            for piece in (word[:at], word[at - 1]):
+                if piece not in known:
+                    known.add(piece)
+                    tokens.append(piece)
+                    types.append(1)
+            if at > 1:
+                merges.append(f"{word[: at - 1]} {word[at - 1]}")
+    tokens += ["<|im_start|>", "<|im_end|>", "<|user|>"]
+    types += [3, 3, 4]
+    return {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_space_prefix": False,
+    }

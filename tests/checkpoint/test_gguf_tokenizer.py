@@ -16,11 +16,12 @@ from manyhands.errors import ModelError
 from manyhands.testing.gguf import write_gguf
 from manyhands.text.prompt import load_eos_ids, render_chat
 from manyhands.text.tokenizer import TextTokenizer, load_tokenizer
-from tests.gguf_vocabularies import PRES, byte_pairs, sentencepiece, texts
+from tests.gguf_vocabularies import PRES, byte_pairs, gemma4, sentencepiece, texts
 
 # SHA-256 of the ids of texts(), from llama.cpp (llama-cpp-python 0.3.36, ggml of September 2026).
 GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "gguf_ids.json").read_text())
-VOCABULARIES = {**{pre: byte_pairs(pre) for pre in PRES}, "spm": sentencepiece(True), "spm-bare": sentencepiece(False)}
+OTHERS = {"spm": sentencepiece(True), "spm-bare": sentencepiece(False), "gemma4": gemma4()}
+VOCABULARIES = {**{pre: byte_pairs(pre) for pre in PRES}, **OTHERS}
 
 
 def digest(ids: list[list[int]]) -> str:
@@ -94,7 +95,7 @@ def test_white_space_behind_special_tokens_of_phi_3_is_dropped(name: str | None,
     assert tokens[-3:] == kept[-3:]
 
 
-@pytest.mark.parametrize("name", ["qwen2", "spm", "spm-bare"])
+@pytest.mark.parametrize("name", ["qwen2", "spm", "spm-bare", "gemma4"])
 def test_text_comes_back(name: str, tmp_path: Path) -> None:
     tokenizer = load(VOCABULARIES[name], tmp_path)
     for text in texts():
@@ -113,6 +114,19 @@ def test_text_comes_back(name: str, tmp_path: Path) -> None:
 def test_bos_and_eos_follow_the_file(facts: dict[str, Any], expected: str, tmp_path: Path) -> None:
     ids = load({**VOCABULARIES["spm"], **facts}, tmp_path).encode("the")
     assert (ids[0] == 1, ids[-1] == 2) == ("begins" in expected, "ends" in expected)
+
+
+def test_gemma_4_begins_whatever_the_file_says(tmp_path: Path) -> None:
+    facts = {**VOCABULARIES["gemma4"], "tokenizer.ggml.add_bos_token": False}
+    assert load(facts, tmp_path).encode("the")[0] == 2
+
+
+def test_tokens_of_newlines_that_lack_a_length_are_refused(tmp_path: Path) -> None:
+    """llama.cpp makes one token of as many newlines as there is a token for; merges must be able to."""
+    facts = gemma4()
+    facts["tokenizer.ggml.tokens"][facts["tokenizer.ggml.tokens"].index("\n" * 3)] = "odd"
+    with pytest.raises(ModelError, match="its tokens of newlines are not 1, 2, 3 and so on"):
+        files(facts, tmp_path)
 
 
 def test_llama_3_begins_where_the_file_does_not_say(tmp_path: Path) -> None:

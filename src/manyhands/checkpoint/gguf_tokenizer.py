@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF header as the files that transformers writes: tokenizer.json and what stands beside it. Pure.
 
-Two kinds are read: "gpt2", byte pairs over bytes, cut first by regular expressions that `tokenizer.ggml.pre` names; and
-"llama", pieces of sentencepiece with scores, merged best score first, unknown characters as bytes. Ids are those of
-llama.cpp, which normalises nothing.
+Three kinds are read: "gpt2", byte pairs over bytes, cut first by regular expressions that `tokenizer.ggml.pre` names;
+"llama", pieces of sentencepiece with scores, merged best score first, unknown characters as bytes; and "gemma4", such pieces
+with merges. Ids are those of llama.cpp, which normalises nothing.
 """
 
 import json
@@ -34,10 +34,15 @@ _HAN: Final = (
     r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}]"
 )
 _SLASHES: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_DEEPSEEK3: Final = (
+    _THREES,
+    r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 # tokenizer.ggml.pre -> the expressions that cut a text, one after the other.
 _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "midm-2.0"), (_LLAMA3,)),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), (_LLAMA3,)),
+    **dict.fromkeys(("lfm2", "midm-2.0", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
     "minicpm5": (_THREES, _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+" + _TAIL),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo"), (_QWEN2,)),
     "qwen35": (_QWEN35,),
@@ -55,11 +60,7 @@ _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
         r"(?:(?!\s)[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}])+",
         r"\p{N}",
     ),
-    "deepseek-v3": (
-        _THREES,
-        r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+",
-        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "kimi-k2": (rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?(?:(?!{_HAN})\p{{L}})+{_ANY_CASE}?|{_THREES}" + _TAIL,),
     "viking": (r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+", r"\p{N}"),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
@@ -69,13 +70,14 @@ _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
         ("gpt-4o", "llama4"), (rf"{_CASED[0]}{_ANY_CASE}?|{_CASED[1]}{_ANY_CASE}?|\p{{N}}{{1,3}}{_SLASHES}",)
     ),
 }
+_LINES: Final = r"[^\n]+|\n+"  # of gemma4
 # All of them: none takes a text more than its length.
-KNOWN_CUTS: Final = frozenset(cut for cuts in _CUTS.values() for cut in cuts)
+KNOWN_CUTS: Final = frozenset((_LINES, *(cut for cuts in _CUTS.values() for cut in cuts)))
 _WHOLE_FIRST: Final = frozenset(
-    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 midm-2.0 minicpm5 tekken glm4".split()
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral lfm2 midm-2.0 minicpm5 tekken glm4".split()
 )  # a known word is one token
 _BEGUN: Final = frozenset(
-    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 midm-2.0 tekken".split()
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral lfm2 midm-2.0 tekken".split()
 )  # bos, where the file does not say
 _ENDS: Final = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] "
@@ -99,10 +101,9 @@ class _Vocabulary:
     def __init__(self, gguf: Gguf) -> None:
         self._gguf = gguf
         self._kind = self._fact("model", str)
-        if self._kind not in ("gpt2", "llama"):
-            raise self._refused(
-                f"its tokenizer is {self._kind!r:.40}; read are gpt2 (byte pairs) and llama (sentencepiece)"
-            )
+        if self._kind not in ("gpt2", "llama", "gemma4"):
+            known = "gpt2 (byte pairs), llama (sentencepiece) and gemma4"
+            raise self._refused(f"its tokenizer is {self._kind!r:.40}; read are {known}")
         tokens: list[str] = self._fact("tokens", list)
         self._tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
         self._types = self._numbers("token_type", [_NORMAL] * len(self._tokens))
@@ -183,9 +184,10 @@ class _Vocabulary:
         return [{"name": name, "template": text} for name, text in texts.items()] or None
 
     def _tokenizer(self, bos: str | None, eos: str | None, is_spm: bool) -> dict[str, Any]:
-        begins = self._fact("add_bos_token", bool, is_spm or self._pre in _BEGUN)
+        begins = self._fact("add_bos_token", bool, is_spm or self._pre in _BEGUN) or self._kind == "gemma4"
         ends = self._fact("add_eos_token", bool, False)
-        parts = self._sentencepiece() if is_spm else self._byte_pairs()
+        read = {"llama": self._sentencepiece, "gpt2": self._byte_pairs, "gemma4": self._gemma4}
+        parts = read[self._kind]()
         return whole(parts, self._added(), self._ids, bos if begins else None, eos if ends else None)
 
     def _added(self) -> list[dict[str, Any]]:
@@ -206,14 +208,36 @@ class _Vocabulary:
         ]
 
     def _byte_pairs(self) -> dict[str, Any]:
-        merges: dict[tuple[str, str], None] = {}  # of one that occurs twice the first place counts
+        merges = list(self._stored_merges())
+        return byte_pairs(_CUTS[self._pre], self._ids, merges, whole_first=self._pre in _WHOLE_FIRST)
+
+    def _stored_merges(self) -> dict[tuple[str, str], None]:
+        """In order; of one that occurs twice the first place counts."""
+        merges: dict[tuple[str, str], None] = {}
         for merge in self._fact("merges", list):
             left, _, right = merge[1:].partition(" ")  # the first character may be a space
             left = merge[:1] + left
             if not {left, right, left + right} <= self._ids.keys():
                 raise self._refused(f"its merge {merge!r:.60} is not of two tokens that make a third: convert it again")
             merges[left, right] = None
-        return byte_pairs(_CUTS[self._pre], self._ids, list(merges), whole_first=self._pre in _WHOLE_FIRST)
+        return merges
+
+    def _gemma4(self) -> dict[str, Any]:
+        """Lines are merged whole, and newlines to one token where there is one, also if the file's merges do not make it."""
+        newlines = {token for token in self._ids if not token.strip("\n")}
+        if newlines != {"\n" * count for count in range(1, len(newlines) + 1)}:
+            raise self._refused("its tokens of newlines are not 1, 2, 3 and so on of them long")
+        made = {(left, right): None for _, left, right in splits(sorted(newlines), self._gguf.file)}
+        merges = list(self._stored_merges() | made)  # what has a place keeps it
+        return {
+            "normalizer": _replace(" ", "▁"),
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": _LINES}, "behavior": "Isolated", "invert": False},
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [_replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}],
+            },
+            "model": bpe(self._ids, merges, unk_token=None, fuse_unk=False, byte_fallback=True, ignore_merges=False),
+        }
 
     def _sentencepiece(self) -> dict[str, Any]:
         if self._fact("remove_extra_whitespaces", bool, False):
