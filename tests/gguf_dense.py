@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     """Keys of the metadata, without the architecture's name."""
@@ -11,4 +14,36 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
             "attention.temperature_scale": rope["llama_4_scaling_beta"],
         }
-    return {}
+    return _gemma4(config) if arch == "gemma4" else {}
+
+
+def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    width, theta = config["head_dim"], config["rope_parameters"]["sliding_attention"]["rope_theta"]
+    wide = next(iter(config["per_layer_config"].values()))
+    heads = {True: config["num_key_value_heads"], False: wide.get("num_key_value_heads", config["num_key_value_heads"])}
+    keys = {
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": np.array(slides),
+        "attention.head_count_kv": np.array([heads[slide] for slide in slides], np.int32),
+        "rope.dimension_count": wide["head_dim"],
+        "rope.dimension_count_swa": width,
+        "rope.freq_base_swa": float(theta),
+        **{f"attention.{name}_length": wide["head_dim"] for name in ("key", "value")},
+        **{f"attention.{name}_length_swa": width for name in ("key", "value")},
+    }
+    if config["final_logit_softcapping"]:
+        keys["final_logit_softcapping"] = config["final_logit_softcapping"]
+    if config["enable_moe_block"]:
+        keys |= {"expert_count": config["num_experts"], "expert_used_count": config["top_k_experts"]}
+        keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    return keys
+
+
+def still_columns(config: dict[str, Any]) -> NDArray[np.float32]:
+    """Of gemma4 the factors of pairs of columns in layers without a window: 1 where they turn, 1e30 where they do not."""
+    width = next(iter(config["per_layer_config"].values()))["head_dim"]
+    turned = int(width * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+    return np.array([1.0] * turned + [1e30] * (width // 2 - turned), np.float32)

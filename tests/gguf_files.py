@@ -16,7 +16,7 @@ from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Arc
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
-from tests.gguf_dense import dense_facts
+from tests.gguf_dense import dense_facts, still_columns
 from tests.gguf_hybrids import falcon_pieces, granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
 
 FAMILIES = (
@@ -26,7 +26,7 @@ FAMILIES = (
     "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid",
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
     "falcon_h1", "falcon_h1_norm",
-    "ministral3", "ministral3_plain",
+    "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -48,6 +48,11 @@ _FIXED: dict[str, dict[str, Any]] = {
     },
     "nemotron_h_latent": {
         "layers_block_type": ["moe", "linear_attention", "full_attention"], "moe_latent_size": 32, "norm_topk_prob": False,
+    },
+    "gemma4_text": {"final_logit_softcapping": 30.0},  # llama.cpp caps at 30 also where the file says no number
+    "gemma4_text_dense": {
+        "enable_moe_block": False, "num_experts": None, "attention_k_eq_v": False, "num_global_key_value_heads": None,
+        "final_logit_softcapping": 30.0,
     },
     "ministral3_plain": {"rope_parameters": {
         "rope_type": "default", "rope_theta": 1e6, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.0,
@@ -155,7 +160,9 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     tensors = load_file(folder / "model.safetensors")
     arch, _ = _architecture(config)
     made = [_written(name, array, pick) for name, array in _renamed(tensors, config, arch)]
-    made += _frequencies(config) if family == "llama_tied" else []
+    if family in ("llama_tied", "gemma4_text"):
+        factors = _frequencies(config) if family == "llama_tied" else still_columns(config)
+        made.append(("rope_freqs.weight", "F32", factors.shape, factors))
     return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder)}, made), folder
 
 
@@ -227,6 +234,8 @@ def _pieces(
     path, _, last = name.rpartition(".")
     if path.endswith(".conv.conv"):
         yield name, array[:, 0]
+    elif config["model_type"] == "gemma4_text":
+        yield name, array
     elif ".linear_attn." in name:
         yield from linear_pieces(name, array, config, TILED in conventions)
     elif config["model_type"] == "falcon_h1":
@@ -263,7 +272,7 @@ def _pieces(
         yield name, array
 
 
-def _frequencies(config: dict[str, Any]) -> list[Written]:
+def _frequencies(config: dict[str, Any]) -> NDArray[np.float32]:
     """llama 3.1's scaling as the converter stores it: a factor a column."""
     rope, head = config["rope_parameters"], config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
     wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
@@ -272,8 +281,7 @@ def _frequencies(config: dict[str, Any]) -> list[Written]:
         rope["high_freq_factor"] - rope["low_freq_factor"]
     )
     between = 1 / ((1 - smooth) / rope["factor"] + smooth)
-    factors = np.where(wavelengths < high, 1.0, np.where(wavelengths > low, rope["factor"], between)).astype(np.float32)
-    return [("rope_freqs.weight", "F32", factors.shape, factors)]
+    return np.where(wavelengths < high, 1.0, np.where(wavelengths > low, rope["factor"], between)).astype(np.float32)
 
 
 def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-DENSE = ("ministral3",)
+DENSE = ("ministral3", "gemma4_text")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 
 
@@ -352,6 +352,70 @@ def test_a_model_whose_queries_grow_is_held_to_the_positions_before(others: dict
     plain = {"mistral3__rope__scaling__type": "none"}
     assert build_program(config(raw, **plain)).context == 256
     assert build_program(config(raw, **plain, **{known: 1024})).context == 1024
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"attention__shared_kv_layers": 2}, "shared_kv_layers is 2; served is 0"),
+        ({"embedding_length_per_layer_input": 256}, "embedding_length_per_layer_input is 256; served is 0"),
+        ({"attention__key_length_swa": None}, "key_length_swa is None; a whole number"),
+        ({"attention__value_length_swa": 8}, "value_length_swa is 8; served is 32"),
+        ({"rope__dimension_count_swa": 8}, "dimension_count_swa is 8; served is 32"),
+        ({"attention__sliding_window_pattern": None}, "does not leave the last layer without a window"),
+        ({"attention__sliding_window_pattern": np.array([True] * 3)}, "does not leave the last layer without a window"),
+        ({"attention__sliding_window_pattern": TWO}, "a switch for each of 3 layers"),
+        ({"attention__head_count_kv": np.array([2, 1, 1], np.int32)}, "different numbers of key heads: "),
+        ({"attention__head_count_kv": np.array([2, 2, 0], np.int32)}, "different numbers of key heads: "),
+        ({"rope__freq_base_swa": None}, "freq_base_swa is None; a number is needed"),
+        (
+            {"attention__key_length": 32, "attention__value_length": 32, "rope__dimension_count": 32},
+            "is not 16 factors",
+        ),
+        ({"expert_feed_forward_length": 0}, "expert_feed_forward_length is 0"),
+        ({"rope__scaling__factor": 2.0}, "scaled twice: by linear and by rope_freqs.weight"),
+    ],
+)
+def test_what_is_not_served_of_gemma_4_is_refused_by_name(
+    facts: dict[str, Any], message: str, others: dict[str, bytes]
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        config(others["gemma4_text"], **{f"gemma4__{name}": value for name, value in facts.items()})
+
+
+def gemma4(raw: bytes, *more: str, factors: tuple[float, ...] = ()) -> dict[str, Any]:
+    """The config.json of a file with more tensors, or other factors of columns."""
+    found = parse(raw)
+    added = [header.GgufTensor(name, "F32", (64, 64), 0, 16384, found.file) for name in more]
+
+    def read(tensor: header.GgufTensor) -> bytes:
+        return np.array(factors, "<f4").tobytes() if factors else raw[tensor.start : tensor.end]
+
+    made: dict[str, Any] = json.loads(
+        config_json(header.Gguf(found.file, found.facts, (*found.tensors, *added), 0), read)
+    )
+    return made
+
+
+@pytest.mark.parametrize("factors", [(1.0,) * 8 + (2.0,) * 24, (1.0,) * 8 + (1e30,) * 23 + (1.0,), (1e30,) * 32])
+def test_pairs_that_turn_at_other_rates_are_refused(factors: tuple[float, ...], others: dict[str, bytes]) -> None:
+    raw = others["gemma4_text"]
+    part = gemma4(raw, factors=(1.0,) * 4 + (1e30,) * 28)["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    assert part == 4 / 32
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight is not 32 factors, first 1 for pairs that turn"):
+        gemma4(raw, factors=factors)
+
+
+def test_products_of_values_that_some_layers_lack_are_refused(others: dict[str, bytes]) -> None:
+    """Layers without a window all have them, or none; with them they have as many key heads as others."""
+    raw = others["gemma4_text"]
+    assert gemma4(raw)["attention_k_eq_v"] is True
+    with pytest.raises(ModelError, match="have 1 key heads and products of values"):
+        gemma4(raw, "blk.2.attn_v.weight")
+    found = change(raw, gemma4__attention__sliding_window_pattern=np.array([True, False, False]))
+    found.facts["gemma4.attention.head_count_kv"] = np.array([2, 1, 1], np.int32)
+    with pytest.raises(ModelError, match=r"it has no blk\.2\.attn_v\.weight, but blk\.1\.attn_v\.weight"):
+        config_json(found, lambda tensor: raw[tensor.start : tensor.end])
 
 
 def test_biases_that_no_recipe_adds_are_refused(others: dict[str, bytes]) -> None:

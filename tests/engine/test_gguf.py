@@ -103,11 +103,10 @@ def test_types_that_only_llama_cpp_writes_are_computed_exactly_too(dtype: str, t
     np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-3, rtol=2e-3)
 
 
-def test_experts_of_blocks_are_the_numbers_that_they_store(tmp_path: Path) -> None:
-    """gpt-oss as it is published: matrices of experts in MXFP4, all else in floats."""
-    file, _ = tiny_gguf(
-        "gpt_oss", tmp_path / "a.gguf", lambda name, _: "MXFP4" if name.endswith("exps.weight") else "F32"
-    )
+@pytest.mark.parametrize(("family", "dtype"), [("gpt_oss", "MXFP4"), ("gemma4_text", "Q8_0")])
+def test_experts_of_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_path: Path) -> None:
+    """gpt-oss as it is published: matrices of experts in MXFP4, all else in floats. Of gemma4 one tensor has gates and ups."""
+    file, _ = tiny_gguf(family, tmp_path / "a.gguf", lambda name, _: dtype if name.endswith("exps.weight") else "F32")
     found = read_gguf(file)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     numbers = [

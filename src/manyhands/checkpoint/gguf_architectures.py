@@ -36,7 +36,7 @@ from manyhands.checkpoint.gguf_configs import (
     stablelm,
     stated,
 )
-from manyhands.checkpoint.gguf_dense import mistral3
+from manyhands.checkpoint.gguf_dense import gemma4, mistral3
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_names import (
@@ -47,6 +47,7 @@ from manyhands.checkpoint.gguf_names import (
     FALCON_H1_ENDS,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     GLM4,
     GPT_NEOX,
     GPT_NEOX_ENDS,
@@ -115,10 +116,10 @@ class Architecture:
         stem, _, kind = name.rpartition(".")
         if not stem:
             return self.tensors.get(f"{name}.")
-        if kind not in ("weight", "bias"):
-            return None
         whole, known = self.tensors.get(name), self.tensors.get(stem)
-        return whole or (None if known is None else f"{known}.{kind}")
+        if known is None or kind not in ("weight", "bias"):
+            return whole
+        return whole or f"{known}.{kind}"
 
 
 _STEPS: Final = ((None, ("ssm_dt",)),)
@@ -279,6 +280,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(_NORMS, ("attention_bias", _ATTENTION), ("mlp_bias", _UP_DOWN)),
     ),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", LLAMA, mistral3, (PAIRS,), biases=()),
+    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", GEMMA4, gemma4, mixed=True, biases=()),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {

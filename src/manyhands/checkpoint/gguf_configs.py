@@ -176,15 +176,15 @@ def granite_hybrid(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def layer_types(windows: list[bool]) -> list[str]:
+    """As transformers calls layers with a window and without."""
+    return ["sliding_attention" if is_on else "full_attention" for is_on in windows]
+
+
 def olmo3(keys: GgufKeys, config: Config) -> Config:
     """Layers with a window have positions that are not scaled."""
-    pattern, layers = keys.get("attention.sliding_window_pattern"), config["num_hidden_layers"]
-    types: Config = {}
-    if pattern is not None:
-        if not isinstance(pattern, np.ndarray) or len(pattern) != layers:
-            shown = f"attention.sliding_window_pattern is {pattern!r:.40}"
-            raise keys.refused(f"{shown}; a switch for each of {layers} layers is needed")
-        types = {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
+    windows = keys.switches("attention.sliding_window_pattern", config["num_hidden_layers"])
+    types = {} if windows is None else {"layer_types": layer_types(windows)}
     theta = {"rope_theta": config["rope_theta"]}
     scaled = theta | config.get("rope_scaling", {"rope_type": "default"})
     return {

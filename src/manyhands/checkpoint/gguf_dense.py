@@ -1,6 +1,11 @@
 """What the metadata of more architectures without experts in all layers adds to the config.json."""
 
+from typing import Final
+
+from manyhands.checkpoint.gguf_configs import layer_types
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+
+_STILL: Final = 1e30  # the factor of a pair of columns that does not turn
 
 
 def mistral3(keys: GgufKeys, config: Config) -> Config:
@@ -17,4 +22,83 @@ def mistral3(keys: GgufKeys, config: Config) -> Config:
         "rope_theta": None,
         "rope_scaling": None,
         "rope_parameters": {**scaling, "llama_4_scaling_beta": beta},
+    }
+
+
+def gemma4(keys: GgufKeys, config: Config) -> Config:
+    """Layers with a window have heads, and perhaps key heads, of their own. Embeddings of layers (E2B, E4B) are refused.
+
+    Where the file has no number that caps logits, the checkpoint had none: llama.cpp then caps at 30 all the same.
+    """
+    keys.only("attention.shared_kv_layers", 0)
+    keys.only("embedding_length_per_layer_input", 0)
+    layers, wide, narrow = config["num_hidden_layers"], config["head_dim"], keys.count("attention.key_length_swa")
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        keys.only(name, narrow)
+    windows = keys.switches("attention.sliding_window_pattern", layers)
+    if not windows or windows[-1]:
+        raise keys.refused("its attention.sliding_window_pattern does not leave the last layer without a window")
+    theta = {"full": keys.number("rope.freq_base"), "sliding": keys.number("rope.freq_base_swa")}
+    part = {"rope_type": "proportional", "partial_rotary_factor": _turning(keys, config, wide)}
+    return {
+        "head_dim": narrow,
+        "global_head_dim": wide,
+        **_key_heads(keys, config, windows),
+        "layer_types": layer_types(windows),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+        "hidden_size_per_layer_input": 0,
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {**part, "rope_theta": theta["full"]},
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta["sliding"]},
+        },
+        **_gemma4_experts(keys),
+    }
+
+
+def _key_heads(keys: GgufKeys, config: Config, windows: list[bool]) -> Config:
+    """How many there are with a window and without; and whether layers without one have no products of values."""
+    found = keys.counts("attention.head_count_kv", len(windows), config["num_attention_heads"])
+    kinds = {kind: {count for count, on in zip(found, windows, strict=True) if on is kind} for kind in (True, False)}
+    if any(len(counts) > 1 or 0 in counts for counts in kinds.values()):
+        raise keys.refused(f"its layers of one kind have different numbers of key heads: {sorted({*found})}")
+    names = {tensor.name for tensor in keys.gguf.tensors}
+    full = [f"blk.{i}.attn_v.weight" for i, is_on in enumerate(windows) if not is_on]
+    lacking = [name for name in full if name not in names]
+    if lacking and lacking != full:
+        raise keys.refused(f"it has no {lacking[0]}, but {next(name for name in full if name in names)}")
+    wide, narrow = found[-1], next(iter(kinds[True]), found[-1])
+    if wide != narrow and not lacking:
+        raise keys.refused(f"its layers without a window have {wide} key heads and products of values")
+    return {
+        "num_key_value_heads": narrow,
+        "num_global_key_value_heads": wide,
+        "attention_k_eq_v": bool(lacking),
+    }
+
+
+def _turning(keys: GgufKeys, config: Config, width: int) -> float:
+    """Which part of a head turns in layers without a window: rope_freqs.weight has a factor of 1 for each such pair."""
+    factors = config.get("rope_scaling", {}).get("short_factor", [])
+    turned, pairs = factors.count(1.0), width // 2
+    part: float = turned / max(pairs, 1)
+    wanted = [1.0] * turned + [_STILL] * (pairs - turned)
+    if not turned or factors != wanted or int(part * width // 2) != turned:
+        raise keys.refused(
+            f"its rope_freqs.weight is not {pairs} factors, first 1 for pairs that turn, then {_STILL:g}"
+        )
+    return part
+
+
+def _gemma4_experts(keys: GgufKeys) -> Config:
+    count = keys.count("expert_count", 0, least=0)
+    if not count:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": count,
+        "top_k_experts": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
     }

@@ -67,6 +67,15 @@ class GgufKeys:
             raise self.refused(f"{shown}; a whole number from 0 for each of {layers} layers is needed")
         return found
 
+    def switches(self, name: str, layers: int) -> list[bool] | None:
+        """For each layer whether it is on; None where there is no such key."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or len(value) != layers:
+            raise self.refused(f"{name} is {value!r:.40}; a switch for each of {layers} layers is needed")
+        return [bool(one) for one in value]
+
     def number(self, name: str, default: float | None = None) -> float:
         """As the shortest decimal that is this fp32: 1e-05, not 9.999999747378752e-06."""
         value = self.get(name, default)

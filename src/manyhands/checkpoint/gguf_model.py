@@ -25,6 +25,7 @@ _DROPPED: Final = (
     "rope_factors_long.weight",
 )  # they go into the config
 _MAX_FACTORS: Final = 1 << 13
+_MAX_FACTOR: Final = 1e30  # of a column that does not turn
 _MAX_AHEAD: Final = 16
 MAX_EXPERTS: Final = 4096
 _VECTORS: Final = tuple(f".{path}.{name}" for path in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight"))
@@ -114,7 +115,7 @@ def config_json(gguf: Gguf, read: ReadTensor) -> bytes:
     config = _sizes(keys, found, shapes)
     config |= _rotary(keys, shapes, config, read)
     config |= found.more(keys, config)
-    if keys.one("expert_count", 0) and "num_experts_per_tok" not in config:
+    if keys.one("expert_count", 0) and not {"num_experts_per_tok", "top_k_experts"} & config.keys():
         raise keys.refused(f"{arch} with experts is not served from GGUF")
     keys.get("expert_used_count")
     keys.finish()
@@ -237,6 +238,6 @@ def _numbers(keys: GgufKeys, tensor: GgufTensor, read: ReadTensor) -> list[float
     if len(raw) != tensor.end - tensor.start:
         raise keys.refused(f"{tensor.file} ends inside {tensor.name}")
     found = [float(str(value)) for value in np.frombuffer(raw, "<f4")]
-    if not all(0 < value < 1e6 for value in found):
+    if not all(0 < value <= _MAX_FACTOR for value in found):
         raise keys.refused(f"{tensor.name} has factors out of bounds")
     return found

@@ -1,8 +1,7 @@
 """Names of tensors: llama.cpp's to those of transformers, of the ends whole, of layers by architecture.
 
-Names of a layer with ".weight" or ".bias" are whole, and so are those that have neither and end here in "."; others stand for
-both. In a stack "{expert}" stands for the number of a
-matrix, "{head}" for that of a vector.
+Names of a layer with ".weight", ".bias" or ".scale" are whole, and so are those that have none of these and end here in ".";
+others stand for weight and bias. In a stack "{expert}" stands for the number of a matrix, "{head}" for that of a vector.
 """
 
 from typing import Final
@@ -45,6 +44,18 @@ GEMMA2: Final = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 GEMMA3: Final = {**GEMMA2, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+GEMMA4: Final = {
+    **GEMMA3,
+    "layer_output_scale.weight": "layer_scalar",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 PHI3: Final = {**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 GPT_OSS: Final = {
     **QWEN3_MOE,
