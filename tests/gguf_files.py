@@ -26,7 +26,7 @@ FAMILIES = (
     "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid",
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
     "falcon_h1", "falcon_h1_norm",
-    "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense",
+    "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -49,6 +49,7 @@ _FIXED: dict[str, dict[str, Any]] = {
     "nemotron_h_latent": {
         "layers_block_type": ["moe", "linear_attention", "full_attention"], "moe_latent_size": 32, "norm_topk_prob": False,
     },
+    "seed_oss_plain": {"attention_bias": False},
     "gemma4_text": {"final_logit_softcapping": 30.0},  # llama.cpp caps at 30 also where the file says no number
     "gemma4_text_dense": {
         "enable_moe_block": False, "num_experts": None, "attention_k_eq_v": False, "num_global_key_value_heads": None,

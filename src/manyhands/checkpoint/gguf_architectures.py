@@ -74,6 +74,7 @@ from manyhands.checkpoint.gguf_names import (
     QWEN3_NEXT,
     QWEN35,
     QWEN35_MOE,
+    SEED_OSS,
     STABLELM,
     STARCODER2,
 )
@@ -281,6 +282,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", LLAMA, mistral3, (PAIRS,), biases=()),
     "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", GEMMA4, gemma4, mixed=True, biases=()),
+    "seed_oss": Architecture(
+        "seed_oss", "SeedOssForCausalLM", SEED_OSS, stated("attention_bias"), biases=(("attention_bias", _QKV),)
+    ),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
