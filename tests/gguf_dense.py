@@ -14,7 +14,17 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
             "attention.temperature_scale": rope["llama_4_scaling_beta"],
         }
+    if arch == "hunyuan-dense":
+        return _hunyuan(config)
     return _gemma4(config) if arch == "gemma4" else {}
+
+
+def _hunyuan(config: dict[str, Any]) -> dict[str, Any]:
+    """Its scaling is a larger base, stated as such; factor and length are written all the same."""
+    rope, width = config["rope_parameters"], config["head_dim"]
+    base = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
+    plain = {"type": "none", "factor": 1.0, "original_context_length": 262144}
+    return {"rope.freq_base": base, **{f"rope.scaling.{name}": value for name, value in plain.items()}}
 
 
 def _gemma4(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
-from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
+from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
 from tests.gguf_dense import dense_facts, still_columns
 from tests.gguf_hybrids import falcon_pieces, granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
 
@@ -27,6 +27,7 @@ FAMILIES = (
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
     "falcon_h1", "falcon_h1_norm",
     "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
+    "hunyuan_v1_dense",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -147,7 +148,8 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     """
     name = family
     is_split = family == "deepseek_v3"  # as newer converters write it
-    family = re.sub("_(old|12b|fused|dense|latent|norm|plain)$", "", family)
+    if family not in EVERY_FAMILY:
+        family = re.sub("_(old|12b|fused|dense|latent|norm|plain)$", "", family)
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",

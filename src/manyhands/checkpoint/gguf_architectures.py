@@ -55,6 +55,7 @@ from manyhands.checkpoint.gguf_names import (
     GRANITE_HYBRID,
     GRANITE_HYBRID_MOE,
     GRANITE_MOE,
+    HUNYUAN,
     LFM2,
     LFM2_ENDS,
     LFM2_MOE,
@@ -285,6 +286,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "seed_oss": Architecture(
         "seed_oss", "SeedOssForCausalLM", SEED_OSS, stated("attention_bias"), biases=(("attention_bias", _QKV),)
     ),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", HUNYUAN, biases=()),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
