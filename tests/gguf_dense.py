@@ -14,6 +14,9 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
             "attention.temperature_scale": rope["llama_4_scaling_beta"],
         }
+    if arch == "exaone4" and config["sliding_window"]:
+        slides = np.array([kind == "sliding_attention" for kind in config["layer_types"]])
+        return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": slides}
     if arch == "hunyuan-dense":
         return _hunyuan(config)
     return _gemma4(config) if arch == "gemma4" else {}

@@ -23,6 +23,7 @@ from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
+from manyhands.program.ops import Attention
 from manyhands.testing.gguf import text, write_gguf
 from tests.gguf_files import tiny_gguf
 
@@ -191,7 +192,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-DENSE = ("ministral3", "gemma4_text")
+DENSE = ("ministral3", "gemma4_text", "exaone4")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 
 
@@ -328,6 +329,8 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("deepseek_v3", {"deepseek2__attention__temperature_scale": 1.0}, "temperature_scale' is not known here"),
         ("ministral3", {"mistral3__attention__temperature_scale": "x"}, "temperature_scale is 'x'; a number is needed"),
         ("ministral3", {"mistral3__attention__temperature_length": 8}, "temperature_length' is not known here"),
+        ("exaone4", {"exaone4__attention__sliding_window_pattern": TWO}, "a switch for each of 64 layers is needed"),
+        ("exaone4", {"exaone4__attention__sliding_window": "x"}, "sliding_window is 'x'; a whole number"),
         ("ministral3", {"mistral3__expert_count": 4}, "mistral3 with experts is not served from GGUF"),
     ],
 )
@@ -416,6 +419,22 @@ def test_products_of_values_that_some_layers_lack_are_refused(others: dict[str, 
     found.facts["gemma4.attention.head_count_kv"] = np.array([2, 1, 1], np.int32)
     with pytest.raises(ModelError, match=r"it has no blk\.2\.attn_v\.weight, but blk\.1\.attn_v\.weight"):
         config_json(found, lambda tensor: raw[tensor.start : tensor.end])
+
+
+def test_layers_of_exaone_4_that_guess_ahead_are_left_out(others: dict[str, bytes]) -> None:
+    """EXAONE 4.5; and of windows that no switches place, every fourth layer has none."""
+    raw, windows = others["exaone4"], np.array([True, True, True, False] * 16)[:62]
+    added = {"exaone4__nextn_predict_layers": 2, "exaone4__attention__sliding_window_pattern": windows}
+    found = change(raw, **added)
+    assert config(raw, **added)["num_hidden_layers"] == 62
+    assert {entry.name.split(".")[2] for entry in tensor_entries(found) if "layers" in entry.name} == set(
+        map(str, range(62))
+    )
+    made = [
+        build_program(config(raw, exaone4__attention__sliding_window_pattern=one)) for one in (None, np.ones(64) > 0)
+    ]
+    seen = [[op.window for layer in one.layers for op in layer.ops if isinstance(op, Attention)] for one in made]
+    assert seen == [[24, 24, 24, None] * 16, [24] * 64]
 
 
 def test_biases_that_no_recipe_adds_are_refused(others: dict[str, bytes]) -> None:

@@ -36,7 +36,7 @@ from manyhands.checkpoint.gguf_configs import (
     stablelm,
     stated,
 )
-from manyhands.checkpoint.gguf_dense import gemma4, mistral3
+from manyhands.checkpoint.gguf_dense import exaone4, gemma4, mistral3
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_names import (
@@ -287,6 +287,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         "seed_oss", "SeedOssForCausalLM", SEED_OSS, stated("attention_bias"), biases=(("attention_bias", _QKV),)
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", HUNYUAN, biases=()),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO2, exaone4, biases=()),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {

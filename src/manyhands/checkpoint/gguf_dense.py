@@ -25,6 +25,19 @@ def mistral3(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def exaone4(keys: GgufKeys, config: Config) -> Config:
+    """Where some layers have windows, the others, by a switch for each, else every fourth, have no positions.
+
+    llama.cpp has windows only in models of 64 layers (32B), in all but every fourth. Layers that guess tokens ahead come last,
+    and are left out.
+    """
+    layers = config["num_hidden_layers"] - keys.count("nextn_predict_layers", 0, least=0)
+    window = keys.count("attention.sliding_window", 0, least=0)
+    windows = keys.switches("attention.sliding_window_pattern", layers)
+    types = {"layer_types": layer_types(windows)} if window and windows else {}
+    return {"num_hidden_layers": layers, "sliding_window": window or None, **types}
+
+
 def gemma4(keys: GgufKeys, config: Config) -> Config:
     """Layers with a window have heads, and perhaps key heads, of their own. Embeddings of layers (E2B, E4B) are refused.
 
