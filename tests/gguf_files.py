@@ -27,7 +27,7 @@ FAMILIES = (
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
     "falcon_h1", "falcon_h1_norm",
     "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
-    "hunyuan_v1_dense", "exaone4", "exaone4_plain",
+    "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -50,6 +50,10 @@ _FIXED: dict[str, dict[str, Any]] = {
     "nemotron_h_latent": {
         "layers_block_type": ["moe", "linear_attention", "full_attention"], "moe_latent_size": 32, "norm_topk_prob": False,
     },
+    "arcee": {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+    }},  # as AFM-4.5B
     "exaone4": {"num_hidden_layers": 64, "sliding_window_pattern": 4},
     "exaone4_plain": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "seed_oss_plain": {"attention_bias": False},

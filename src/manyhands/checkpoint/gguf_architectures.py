@@ -288,6 +288,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", HUNYUAN, biases=()),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO2, exaone4, biases=()),
+    "arcee": Architecture(
+        "arcee", "ArceeForCausalLM", LLAMA, conventions=(PAIRS,), biases=(("attention_bias", _ATTENTION),)
+    ),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {

@@ -204,7 +204,7 @@ def arcee(f: Fields) -> Program:
     """A plain block with squared relu."""
     s, act, bias = Sizes.read(f, kv=False), f.activation("hidden_act", "relu2"), f.flag("attention_bias")
     norm, rope, block_bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f), f.flag("mlp_bias")
-    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    style = AttentionStyle(head_scale(s.head), pairs=f.stored("interleaved_rope"), bias=bias, out_bias=bias)
 
     def layer(n: TensorNames, i: int) -> Ops:
         block = plain(n, ("mlp.up_proj", "mlp.down_proj"), s, act, "h", "m", bias=block_bias)
