@@ -27,7 +27,7 @@ FAMILIES = (
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
     "falcon_h1", "falcon_h1_norm",
     "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
-    "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee",
+    "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -54,6 +54,7 @@ _FIXED: dict[str, dict[str, Any]] = {
         "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256,
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
     }},  # as AFM-4.5B
+    "glm": {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True},
     "exaone4": {"num_hidden_layers": 64, "sliding_window_pattern": 4},
     "exaone4_plain": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "seed_oss_plain": {"attention_bias": False},
@@ -162,7 +163,10 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         dtype="fp32",
         **{**_FIXED.get(name, _FIXED.get(family, {})), **sizes},
     )
-    config = json.loads((folder / "config.json").read_text()) | {"is_split": is_split, "is_fused": name == "phi_fused"}
+    config = json.loads((folder / "config.json").read_text()) | {
+        "is_split": is_split,
+        "is_fused": name.endswith("_fused"),
+    }
     config["is_old"] = name == "qwen3_next_old"
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"

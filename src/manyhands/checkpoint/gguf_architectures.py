@@ -36,11 +36,12 @@ from manyhands.checkpoint.gguf_configs import (
     stablelm,
     stated,
 )
-from manyhands.checkpoint.gguf_dense import exaone4, gemma4, mistral3
+from manyhands.checkpoint.gguf_dense import chatglm, exaone4, gemma4, mistral3
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_names import (
     BIASED_ENDS,
+    CHATGLM,
     DEEPSEEK2,
     ENDS,
     FALCON_H1,
@@ -290,6 +291,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO2, exaone4, biases=()),
     "arcee": Architecture(
         "arcee", "ArceeForCausalLM", LLAMA, conventions=(PAIRS,), biases=(("attention_bias", _ATTENTION),)
+    ),
+    "chatglm": Architecture(
+        "glm", "GlmForCausalLM", CHATGLM, chatglm, biases=(("attention_bias", _QKV), ("attention_bias", ("attn_qkv",)))
     ),
 }
 # Others that go by the same name: by a key that only they have.

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from manyhands.checkpoint.gguf_configs import layer_types
+from manyhands.checkpoint.gguf_configs import layer_types, phi2, stated
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 _STILL: Final = 1e30  # the factor of a pair of columns that does not turn
@@ -23,6 +23,11 @@ def mistral3(keys: GgufKeys, config: Config) -> Config:
         "rope_scaling": None,
         "rope_parameters": {**scaling, "llama_4_scaling_beta": beta},
     }
+
+
+def chatglm(keys: GgufKeys, config: Config) -> Config:
+    """GLM-4-9B of 2024, GLM-Edge; as with phi2 files of the first checkpoints have one tensor for q, k and v."""
+    return stated("attention_bias")(keys, config) | phi2(keys, config)
 
 
 def exaone4(keys: GgufKeys, config: Config) -> Config:

@@ -58,6 +58,7 @@ GEMMA4: Final = {
 }
 SEED_OSS: Final = {**LLAMA, "post_attention_norm": "post_attention_layernorm"}
 HUNYUAN: Final = {**LLAMA, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+CHATGLM: Final = {**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 PHI3: Final = {**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 GPT_OSS: Final = {
     **QWEN3_MOE,

@@ -183,9 +183,10 @@ def seed_oss(f: Fields) -> Program:
 
 
 def glm(f: Fields) -> Program:
-    """Pairs of the first half of a head turn; fused gate and up."""
-    s = Sizes.read(f, head=128)
-    style = AttentionStyle(head_scale(s.head), pairs=True, bias=f.flag("attention_bias", True))
+    """Pairs of the first half of a head turn; fused gate and up. Some GGUF files have one tensor for q, k and v."""
+    s, bias = Sizes.read(f, head=128), f.flag("attention_bias", True)
+    fused = "self_attn.qkv_proj" if f.stored("qkv_by_part") else None
+    style = AttentionStyle(head_scale(s.head), pairs=True, bias=bias, fused=fused)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
     return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1.5625e-07, fused="gate_up_proj", partial=True)
 
