@@ -17,6 +17,12 @@ from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
 from tests.gguf_dense import dense_facts, still_columns
+from tests.gguf_experts import (
+    EXPERTS_FIXED,
+    EXPERTS_MORE,
+    SPLIT_FAMILIES,
+    expert_facts,
+)
 from tests.gguf_hybrids import falcon_pieces, granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
 
 FAMILIES = (
@@ -32,6 +38,7 @@ FAMILIES = (
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
 _FIXED: dict[str, dict[str, Any]] = {
+    **EXPERTS_FIXED,
     "qwen3_next": {**_HEADS, "mlp_only_layers": []},
     "qwen3_5_text": _HEADS,
     "qwen3_5_moe_text": _HEADS,
@@ -66,8 +73,6 @@ _FIXED: dict[str, dict[str, Any]] = {
     "ministral3_plain": {"rope_parameters": {
         "rope_type": "default", "rope_theta": 1e6, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.0,
     }},
-    "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
-    "qwen2_moe": {"mlp_only_layers": []},
     "starcoder2": {"sliding_window": None},
     "minicpm3": {"dim_model_base": 256},
     "stablelm_12b": {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True},
@@ -77,14 +82,6 @@ _FIXED: dict[str, dict[str, Any]] = {
             "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 256,
         },
         "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
-    }},
-    "gpt_oss": {"rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256,
-        "truncate": False,
-    }},
-    "deepseek_v3": {"rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256,
-        "mscale": 0.7, "mscale_all_dim": 0.7,
     }},
 }  # fmt: skip
 # Types that the gguf package does not write: byte of a block -> the fp16 that stands there, or the exponent of MXFP4.
@@ -116,13 +113,13 @@ _MULTIPLIERS = {
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }  # fmt: skip
 _MORE: dict[str, dict[str, str]] = {
+    **EXPERTS_MORE,
     **dict.fromkeys(("granite", "granitemoe", "granitehybrid"), _MULTIPLIERS),
     **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _WINDOW),
     "cohere2": {**_WINDOW, "logit_scale": "logit_scale"},
     "qwen2moe": _WIDTHS,
     "gptneox": {"use_parallel_residual": "use_parallel_residual"},
     "stablelm": {"use_parallel_residual": "use_parallel_residual"},
-    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "qwen3next": {**_WIDTHS, **_LINEAR},
     "qwen35": _LINEAR,
     "qwen35moe": {**_WIDTHS, **_LINEAR},
@@ -137,13 +134,6 @@ _MORE: dict[str, dict[str, str]] = {
         "expert_weights_norm": "norm_topk_prob", "expert_weights_scale": "routed_scaling_factor",
         "moe_latent_size": "moe_latent_size",
     },
-    "gpt-oss": {**_WINDOW, "expert_feed_forward_length": "intermediate_size"},
-    "deepseek2": {
-        "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
-        "expert_group_used_count": "topk_group", "expert_shared_count": "n_shared_experts",
-        "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
-        "leading_dense_block_count": "first_k_dense_replace",
-    },
 }  # fmt: skip
 Choose = Callable[[str, tuple[int, ...]], str]
 
@@ -154,7 +144,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     `dtype`: of matrices; vectors are F32. A callable chooses by name and shape.
     """
     name = family
-    is_split = family == "deepseek_v3"  # as newer converters write it
+    is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
         family = re.sub("_(old|12b|fused|dense|latent|norm|plain)$", "", family)
     folder = make_tiny(
@@ -337,24 +327,9 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         keys["expert_count"] = next((config[name] for name in names if config.get(name)), 0)
         keys["expert_used_count"] = config["num_experts_per_tok"]
-    if "kv_lora_rank" in config:
-        keys |= _latent(config, rope)
+    keys |= expert_facts(config, rope)
     keys |= dense_facts(arch, config)
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
-
-
-def _latent(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """What the converter says of latent attention: of newer files, that it has one key head."""
-    rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    own = {"key_length": config["qk_nope_head_dim"] + rotary, "value_length": config["v_head_dim"]}
-    keys = {f"attention.{name}": size for name, size in own.items()} | {"rope.dimension_count": rotary}
-    if config["is_split"]:
-        keys |= {f"attention.{name}_mla": size for name, size in own.items()}
-        keys |= {"attention.key_length": rank + rotary, "attention.value_length": rank, "attention.head_count_kv": 1}
-    keys |= {"attention.q_lora_rank": config["q_lora_rank"], "attention.kv_lora_rank": rank}
-    if "n_routed_experts" not in config:
-        return keys
-    return {**keys, "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
 
 
 def _tokenizer(folder: Path) -> dict[str, Any]:

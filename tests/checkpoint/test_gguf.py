@@ -260,8 +260,8 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("gpt_oss", {"gpt-oss__attention__sliding_window_pattern": 3}, "pattern is 3; served is 2"),
         ("gpt_oss", {"gpt-oss__rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor is 0.5; served is 1.0"),
         ("gpt_oss", {"gpt-oss__expert_feed_forward_length": 0}, "expert_feed_forward_length is 0; a whole number"),
-        ("deepseek_v3", {"deepseek2__expert_gating_func": 1}, "not chosen as those of DeepSeek-V3 are"),
-        ("deepseek_v3", {"deepseek2__expert_gating_func": None}, "not chosen as those of DeepSeek-V3 are"),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": 1}, "its experts are not chosen by sigmoid"),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": None}, "its experts are not chosen by sigmoid"),
         ("deepseek_v3", {"deepseek2__rope__scaling__yarn_log_multiplier": 0.0}, "yarn without rope.scaling.yarn_log"),
         (
             "deepseek_v3",

@@ -2,7 +2,8 @@
 
 folder.py what a folder holds · header.py the header of a safetensors file · config_fields.py bounds on config.json
 dtypes.py stored types · gguf.py the header of a GGUF file, part_names.py and gguf_parts.py a model in several of them,
-gguf_model.py its tensors and config (by gguf_architectures.py, gguf_configs.py, gguf_names.py, gguf_keys.py),
+gguf_model.py its tensors and config (by gguf_architectures.py, gguf_configs.py, gguf_dense.py,
+gguf_experts.py, gguf_mamba.py, gguf_names.py, gguf_keys.py),
 gguf_tokenizer.py its tokenizer, gguf_folder.py a folder for it
 ranked_tokenizer.py tekken.json and tiktoken.model as tokenizer.json · tokenizer_json.py parts of one
 manifest.py tensors, config and tokenizer with their hashes, and the ModelId · verify.py tensors in memory against it

@@ -12,18 +12,15 @@ from manyhands.checkpoint.gguf_configs import (
     SEPARATE,
     TILED,
     cohere2,
-    deepseek2,
     experts,
     gemma,
     gemma2,
     gemma3,
     gpt_neox,
-    gpt_oss,
     granite,
     granite_hybrid,
     granite_moe,
     lfm2,
-    lfm2_moe,
     minicpm3,
     olmo3,
     phi2,
@@ -31,12 +28,17 @@ from manyhands.checkpoint.gguf_configs import (
     qwen2_moe,
     qwen3_5,
     qwen3_5_moe,
-    qwen3_moe,
     qwen3_next,
     stablelm,
     stated,
 )
 from manyhands.checkpoint.gguf_dense import chatglm, exaone4, gemma4, mistral3
+from manyhands.checkpoint.gguf_experts import (
+    deepseek2,
+    gpt_oss,
+    lfm2_moe,
+    qwen3_moe,
+)
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_names import (
@@ -125,6 +127,7 @@ class Architecture:
         return whole or f"{known}.{kind}"
 
 
+_CORRECTED: Final = (None, ("exp_probs_b",))
 _STEPS: Final = ((None, ("ssm_dt",)),)
 _ROUTED: Final = (None, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 
@@ -152,7 +155,7 @@ def _nemotron_h(tensors: Mapping[str, str], more: Callable[[GgufKeys, Config], C
         single=True,
         ends=NEMOTRON_H_ENDS,
         layers="backbone.layers",
-        biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", _UP_DOWN), (None, ("exp_probs_b",)), *_STEPS),
+        biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", _UP_DOWN), _CORRECTED, *_STEPS),
     )
 
 
@@ -179,7 +182,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         DEEPSEEK2,
         deepseek2,
         latent=True,
-        biases=((None, ("exp_probs_b",)),),
+        biases=(_CORRECTED,),
     ),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
@@ -259,7 +262,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         lfm2_moe,
         mixed=True,
         ends=LFM2_ENDS,
-        biases=((None, ("exp_probs_b",)),),
+        biases=(_CORRECTED,),
     ),
     "falcon-h1": Architecture(
         "falcon_h1",

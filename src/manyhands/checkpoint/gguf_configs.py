@@ -7,8 +7,6 @@ for it (Fields.stored). Of a name in ARCHITECTURES the function gets the keys an
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 PAIRS: Final = "interleaved_rope"  # rotary pairs lie side by side in the heads of q and k
@@ -63,48 +61,6 @@ def phi3(keys: GgufKeys, config: Config) -> Config:
 def experts(keys: GgufKeys, config: Config) -> Config:
     """How many experts there are, and how many a row takes."""
     return {"num_local_experts": keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
-
-
-def gpt_oss(keys: GgufKeys, config: Config) -> Config:
-    """The file does not say that the ends of yarn's ramp are not rounded, as OpenAI computes it (llama.cpp rounds them)."""
-    keys.only("attention.sliding_window_pattern", 2)
-    scaling = config.get("rope_scaling", {"rope_type": "default"})
-    return {
-        **experts(keys, config),
-        "intermediate_size": keys.count("expert_feed_forward_length"),
-        "sliding_window": keys.count("attention.sliding_window"),
-        "rope_scaling": {**scaling, **({"truncate": False} if scaling["rope_type"] == "yarn" else {})},
-    }
-
-
-def deepseek2(keys: GgufKeys, config: Config) -> Config:
-    """Sizes of latent attention, which newer files describe as attention with one key head; the choice of experts."""
-    if keys.one("expert_gating_func") != 2 or "exp_probs_b.bias" not in keys.tensors:  # V2 has softmax, or no such key
-        raise keys.refused("its experts are not chosen as those of DeepSeek-V3 are: by sigmoid (2), with exp_probs_b")
-    is_split, groups = "attn_k_b.weight" in keys.tensors, keys.count("expert_group_count", 1)
-    key, value = (keys.count(f"attention.{name}_length") for name in ("key", "value"))
-    if is_split:
-        key, value = (keys.count(f"attention.{name}_length_mla") for name in ("key", "value"))
-    log, scaling = keys.number("rope.scaling.yarn_log_multiplier", 0.0), config.get("rope_scaling")
-    if scaling:
-        if scaling["rope_type"] == "yarn" and log <= 0:
-            raise keys.refused("its positions are scaled by yarn without rope.scaling.yarn_log_multiplier")
-        mscale = float(str(np.float32(10 * log)))  # the converter writes a tenth
-        scaling = scaling | ({"mscale": mscale, "mscale_all_dim": mscale} if scaling["rope_type"] == "yarn" else {})
-    return {
-        **experts(keys, config),
-        "quantization_config": config["quantization_config"] | ({SPLIT: True} if is_split else {}),
-        **_latent(keys, config["head_dim"], key, value),
-        "rope_scaling": scaling,
-        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, least=0),
-        "n_routed_experts": keys.count("expert_count"),
-        "n_shared_experts": keys.count("expert_shared_count"),
-        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
-        "n_group": groups,
-        "topk_group": keys.count("expert_group_used_count", groups),
-        "norm_topk_prob": keys.flag("expert_weights_norm", False),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
-    }
 
 
 def qwen2_moe(keys: GgufKeys, config: Config) -> Config:
@@ -229,7 +185,7 @@ def cohere2(keys: GgufKeys, config: Config) -> Config:
     return {"sliding_window": keys.count("attention.sliding_window"), "logit_scale": keys.number("logit_scale")}
 
 
-def _latent(keys: GgufKeys, rotary: int, key: int, value: int) -> Config:
+def latent(keys: GgufKeys, rotary: int, key: int, value: int) -> Config:
     """Sizes of latent attention whose queries are `key` wide, and turn in `rotary` of these columns."""
     if key <= rotary:
         raise keys.refused(f"queries of a head are {key} wide; more than the {rotary} that turn is needed")
@@ -245,13 +201,7 @@ def _latent(keys: GgufKeys, rotary: int, key: int, value: int) -> Config:
 def minicpm3(keys: GgufKeys, config: Config) -> Config:
     """Scales of embedding, branches and logits are the family's own: files do not state them."""
     value = keys.count("attention.value_length", config["hidden_size"] // config["num_attention_heads"])
-    return _latent(keys, config["head_dim"], keys.count("attention.key_length"), value)
-
-
-def qwen3_moe(keys: GgufKeys, config: Config) -> Config:
-    """Weights of chosen experts add up to one."""
-    inner = keys.count("expert_feed_forward_length")
-    return {**experts(keys, config), "moe_intermediate_size": inner, "norm_topk_prob": True}
+    return latent(keys, config["head_dim"], keys.count("attention.key_length"), value)
 
 
 def _linear(keys: GgufKeys, config: Config) -> Config:
@@ -301,7 +251,7 @@ def _mixed(keys: GgufKeys, config: Config, other: str) -> list[str]:
     return ["full_attention" if count else other for count in heads]
 
 
-def _lfm2(keys: GgufKeys, config: Config) -> Config:
+def lfm2_layers(keys: GgufKeys, config: Config) -> Config:
     """Layers without key heads have a short convolution."""
     return {
         "layer_types": _mixed(keys, config, "conv"),
@@ -313,20 +263,4 @@ def _lfm2(keys: GgufKeys, config: Config) -> Config:
 
 def lfm2(keys: GgufKeys, config: Config) -> Config:
     """The width of a block is the whole one."""
-    return {**_lfm2(keys, config), "block_auto_adjust_ff_dim": False}
-
-
-def lfm2_moe(keys: GgufKeys, config: Config) -> Config:
-    """Experts behind the first layers, chosen by sigmoids; their weights add up to one."""
-    if keys.one("expert_gating_func") != 2 or "exp_probs_b.bias" not in keys.tensors:
-        raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
-    return {
-        **_lfm2(keys, config),
-        "num_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
-        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
-        "num_dense_layers": keys.count("leading_dense_block_count", 0, least=0),
-        "norm_topk_prob": True,
-        "use_expert_bias": True,
-        "routed_scaling_factor": 1.0,
-    }
+    return {**lfm2_layers(keys, config), "block_auto_adjust_ff_dim": False}

@@ -1,6 +1,7 @@
 """What the metadata of nemotron_h, nemotron_h_moe (layers of one block each) and falcon-h1 adds to the config.json."""
 
 from manyhands.checkpoint.gguf_configs import experts
+from manyhands.checkpoint.gguf_experts import by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 
@@ -25,8 +26,7 @@ def _single_blocks(keys: GgufKeys, config: Config, wide: str) -> Config:
 
 def nemotron_h_moe(keys: GgufKeys, config: Config) -> Config:
     """Experts in place of plain blocks, ranked by sigmoid. Layers of multi-token prediction, which come last, are left out."""
-    if keys.one("expert_gating_func", 2) != 2 or "exp_probs_b.bias" not in keys.tensors:
-        raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
+    by_sigmoid(keys, default=2)
     keys.only("expert_group_count", 1)
     keys.only("expert_group_used_count", 1)
     keys.only("expert_shared_count", 1)

@@ -78,15 +78,18 @@ MINICPM3: Final = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
 }
-DEEPSEEK2: Final = {
+DOTS1: Final = {
     **QWEN3_MOE,
-    **MINICPM3,
-    "attn_k_b": "self_attn.k_b_proj",
-    "attn_v_b": "self_attn.v_b_proj",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+DEEPSEEK2: Final = {
+    **DOTS1,
+    **MINICPM3,
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
 }
 QWEN2_MOE: Final = {
     **QWEN3_MOE,

@@ -1,0 +1,88 @@
+"""What the metadata of families whose blocks are experts adds to the config.json."""
+
+import numpy as np
+
+from manyhands.checkpoint.gguf_configs import SPLIT, experts, latent, lfm2_layers
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+
+
+def by_sigmoid(keys: GgufKeys, default: int | None = None) -> None:
+    """Raises ModelError unless experts are ranked by sigmoids and a correction. default: where the file does not say."""
+    if keys.one("expert_gating_func", default) != 2 or "exp_probs_b.bias" not in keys.tensors:
+        raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
+
+
+def gpt_oss(keys: GgufKeys, config: Config) -> Config:
+    """The file does not say that the ends of yarn's ramp are not rounded, as OpenAI computes it (llama.cpp rounds them)."""
+    keys.only("attention.sliding_window_pattern", 2)
+    scaling = config.get("rope_scaling", {"rope_type": "default"})
+    return {
+        **experts(keys, config),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "rope_scaling": {**scaling, **({"truncate": False} if scaling["rope_type"] == "yarn" else {})},
+    }
+
+
+def qwen3_moe(keys: GgufKeys, config: Config) -> Config:
+    """Weights of chosen experts add up to one."""
+    inner = keys.count("expert_feed_forward_length")
+    return {**experts(keys, config), "moe_intermediate_size": inner, "norm_topk_prob": True}
+
+
+def lfm2_moe(keys: GgufKeys, config: Config) -> Config:
+    """Experts behind the first layers, chosen by sigmoids; their weights add up to one."""
+    by_sigmoid(keys)
+    return {
+        **lfm2_layers(keys, config),
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "num_dense_layers": keys.count("leading_dense_block_count", 0, least=0),
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "routed_scaling_factor": 1.0,
+    }
+
+
+def _beside_shared(keys: GgufKeys) -> Config:
+    """DeepSeek's blocks: experts in groups beside shared ones; the first layers are dense."""
+    groups = keys.count("expert_group_count", 1)
+    return {
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "n_shared_experts": keys.count("expert_shared_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "n_group": groups,
+        "topk_group": keys.count("expert_group_used_count", groups),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def deepseek2(keys: GgufKeys, config: Config) -> Config:
+    """Sizes of latent attention, which newer files describe as attention with one key head; the choice of experts."""
+    by_sigmoid(keys)
+    is_split = "attn_k_b.weight" in keys.tensors
+    suffix = "_length_mla" if is_split else "_length"
+    for name in ("key_length", "value_length"):
+        keys.get(f"attention.{name}")
+    key, value = (keys.count(f"attention.{name}{suffix}") for name in ("key", "value"))
+    return {
+        "quantization_config": config["quantization_config"] | ({SPLIT: True} if is_split else {}),
+        **latent(keys, config["head_dim"], key, value),
+        "rope_scaling": _scaled_with_log(keys, config.get("rope_scaling")),
+        **_beside_shared(keys),
+    }
+
+
+def _scaled_with_log(keys: GgufKeys, scaling: Config | None) -> Config | None:
+    """Yarn with the factor that scores are multiplied by."""
+    log = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if not scaling or scaling["rope_type"] != "yarn":
+        return scaling
+    if log <= 0:
+        raise keys.refused("its positions are scaled by yarn without rope.scaling.yarn_log_multiplier")
+    mscale = float(str(np.float32(10 * log)))  # the converter writes a tenth
+    return scaling | {"mscale": mscale, "mscale_all_dim": mscale}
