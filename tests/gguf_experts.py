@@ -2,6 +2,14 @@
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+Piece = tuple[str, NDArray[np.float32]]
+
+EXPERT_FAMILIES = (
+    "glm4_moe", "glm4_moe_air",
+)  # fmt: skip
 SPLIT_FAMILIES = ("deepseek_v3",)  # as newer converters write them
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
@@ -16,6 +24,8 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
         "truncate": False,
     }},
     "deepseek_v3": {"rope_parameters": _YARN},
+    "glm4_moe": {"n_group": 2, "topk_group": 1, "num_key_value_heads": 2, "routed_scaling_factor": 2.5},
+    "glm4_moe_air": {"use_qk_norm": False, "first_k_dense_replace": 2, "norm_topk_prob": False},
 }  # fmt: skip
 _DEEPSEEK = {
     "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
@@ -27,14 +37,18 @@ _DEEPSEEK = {
 EXPERTS_MORE: dict[str, dict[str, str]] = {
     "gpt-oss": {"attention.sliding_window": "sliding_window", "expert_feed_forward_length": "intermediate_size"},
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
-    "deepseek2": _DEEPSEEK,
+    **dict.fromkeys(("deepseek2", "glm4moe"), _DEEPSEEK),
 }  # fmt: skip
 
 
-def expert_facts(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """Keys that are no copies of fields."""
+def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the tiny family `name` that are no copies of fields."""
     if "kv_lora_rank" in config:
         return _latent(config, rope)
+    if arch == "glm4moe":
+        ahead = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
+        seen = {"rope.dimension_sections": np.array([1, 1, 2, 0], np.int32)}  # of a model that sees
+        return {"expert_gating_func": 2, **(ahead if name == "glm4_moe" else seen)}
     return {}
 
 
@@ -50,3 +64,11 @@ def _latent(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     if "n_routed_experts" not in config:
         return keys
     return {**keys, "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
+
+
+def layer_ahead(tensors: list[Piece], layers: int, hidden: int) -> list[Piece]:
+    """A layer that guesses tokens ahead, behind the others: the last one once more, and a few tensors of its own."""
+    last, ahead = f"blk.{layers - 1}.", f"blk.{layers}."
+    copied = [(name.replace(last, ahead), array) for name, array in tensors if name.startswith(last)]
+    own = {"eh_proj": (hidden, 2 * hidden), "enorm": (hidden,), "hnorm": (hidden,), "shared_head_norm": (hidden,)}
+    return copied + [(f"{ahead}nextn.{name}.weight", np.ones(shape, np.float32)) for name, shape in own.items()]

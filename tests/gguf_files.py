@@ -18,14 +18,17 @@ from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
 from tests.gguf_dense import dense_facts, still_columns
 from tests.gguf_experts import (
+    EXPERT_FAMILIES,
     EXPERTS_FIXED,
     EXPERTS_MORE,
     SPLIT_FAMILIES,
     expert_facts,
+    layer_ahead,
 )
 from tests.gguf_hybrids import falcon_pieces, granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
 
 FAMILIES = (
+    *EXPERT_FAMILIES,
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
     "deepseek_v3", "deepseek_v3_old", "qwen2_moe", "glm4", "granite", "smollm3", "olmo2", "olmo3", "cohere2", "ernie4_5",
     "minicpm3", "phi", "phi_fused", "starcoder2", "stablelm", "stablelm_12b", "gpt_neox", "nemotron", "qwen3_next",
@@ -146,7 +149,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     name = family
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
-        family = re.sub("_(old|12b|fused|dense|latent|norm|plain)$", "", family)
+        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air)$", "", family)
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",
@@ -157,12 +160,14 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         "is_split": is_split,
         "is_fused": name.endswith("_fused"),
     }
-    config["is_old"] = name == "qwen3_next_old"
+    config |= {"is_old": name == "qwen3_next_old", "tiny_family": name}
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
     arch, _ = _architecture(config)
-    made = [_written(name, array, pick) for name, array in _renamed(tensors, config, arch)]
+    renamed = _renamed(tensors, config, arch)
+    renamed += layer_ahead(renamed, config["num_hidden_layers"], config["hidden_size"]) if name == "glm4_moe" else []
+    made = [_written(name, array, pick) for name, array in renamed]
     if family in ("llama_tied", "gemma4_text"):
         factors = _frequencies(config) if family == "llama_tied" else still_columns(config)
         made.append(("rope_freqs.weight", "F32", factors.shape, factors))
@@ -327,7 +332,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         keys["expert_count"] = next((config[name] for name in names if config.get(name)), 0)
         keys["expert_used_count"] = config["num_experts_per_tok"]
-    keys |= expert_facts(config, rope)
+    keys |= expert_facts(arch, config["tiny_family"], config, rope)
     keys |= dense_facts(arch, config)
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
 

@@ -194,6 +194,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
 
 DENSE = ("ministral3", "gemma4_text", "exaone4")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
+EXPERTS = ("glm4_moe", "glm4_moe_air")
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +211,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "granitemoe",
         *HYBRIDS,
         *DENSE,
+        *EXPERTS,
     )
     return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in names}
 

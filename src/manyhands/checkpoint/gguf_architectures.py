@@ -35,6 +35,7 @@ from manyhands.checkpoint.gguf_configs import (
 from manyhands.checkpoint.gguf_dense import chatglm, exaone4, gemma4, mistral3
 from manyhands.checkpoint.gguf_experts import (
     deepseek2,
+    glm4_moe,
     gpt_oss,
     lfm2_moe,
     qwen3_moe,
@@ -52,6 +53,7 @@ from manyhands.checkpoint.gguf_names import (
     GEMMA3,
     GEMMA4,
     GLM4,
+    GLM4_MOE,
     GPT_NEOX,
     GPT_NEOX_ENDS,
     GPT_OSS,
@@ -183,6 +185,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         deepseek2,
         latent=True,
         biases=(_CORRECTED,),
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe", "Glm4MoeForCausalLM", GLM4_MOE, glm4_moe, biases=(("attention_bias", _QKV), _CORRECTED)
     ),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),

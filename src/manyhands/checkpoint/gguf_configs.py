@@ -226,16 +226,26 @@ def qwen3_next(keys: GgufKeys, config: Config) -> Config:
     return {**_linear(keys, config), **qwen2_moe(keys, config), **stored, "norm_topk_prob": True}
 
 
-def qwen3_5(keys: GgufKeys, config: Config) -> Config:
-    """Layers behind the last one guess tokens ahead: they are left out. For text the sections of heads turn alike."""
+def check_sections(keys: GgufKeys, config: Config) -> None:
+    """For text the sections of heads turn alike. Raises ModelError if they are not all the columns that turn."""
     turned = keys.count("rope.dimension_count", config["head_dim"])
     sections = keys.counts("rope.dimension_sections", 4, 0)
     if sum(sections[:3]) * 2 != turned:
         raise keys.refused(
             f"its rope.dimension_sections {sections} are not the {turned // 2} pairs of columns that turn"
         )
+
+
+def layers_here(keys: GgufKeys, config: Config) -> int:
+    """How many layers compute: those behind them guess tokens ahead, and are left out."""
     ahead = keys.count("nextn_predict_layers", 0, least=0)
-    return {**_linear(keys, config), "num_hidden_layers": config["num_hidden_layers"] - ahead}
+    return int(config["num_hidden_layers"]) - ahead
+
+
+def qwen3_5(keys: GgufKeys, config: Config) -> Config:
+    """Heads in sections; layers that guess tokens ahead are left out."""
+    check_sections(keys, config)
+    return {**_linear(keys, config), "num_hidden_layers": layers_here(keys, config)}
 
 
 def qwen3_5_moe(keys: GgufKeys, config: Config) -> Config:

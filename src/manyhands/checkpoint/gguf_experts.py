@@ -2,13 +2,15 @@
 
 import numpy as np
 
-from manyhands.checkpoint.gguf_configs import SPLIT, experts, latent, lfm2_layers
+from manyhands.checkpoint.gguf_configs import SPLIT, check_sections, experts, latent, layers_here, lfm2_layers, stated
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+
+_SIGMOID = 2  # expert_gating_func
 
 
 def by_sigmoid(keys: GgufKeys, default: int | None = None) -> None:
     """Raises ModelError unless experts are ranked by sigmoids and a correction. default: where the file does not say."""
-    if keys.one("expert_gating_func", default) != 2 or "exp_probs_b.bias" not in keys.tensors:
+    if keys.one("expert_gating_func", default) != _SIGMOID or "exp_probs_b.bias" not in keys.tensors:
         raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
 
 
@@ -86,3 +88,16 @@ def _scaled_with_log(keys: GgufKeys, scaling: Config | None) -> Config | None:
         raise keys.refused("its positions are scaled by yarn without rope.scaling.yarn_log_multiplier")
     mscale = float(str(np.float32(10 * log)))  # the converter writes a tenth
     return scaling | {"mscale": mscale, "mscale_all_dim": mscale}
+
+
+def glm4_moe(keys: GgufKeys, config: Config) -> Config:
+    """GLM-4.5 and 4.6, without the layers that guess tokens ahead; heads have norms where the file has them."""
+    by_sigmoid(keys, _SIGMOID)
+    if keys.get("rope.dimension_sections") is not None:  # of models that see
+        check_sections(keys, config)
+    return {
+        **stated("attention_bias")(keys, config),
+        **_beside_shared(keys),
+        "num_hidden_layers": layers_here(keys, config),
+        "use_qk_norm": "attn_q_norm.weight" in keys.tensors,
+    }

@@ -85,6 +85,7 @@ DOTS1: Final = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+GLM4_MOE: Final = {**DOTS1, "post_attention_norm": "post_attention_layernorm"}
 DEEPSEEK2: Final = {
     **DOTS1,
     **MINICPM3,

@@ -1,0 +1,34 @@
+"""GGUF files of models whose blocks are experts: the numbers that blocks store."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyhands.checkpoint.gguf_folder import gguf_folder
+from manyhands.checkpoint.gguf_parts import read_gguf
+from manyhands.testing.gguf import write_gguf
+from tests.engine.test_gguf import logits
+from tests.engine.test_gguf_hybrids import numbers
+from tests.gguf_files import tiny_gguf
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("glm4_moe", "Q8_0"),
+    ],
+)
+def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_path: Path) -> None:
+    """The router is stored in F32, as llama.cpp's quantiser leaves it."""
+
+    def pick(name: str, shape: tuple[int, ...]) -> str:
+        whole = len(shape) > 1 and shape[-1] % 32 == 0
+        return dtype if whole and not name.endswith("ffn_gate_inp.weight") else "F32"
+
+    file, _ = tiny_gguf(family, tmp_path / "a.gguf", pick, layers=3)
+    found = read_gguf(file)
+    assert {tensor.dtype for tensor in found.tensors if "_exps" in tensor.name} == {dtype}
+    plain = write_gguf(tmp_path / "b.gguf", found.facts, numbers(file))
+    ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (file, plain))
+    np.testing.assert_array_equal(ours, expected)
