@@ -9,6 +9,7 @@ Piece = tuple[str, NDArray[np.float32]]
 
 EXPERT_FAMILIES = (
     "glm4_moe", "glm4_moe_air",
+    "minimax_m2",
 )  # fmt: skip
 SPLIT_FAMILIES = ("deepseek_v3",)  # as newer converters write them
 _YARN = {
@@ -38,6 +39,7 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
     "gpt-oss": {"attention.sliding_window": "sliding_window", "expert_feed_forward_length": "intermediate_size"},
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     **dict.fromkeys(("deepseek2", "glm4moe"), _DEEPSEEK),
+    "minimax-m2": {"expert_feed_forward_length": "intermediate_size", "rope.dimension_count": "rotary_dim"},
 }  # fmt: skip
 
 
@@ -49,6 +51,8 @@ def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, A
         ahead = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
         seen = {"rope.dimension_sections": np.array([1, 1, 2, 0], np.int32)}  # of a model that sees
         return {"expert_gating_func": 2, **(ahead if name == "glm4_moe" else seen)}
+    if arch == "minimax-m2":
+        return {"expert_gating_func": 2}
     return {}
 
 

@@ -16,7 +16,7 @@ from tests.checkpoint.test_gguf import change
 from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
-    "glm4_moe",
+    "glm4_moe", "minimax_m2",
 )  # fmt: skip
 
 
@@ -45,6 +45,9 @@ def config(found: Gguf) -> dict[str, Any]:
             {"glm4moe__rope__dimension_sections": np.array([1, 1, 1, 1], np.int32)},
             r"dimension_sections \[1, 1, 1, 1\] are not the 4 pairs of columns that turn",
         ),
+        ("minimax_m2", {"minimax-m2__expert_gating_func": None}, "not chosen by sigmoid"),
+        ("minimax_m2", {"minimax-m2__expert_feed_forward_length": 32}, "feed_forward_length is 32; served is 96"),
+        ("minimax_m2", {"minimax-m2__expert_weights_scale": 2.0}, "expert_weights_scale' is not known here"),
     ],
 )
 def test_what_a_recipe_cannot_do_is_refused_by_name(
@@ -54,7 +57,7 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(
         config(change(files[family], **facts))
 
 
-@pytest.mark.parametrize("family", ["glm4_moe"])
+@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2"])
 def test_without_a_correction_experts_are_chosen_in_another_way(family: str, files: dict[str, bytes]) -> None:
     found = change(files[family])
     tensors = tuple(tensor for tensor in found.tensors if "exp_probs_b" not in tensor.name)

@@ -38,6 +38,7 @@ from manyhands.checkpoint.gguf_experts import (
     glm4_moe,
     gpt_oss,
     lfm2_moe,
+    minimax_m2,
     qwen3_moe,
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
@@ -66,6 +67,7 @@ from manyhands.checkpoint.gguf_names import (
     LFM2_MOE,
     LLAMA,
     MINICPM3,
+    MINIMAX_M2,
     MIXTRAL,
     NEMOTRON_H,
     NEMOTRON_H_ENDS,
@@ -189,6 +191,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "glm4moe": Architecture(
         "glm4_moe", "Glm4MoeForCausalLM", GLM4_MOE, glm4_moe, biases=(("attention_bias", _QKV), _CORRECTED)
     ),
+    "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", MINIMAX_M2, minimax_m2, biases=(_CORRECTED,)),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
     "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, granite, (PAIRS,)),

@@ -101,3 +101,10 @@ def glm4_moe(keys: GgufKeys, config: Config) -> Config:
         "num_hidden_layers": layers_here(keys, config),
         "use_qk_norm": "attn_q_norm.weight" in keys.tensors,
     }
+
+
+def minimax_m2(keys: GgufKeys, config: Config) -> Config:
+    """Experts are as wide as the file says of blocks; their weights add up to one."""
+    by_sigmoid(keys)
+    keys.only("expert_feed_forward_length", config["intermediate_size"])
+    return experts(keys, config)

@@ -92,6 +92,11 @@ DEEPSEEK2: Final = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
+MINIMAX_M2: Final = {
+    **MIXTRAL,
+    **QWEN3,
+    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+}
 QWEN2_MOE: Final = {
     **QWEN3_MOE,
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",

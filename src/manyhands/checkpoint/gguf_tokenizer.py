@@ -67,7 +67,7 @@ _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "tekken": (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}{_SLASHES}",),
     **dict.fromkeys(
-        ("gpt-4o", "llama4"),
+        ("gpt-4o", "llama4", "minimax-m2"),
         (rf"{_CASED[0]}{_ANY_CASE}?|{_CASED[1]}{_ANY_CASE}?|\p{{N}}{{1,3}}{_SLASHES}",),
     ),
 }
