@@ -10,6 +10,7 @@ Piece = tuple[str, NDArray[np.float32]]
 EXPERT_FAMILIES = (
     "glm4_moe", "glm4_moe_air",
     "minimax_m2",
+    "ernie4_5_moe", "ernie4_5_moe_alone",
 )  # fmt: skip
 SPLIT_FAMILIES = ("deepseek_v3",)  # as newer converters write them
 _YARN = {
@@ -27,6 +28,8 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"rope_parameters": _YARN},
     "glm4_moe": {"n_group": 2, "topk_group": 1, "num_key_value_heads": 2, "routed_scaling_factor": 2.5},
     "glm4_moe_air": {"use_qk_norm": False, "first_k_dense_replace": 2, "norm_topk_prob": False},
+    "ernie4_5_moe": {"moe_num_shared_experts": 2},
+    "ernie4_5_moe_alone": {"moe_num_shared_experts": 0, "moe_layer_start_index": 2},
 }  # fmt: skip
 _DEEPSEEK = {
     "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
@@ -40,6 +43,11 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     **dict.fromkeys(("deepseek2", "glm4moe"), _DEEPSEEK),
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size", "rope.dimension_count": "rotary_dim"},
+    "ernie4_5-moe": {
+        "expert_count": "moe_num_experts", "expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval",
+        "leading_dense_block_count": "moe_layer_start_index", "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_count": "moe_num_shared_experts",
+    },
 }  # fmt: skip
 
 
@@ -53,6 +61,8 @@ def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, A
         return {"expert_gating_func": 2, **(ahead if name == "glm4_moe" else seen)}
     if arch == "minimax-m2":
         return {"expert_gating_func": 2}
+    if arch == "ernie4_5-moe" and (shared := config["moe_num_shared_experts"]):
+        return {"expert_shared_feed_forward_length": config["moe_intermediate_size"] * shared}
     return {}
 
 

@@ -149,7 +149,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     name = family
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
-        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air)$", "", family)
+        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air|alone)$", "", family)
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",

@@ -87,12 +87,15 @@ def test_convolutions_of_mamba_may_have_no_bias(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
 
 
-def test_norms_of_mamba_are_read_as_vectors_too(tmp_path: Path) -> None:
-    """llama.cpp's quantiser drops their first dimension where it is one."""
-    file, _ = tiny_gguf("granitemoehybrid_mamba_dense", tmp_path / "a.gguf", layers=2)
+@pytest.mark.parametrize(
+    ("family", "flattened"), [("granitemoehybrid_mamba_dense", "ssm_norm.weight"), ("ernie4_5_moe", "exp_probs_b.bias")]
+)
+def test_rows_are_read_as_vectors_too(family: str, flattened: str, tmp_path: Path) -> None:
+    """Norms of Mamba and corrections of ERNIE: llama.cpp's quantiser drops their first dimension where it is one."""
+    file, _ = tiny_gguf(family, tmp_path / "a.gguf", layers=2)
     found, whole = read_gguf(file), numbers(file)
     flat: list[Written] = [
-        (name, dtype, (array.size,) if name.endswith("ssm_norm.weight") else shape, array)
+        (name, dtype, (array.size,) if name.endswith(flattened) else shape, array)
         for name, dtype, shape, array in whole
     ]
     assert [shape for _, _, shape, _ in flat] != [shape for _, _, shape, _ in whole]

@@ -35,6 +35,7 @@ from manyhands.checkpoint.gguf_configs import (
 from manyhands.checkpoint.gguf_dense import chatglm, exaone4, gemma4, mistral3
 from manyhands.checkpoint.gguf_experts import (
     deepseek2,
+    ernie4_5_moe,
     glm4_moe,
     gpt_oss,
     lfm2_moe,
@@ -48,6 +49,7 @@ from manyhands.checkpoint.gguf_names import (
     CHATGLM,
     DEEPSEEK2,
     ENDS,
+    ERNIE4_5_MOE,
     FALCON_H1,
     FALCON_H1_ENDS,
     GEMMA2,
@@ -192,6 +194,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         "glm4_moe", "Glm4MoeForCausalLM", GLM4_MOE, glm4_moe, biases=(("attention_bias", _QKV), _CORRECTED)
     ),
     "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", MINIMAX_M2, minimax_m2, biases=(_CORRECTED,)),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", ERNIE4_5_MOE, ernie4_5_moe, biases=(_CORRECTED,)
+    ),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
     "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, granite, (PAIRS,)),

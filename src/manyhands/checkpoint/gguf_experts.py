@@ -108,3 +108,19 @@ def minimax_m2(keys: GgufKeys, config: Config) -> Config:
     by_sigmoid(keys)
     keys.only("expert_feed_forward_length", config["intermediate_size"])
     return experts(keys, config)
+
+
+def ernie4_5_moe(keys: GgufKeys, config: Config) -> Config:
+    """Experts from a layer on, ranked by corrected softmax. Where there are shared ones, they are one block."""
+    if "exp_probs_b.bias" not in keys.tensors:
+        raise keys.refused("its experts are chosen without exp_probs_b, by which ernie4_5_moe ranks them")
+    keys.only("interleave_moe_layer_step", 1)  # llama.cpp loads no other
+    inner, shared = keys.count("expert_feed_forward_length"), keys.count("expert_shared_count", 0, least=0)
+    keys.only("expert_shared_feed_forward_length", inner * shared)
+    return {
+        "moe_num_experts": keys.count("expert_count"),
+        "moe_k": keys.count("expert_used_count"),
+        "moe_intermediate_size": inner,
+        "moe_num_shared_experts": shared,
+        "moe_layer_start_index": keys.count("leading_dense_block_count", 0, least=0),
+    }

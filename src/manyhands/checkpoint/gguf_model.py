@@ -28,6 +28,7 @@ _MAX_FACTORS: Final = 1 << 13
 _MAX_FACTOR: Final = 1e30  # of a column that does not turn
 _MAX_AHEAD: Final = 16
 MAX_EXPERTS: Final = 4096
+_CHOSEN: Final = frozenset(("num_experts_per_tok", "top_k_experts", "moe_k"))  # how many a row takes
 _VECTORS: Final = tuple(f".{path}.{name}" for path in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight"))
 
 ReadTensor = Callable[[GgufTensor], bytes]  # its bytes; fewer where the file ends before
@@ -85,7 +86,7 @@ def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """With the dimension of one that the converter drops; a vector again where it makes two dimensions of it."""
-    if len(shape) == 1 and ".shared_expert_gate." in name:
+    if len(shape) == 1 and (".shared_expert_gate." in name or ".moe_statics." in name):
         return 1, *shape
     if len(shape) == 2 and name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return shape[0], 1, shape[1]
@@ -115,7 +116,7 @@ def config_json(gguf: Gguf, read: ReadTensor) -> bytes:
     config = _sizes(keys, found, shapes)
     config |= _rotary(keys, shapes, config, read)
     config |= found.more(keys, config)
-    if keys.one("expert_count", 0) and not {"num_experts_per_tok", "top_k_experts"} & config.keys():
+    if keys.one("expert_count", 0) and not config.keys() & _CHOSEN:
         raise keys.refused(f"{arch} with experts is not served from GGUF")
     keys.get("expert_used_count")
     keys.finish()

@@ -92,6 +92,7 @@ DEEPSEEK2: Final = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
+ERNIE4_5_MOE: Final = {**DOTS1, "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}
 MINIMAX_M2: Final = {
     **MIXTRAL,
     **QWEN3,
