@@ -11,6 +11,7 @@ EXPERT_FAMILIES = (
     "glm4_moe", "glm4_moe_air",
     "minimax_m2",
     "ernie4_5_moe", "ernie4_5_moe_alone",
+    "hunyuan_v1_moe",
 )  # fmt: skip
 SPLIT_FAMILIES = ("deepseek_v3",)  # as newer converters write them
 _YARN = {
@@ -30,6 +31,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "glm4_moe_air": {"use_qk_norm": False, "first_k_dense_replace": 2, "norm_topk_prob": False},
     "ernie4_5_moe": {"moe_num_shared_experts": 2},
     "ernie4_5_moe_alone": {"moe_num_shared_experts": 0, "moe_layer_start_index": 2},
+    "hunyuan_v1_moe": {"head_dim": 16},  # the converter takes it to be hidden / heads
 }  # fmt: skip
 _DEEPSEEK = {
     "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
@@ -48,6 +50,10 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
         "leading_dense_block_count": "moe_layer_start_index", "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_count": "moe_num_shared_experts",
     },
+    "hunyuan-moe": {
+        "expert_count": "num_experts", "expert_used_count": "moe_topk", "expert_feed_forward_length": "intermediate_size",
+        "expert_shared_feed_forward_length": "intermediate_size",
+    },
 }  # fmt: skip
 
 
@@ -61,6 +67,12 @@ def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, A
         return {"expert_gating_func": 2, **(ahead if name == "glm4_moe" else seen)}
     if arch == "minimax-m2":
         return {"expert_gating_func": 2}
+    if arch == "hunyuan-moe":
+        width = config["head_dim"]
+        larger = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
+        whole = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
+        none = {"expert_group_count": 0, "expert_group_used_count": 0}  # false in the published config
+        return {**whole, **none, "rope.freq_base": larger, "expert_shared_count": 1}
     if arch == "ernie4_5-moe" and (shared := config["moe_num_shared_experts"]):
         return {"expert_shared_feed_forward_length": config["moe_intermediate_size"] * shared}
     return {}

@@ -194,7 +194,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
 
 DENSE = ("ministral3", "gemma4_text", "exaone4")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
-EXPERTS = ("glm4_moe", "glm4_moe_air", "minimax_m2", "ernie4_5_moe")
+EXPERTS = ("glm4_moe", "glm4_moe_air", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.checkpoint.test_gguf import change
 from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
-    "glm4_moe", "minimax_m2", "ernie4_5_moe",
+    "glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe",
 )  # fmt: skip
 
 
@@ -50,6 +50,10 @@ def config(found: Gguf) -> dict[str, Any]:
         ("minimax_m2", {"minimax-m2__expert_weights_scale": 2.0}, "expert_weights_scale' is not known here"),
         ("ernie4_5_moe", {"ernie4_5-moe__interleave_moe_layer_step": 2}, "moe_layer_step is 2; served is 1"),
         ("ernie4_5_moe", {"ernie4_5-moe__expert_shared_feed_forward_length": 32}, "length is 32; served is 64"),
+        ("hunyuan_v1_moe", {"hunyuan-moe__expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),
+        ("hunyuan_v1_moe", {"hunyuan-moe__expert_group_count": 2}, "expert_group_count is 2; served is 0"),
+        ("hunyuan_v1_moe", {"hunyuan-moe__expert_feed_forward_length": 32}, "feed_forward_length is 32; served is 96"),
+        ("hunyuan_v1_moe", {"hunyuan-moe__expert_shared_feed_forward_length": 192}, "length is 192; served is 96"),
     ],
 )
 def test_what_a_recipe_cannot_do_is_refused_by_name(

@@ -38,6 +38,7 @@ from manyhands.checkpoint.gguf_experts import (
     ernie4_5_moe,
     glm4_moe,
     gpt_oss,
+    hunyuan_moe,
     lfm2_moe,
     minimax_m2,
     qwen3_moe,
@@ -64,6 +65,7 @@ from manyhands.checkpoint.gguf_names import (
     GRANITE_HYBRID_MOE,
     GRANITE_MOE,
     HUNYUAN,
+    HUNYUAN_MOE,
     LFM2,
     LFM2_ENDS,
     LFM2_MOE,
@@ -197,6 +199,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", ERNIE4_5_MOE, ernie4_5_moe, biases=(_CORRECTED,)
     ),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", HUNYUAN_MOE, hunyuan_moe),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
     "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, granite, (PAIRS,)),

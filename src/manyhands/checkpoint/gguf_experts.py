@@ -110,6 +110,16 @@ def minimax_m2(keys: GgufKeys, config: Config) -> Config:
     return experts(keys, config)
 
 
+def hunyuan_moe(keys: GgufKeys, config: Config) -> Config:
+    """Experts are as wide as the block beside them. The larger base of its rotary embedding is in the file."""
+    for name in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        keys.only(name, config["intermediate_size"])
+    keys.only("expert_shared_count", 1)
+    for name in ("expert_group_count", "expert_group_used_count"):
+        keys.only(name, 0)  # what the converter makes of the false in the published config
+    return {"num_experts": keys.count("expert_count"), "moe_topk": keys.count("expert_used_count")}
+
+
 def ernie4_5_moe(keys: GgufKeys, config: Config) -> Config:
     """Experts from a layer on, ranked by corrected softmax. Where there are shared ones, they are one block."""
     if "exp_probs_b.bias" not in keys.tensors:

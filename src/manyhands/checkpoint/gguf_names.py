@@ -93,6 +93,14 @@ DEEPSEEK2: Final = {
     "attn_v_b": "self_attn.v_b_proj",
 }
 ERNIE4_5_MOE: Final = {**DOTS1, "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}
+HUNYUAN_MOE: Final = {
+    **QWEN3_MOE,
+    **HUNYUAN,
+    "ffn_gate_inp": "mlp.gate.wg",
+    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+}
 MINIMAX_M2: Final = {
     **MIXTRAL,
     **QWEN3,
