@@ -12,6 +12,7 @@ EXPERT_FAMILIES = (
     "minimax_m2",
     "ernie4_5_moe", "ernie4_5_moe_alone",
     "hunyuan_v1_moe",
+    "dots1",
 )  # fmt: skip
 SPLIT_FAMILIES = ("deepseek_v3",)  # as newer converters write them
 _YARN = {
@@ -32,6 +33,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_num_shared_experts": 2},
     "ernie4_5_moe_alone": {"moe_num_shared_experts": 0, "moe_layer_start_index": 2},
     "hunyuan_v1_moe": {"head_dim": 16},  # the converter takes it to be hidden / heads
+    "dots1": {"num_key_value_heads": 4, "sliding_window": None, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
 }  # fmt: skip
 _DEEPSEEK = {
     "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
@@ -43,7 +45,7 @@ _DEEPSEEK = {
 EXPERTS_MORE: dict[str, dict[str, str]] = {
     "gpt-oss": {"attention.sliding_window": "sliding_window", "expert_feed_forward_length": "intermediate_size"},
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
-    **dict.fromkeys(("deepseek2", "glm4moe"), _DEEPSEEK),
+    **dict.fromkeys(("deepseek2", "glm4moe", "dots1"), _DEEPSEEK),
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size", "rope.dimension_count": "rotary_dim"},
     "ernie4_5-moe": {
         "expert_count": "moe_num_experts", "expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval",
@@ -65,7 +67,7 @@ def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, A
         ahead = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
         seen = {"rope.dimension_sections": np.array([1, 1, 2, 0], np.int32)}  # of a model that sees
         return {"expert_gating_func": 2, **(ahead if name == "glm4_moe" else seen)}
-    if arch == "minimax-m2":
+    if arch in ("minimax-m2", "dots1"):
         return {"expert_gating_func": 2}
     if arch == "hunyuan-moe":
         width = config["head_dim"]

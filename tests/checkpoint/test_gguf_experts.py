@@ -16,7 +16,7 @@ from tests.checkpoint.test_gguf import change
 from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
-    "glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe",
+    "glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe", "hunyuan_v1_moe",
 )  # fmt: skip
 
 
@@ -48,6 +48,8 @@ def config(found: Gguf) -> dict[str, Any]:
         ("minimax_m2", {"minimax-m2__expert_gating_func": None}, "not chosen by sigmoid"),
         ("minimax_m2", {"minimax-m2__expert_feed_forward_length": 32}, "feed_forward_length is 32; served is 96"),
         ("minimax_m2", {"minimax-m2__expert_weights_scale": 2.0}, "expert_weights_scale' is not known here"),
+        ("dots1", {"dots1__expert_gating_func": None}, "not chosen by sigmoid"),
+        ("dots1", {"dots1__attention__sliding_window": 24}, "sliding_window' is not known here"),
         ("ernie4_5_moe", {"ernie4_5-moe__interleave_moe_layer_step": 2}, "moe_layer_step is 2; served is 1"),
         ("ernie4_5_moe", {"ernie4_5-moe__expert_shared_feed_forward_length": 32}, "length is 32; served is 64"),
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),
@@ -63,7 +65,7 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(
         config(change(files[family], **facts))
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2", "ernie4_5_moe"])
+@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe"])
 def test_without_a_correction_experts_are_chosen_in_another_way(family: str, files: dict[str, bytes]) -> None:
     found = change(files[family])
     tensors = tuple(tensor for tensor in found.tensors if "exp_probs_b" not in tensor.name)

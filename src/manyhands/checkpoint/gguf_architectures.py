@@ -35,6 +35,7 @@ from manyhands.checkpoint.gguf_configs import (
 from manyhands.checkpoint.gguf_dense import chatglm, exaone4, gemma4, mistral3
 from manyhands.checkpoint.gguf_experts import (
     deepseek2,
+    dots1,
     ernie4_5_moe,
     glm4_moe,
     gpt_oss,
@@ -49,6 +50,7 @@ from manyhands.checkpoint.gguf_names import (
     BIASED_ENDS,
     CHATGLM,
     DEEPSEEK2,
+    DOTS1,
     ENDS,
     ERNIE4_5_MOE,
     FALCON_H1,
@@ -200,6 +202,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", ERNIE4_5_MOE, ernie4_5_moe, biases=(_CORRECTED,)
     ),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", HUNYUAN_MOE, hunyuan_moe),
+    "dots1": Architecture(
+        "dots1", "Dots1ForCausalLM", DOTS1, dots1, biases=(("attention_bias", _ATTENTION), _CORRECTED)
+    ),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
     "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, granite, (PAIRS,)),

@@ -103,6 +103,12 @@ def glm4_moe(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def dots1(keys: GgufKeys, config: Config) -> Config:
+    """Files know no windows, and the published model has none."""
+    by_sigmoid(keys)
+    return {**_beside_shared(keys), "sliding_window": None}
+
+
 def minimax_m2(keys: GgufKeys, config: Config) -> Config:
     """Experts are as wide as the file says of blocks; their weights add up to one."""
     by_sigmoid(keys)
