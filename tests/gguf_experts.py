@@ -13,6 +13,7 @@ EXPERT_FAMILIES = (
     "ernie4_5_moe", "ernie4_5_moe_alone",
     "hunyuan_v1_moe",
     "dots1",
+    "olmoe",
 )  # fmt: skip
 SPLIT_FAMILIES = ("deepseek_v3",)  # as newer converters write them
 _YARN = {
@@ -34,6 +35,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "ernie4_5_moe_alone": {"moe_num_shared_experts": 0, "moe_layer_start_index": 2},
     "hunyuan_v1_moe": {"head_dim": 16},  # the converter takes it to be hidden / heads
     "dots1": {"num_key_value_heads": 4, "sliding_window": None, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    "olmoe": {"num_key_value_heads": 4},
 }  # fmt: skip
 _DEEPSEEK = {
     "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",

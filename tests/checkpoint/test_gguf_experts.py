@@ -16,7 +16,7 @@ from tests.checkpoint.test_gguf import change
 from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
-    "glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe", "hunyuan_v1_moe",
+    "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
 )  # fmt: skip
 
 
@@ -50,6 +50,8 @@ def config(found: Gguf) -> dict[str, Any]:
         ("minimax_m2", {"minimax-m2__expert_weights_scale": 2.0}, "expert_weights_scale' is not known here"),
         ("dots1", {"dots1__expert_gating_func": None}, "not chosen by sigmoid"),
         ("dots1", {"dots1__attention__sliding_window": 24}, "sliding_window' is not known here"),
+        ("olmoe", {"olmoe__attention__clamp_kqv": 8.0}, "clamp_kqv' is not known here"),
+        ("olmoe", {"olmoe__expert_used_count": 0}, "expert_used_count is 0; a whole number from 1"),
         ("ernie4_5_moe", {"ernie4_5-moe__interleave_moe_layer_step": 2}, "moe_layer_step is 2; served is 1"),
         ("ernie4_5_moe", {"ernie4_5-moe__expert_shared_feed_forward_length": 32}, "length is 32; served is 64"),
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),

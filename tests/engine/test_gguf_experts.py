@@ -21,6 +21,7 @@ from tests.gguf_files import tiny_gguf
         ("ernie4_5_moe", "Q5_1"),
         ("hunyuan_v1_moe", "Q4_1"),
         ("dots1", "Q5_0"),
+        ("olmoe", "Q8_0"),
     ],
 )
 def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_path: Path) -> None:

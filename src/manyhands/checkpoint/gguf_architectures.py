@@ -42,6 +42,7 @@ from manyhands.checkpoint.gguf_experts import (
     hunyuan_moe,
     lfm2_moe,
     minimax_m2,
+    olmoe,
     qwen3_moe,
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
@@ -205,6 +206,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "dots1": Architecture(
         "dots1", "Dots1ForCausalLM", DOTS1, dots1, biases=(("attention_bias", _ATTENTION), _CORRECTED)
     ),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", QWEN3_MOE, olmoe),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
     "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, granite, (PAIRS,)),

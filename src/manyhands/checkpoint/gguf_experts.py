@@ -116,6 +116,15 @@ def minimax_m2(keys: GgufKeys, config: Config) -> Config:
     return experts(keys, config)
 
 
+def olmoe(keys: GgufKeys, config: Config) -> Config:
+    """Weights of chosen experts are not normalised."""
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
 def hunyuan_moe(keys: GgufKeys, config: Config) -> Config:
     """Experts are as wide as the block beside them. The larger base of its rotary embedding is in the file."""
     for name in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
