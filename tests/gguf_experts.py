@@ -14,8 +14,10 @@ EXPERT_FAMILIES = (
     "hunyuan_v1_moe",
     "dots1",
     "olmoe",
+    "deepseek_v2", "deepseek_v2_old", "glm4_moe_lite",
 )  # fmt: skip
-SPLIT_FAMILIES = ("deepseek_v3",)  # as newer converters write them
+SPLIT_FAMILIES = ("deepseek_v3", "deepseek_v2", "glm4_moe_lite")  # as newer converters write them
+SAME_FILES = dict.fromkeys(("deepseek_v2", "glm4_moe_lite"), "deepseek_v3")  # families that share an architecture
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
     "mscale_all_dim": 0.7,
@@ -29,6 +31,9 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
         "truncate": False,
     }},
     "deepseek_v3": {"rope_parameters": _YARN},
+    "deepseek_v2": {"n_shared_experts": 2, "q_lora_rank": 32, "routed_scaling_factor": 1.5},
+    "deepseek_v2_old": {"rope_parameters": _YARN},
+    "glm4_moe_lite": {"first_k_dense_replace": 1},  # as it is published
     "glm4_moe": {"n_group": 2, "topk_group": 1, "num_key_value_heads": 2, "routed_scaling_factor": 2.5},
     "glm4_moe_air": {"use_qk_norm": False, "first_k_dense_replace": 2, "norm_topk_prob": False},
     "ernie4_5_moe": {"moe_num_shared_experts": 2},
@@ -64,7 +69,7 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
 def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Keys of the tiny family `name` that are no copies of fields."""
     if "kv_lora_rank" in config:
-        return _latent(config, rope)
+        return _latent(name, config, rope)
     if arch == "glm4moe":
         ahead = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
         seen = {"rope.dimension_sections": np.array([1, 1, 2, 0], np.int32)}  # of a model that sees
@@ -82,7 +87,7 @@ def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, A
     return {}
 
 
-def _latent(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """What the converter says of latent attention: of newer files, that it has one key head."""
     rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
     own = {"key_length": config["qk_nope_head_dim"] + rotary, "value_length": config["v_head_dim"]}
@@ -90,10 +95,13 @@ def _latent(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     if config["is_split"]:
         keys |= {f"attention.{key}_mla": size for key, size in own.items()}
         keys |= {"attention.key_length": rank + rotary, "attention.value_length": rank, "attention.head_count_kv": 1}
-    keys |= {"attention.q_lora_rank": config["q_lora_rank"], "attention.kv_lora_rank": rank}
+    # llama.cpp knows by the number of layers of published models whether queries have a latent; elsewhere 0 says so.
+    keys |= {"attention.q_lora_rank": config["q_lora_rank"] or 0, "attention.kv_lora_rank": rank}
     if "n_routed_experts" not in config:
         return keys
-    return {**keys, "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
+    if name != "deepseek_v2_old":  # which is softmax without the key
+        keys["expert_gating_func"] = 1 if name == "deepseek_v2" else 2
+    return {**keys, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
 
 
 def layer_ahead(tensors: list[Piece], layers: int, hidden: int) -> list[Piece]:

@@ -21,6 +21,7 @@ from tests.gguf_experts import (
     EXPERT_FAMILIES,
     EXPERTS_FIXED,
     EXPERTS_MORE,
+    SAME_FILES,
     SPLIT_FAMILIES,
     expert_facts,
     layer_ahead,
@@ -184,7 +185,7 @@ def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
         return arch, ARCHITECTURES[arch]
     usual = {one.model_type: (arch, one) for arch, one in ARCHITECTURES.items()}
     found = usual | {one.model_type: (arch, one) for arch, (_, one) in VARIANTS.items()}
-    return found[config["model_type"]]
+    return found[SAME_FILES.get(config["model_type"], config["model_type"])]
 
 
 def _written(name: str, array: NDArray[np.float32], pick: Choose) -> Written:

@@ -12,11 +12,12 @@ from manyhands.checkpoint.gguf import Gguf
 from manyhands.checkpoint.gguf_model import config_json
 from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.errors import ModelError
+from manyhands.program.families import build_program
 from tests.checkpoint.test_gguf import change
 from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
-    "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
+    "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
 )  # fmt: skip
 
 
@@ -36,6 +37,24 @@ def config(found: Gguf) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("family", "facts", "message"),
     [
+        (
+            "deepseek_v3",
+            {"deepseek2__expert_gating_func": 1},
+            r"by softmax \(expert_gating_func 1 or none\) with exp_probs_b",
+        ),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": None}, "chosen by softmax .* with exp_probs_b"),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": 3}, "not chosen by sigmoid"),
+        (
+            "deepseek_v2",
+            {"deepseek2__expert_gating_func": 2},
+            r"not chosen by sigmoid \(expert_gating_func 2\) with exp",
+        ),
+        (
+            "deepseek_v2",
+            {"deepseek2__expert_group_count": 8},
+            "chosen by softmax in groups, which deepseek_v2 does not",
+        ),
+        ("deepseek_v2", {"deepseek2__nextn_predict_layers": "x"}, "nextn_predict_layers is 'x'; a whole number from 0"),
         ("glm4_moe", {"glm4moe__expert_gating_func": 1}, "not chosen by sigmoid"),
         ("glm4_moe", {"glm4moe__expert_shared_count": 0}, "expert_shared_count is 0; a whole number from 1"),
         ("glm4_moe", {"glm4moe__expert_weights_norm": 1}, "expert_weights_norm is 1; true or false"),
@@ -67,12 +86,41 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(
         config(change(files[family], **facts))
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe"])
+@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe", "glm4_moe_lite"])
 def test_without_a_correction_experts_are_chosen_in_another_way(family: str, files: dict[str, bytes]) -> None:
     found = change(files[family])
     tensors = tuple(tensor for tensor in found.tensors if "exp_probs_b" not in tensor.name)
     with pytest.raises(ModelError, match=r"its experts are (not chosen by sigmoid|chosen without exp_probs_b)"):
         config(replace(found, tensors=tensors))
+
+
+def test_weights_of_deepseek_v2_are_not_normalised(files: dict[str, bytes]) -> None:
+    with pytest.raises(ModelError, match="norm_topk_prob is True, only False is supported"):
+        build_program(config(change(files["deepseek_v2"], deepseek2__expert_weights_norm=True)))
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(47, 154880), (48, 154880), (46, 154880), (47, 154879)])
+def test_the_first_files_of_glm_4_7_flash_do_not_say_that_sigmoids_choose(
+    layers: int, tokens: int, files: dict[str, bytes]
+) -> None:
+    """They are known by their size, as llama.cpp knows them; of others without the key softmax chooses."""
+    facts = {"deepseek2__expert_gating_func": None, "deepseek2__block_count": layers}
+    found = change(files["glm4_moe_lite"], **facts, deepseek2__nextn_predict_layers=max(layers - 47, 0))
+    tensors = tuple(
+        replace(tensor, shape=(tokens, tensor.shape[1])) if tensor.name == "token_embd.weight" else tensor
+        for tensor in found.tensors
+    )
+    found = replace(found, tensors=tensors)
+    if layers < 47 or tokens < 154880:
+        with pytest.raises(ModelError, match="chosen by softmax"):
+            config(found)
+        return
+    assert (config(found)["model_type"], config(found)["num_hidden_layers"]) == ("deepseek_v3", 47)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v2"])
+def test_the_choice_of_experts_says_which_deepseek_a_file_is_of(family: str, files: dict[str, bytes]) -> None:
+    assert config(change(files[family]))["model_type"] == family
 
 
 def test_a_file_of_glm_says_whether_heads_have_norms_and_products_biases(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GGUF files of models whose blocks are experts: the numbers that blocks store."""
+"""GGUF files of models whose blocks are experts: blocks, and layers that are left out."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ import pytest
 
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_parts import read_gguf
-from manyhands.testing.gguf import write_gguf
+from manyhands.testing.gguf import Written, write_gguf
 from tests.engine.test_gguf import logits
 from tests.engine.test_gguf_hybrids import numbers
+from tests.gguf_experts import layer_ahead
 from tests.gguf_files import tiny_gguf
 
 
@@ -22,6 +23,7 @@ from tests.gguf_files import tiny_gguf
         ("hunyuan_v1_moe", "Q4_1"),
         ("dots1", "Q5_0"),
         ("olmoe", "Q8_0"),
+        ("deepseek_v2", "Q8_0"),
     ],
 )
 def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_path: Path) -> None:
@@ -36,4 +38,18 @@ def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_pat
     assert {tensor.dtype for tensor in found.tensors if "_exps" in tensor.name} == {dtype}
     plain = write_gguf(tmp_path / "b.gguf", found.facts, numbers(file))
     ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (file, plain))
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_layers_of_glm_4_7_flash_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
+    """Newer files have them behind the others; those of GLM-4.5 are in every tiny one of glm4_moe."""
+    file, _ = tiny_gguf("glm4_moe_lite", tmp_path / "a.gguf", layers=3)
+    found, whole = read_gguf(file), numbers(file)
+    ahead: list[Written] = [
+        (name, "F32", array.shape, array)
+        for name, array in layer_ahead([(name, array) for name, _, _, array in whole], 3, 64)
+    ]
+    facts = {**found.facts, "deepseek2.block_count": 4, "deepseek2.nextn_predict_layers": 1}
+    longer = write_gguf(tmp_path / "b.gguf", facts, [*whole, *ahead])
+    ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (longer, file))
     np.testing.assert_array_equal(ours, expected)

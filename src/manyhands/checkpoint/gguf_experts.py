@@ -5,7 +5,7 @@ import numpy as np
 from manyhands.checkpoint.gguf_configs import SPLIT, check_sections, experts, latent, layers_here, lfm2_layers, stated
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
-_SIGMOID = 2  # expert_gating_func
+_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 
 
 def by_sigmoid(keys: GgufKeys, default: int | None = None) -> None:
@@ -64,19 +64,36 @@ def _beside_shared(keys: GgufKeys) -> Config:
 
 
 def deepseek2(keys: GgufKeys, config: Config) -> Config:
-    """Sizes of latent attention, which newer files describe as attention with one key head; the choice of experts."""
-    by_sigmoid(keys)
+    """Sizes of latent attention, which newer files describe as attention with one key head; the choice of experts.
+
+    GLM-4.7-Flash is computed as DeepSeek-V3 is; V2 chooses by softmax, which most of its files do not say.
+    """
     is_split = "attn_k_b.weight" in keys.tensors
     suffix = "_length_mla" if is_split else "_length"
     for name in ("key_length", "value_length"):
         keys.get(f"attention.{name}")
     key, value = (keys.count(f"attention.{name}{suffix}") for name in ("key", "value"))
     return {
+        "num_hidden_layers": layers_here(keys, config),
         "quantization_config": config["quantization_config"] | ({SPLIT: True} if is_split else {}),
         **latent(keys, config["head_dim"], key, value),
         "rope_scaling": _scaled_with_log(keys, config.get("rope_scaling")),
         **_beside_shared(keys),
+        **_choice(keys, config),
     }
+
+
+def _choice(keys: GgufKeys, config: Config) -> Config:
+    """The family that chooses experts as the file does: by sigmoids, or V2 by softmax. Raises ModelError for others."""
+    is_flash = config["num_hidden_layers"] in (47, 48) and config["vocab_size"] == 154880  # so llama.cpp knows it, too
+    if keys.one("expert_gating_func", _SIGMOID if is_flash else _SOFTMAX) != _SOFTMAX:
+        by_sigmoid(keys, _SIGMOID)
+        return {}
+    if "exp_probs_b.bias" in keys.tensors:
+        raise keys.refused("its experts are chosen by softmax (expert_gating_func 1 or none) with exp_probs_b")
+    if keys.count("expert_group_count", 1) > 1:
+        raise keys.refused("its experts are chosen by softmax in groups, which deepseek_v2 does not compute")
+    return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"]}
 
 
 def _scaled_with_log(keys: GgufKeys, scaling: Config | None) -> Config | None:
