@@ -25,6 +25,7 @@ from manyhands.errors import ModelError
 HEADER = Path(__file__).with_name("cuda_host.h")
 FLAGS = ["-std=c++17", "-O1", "-mfma", "-mavx2", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w"]
 Bytes = NDArray[np.uint8]
+GRID_SIDE = 65_535  # blocks of a grid in its second direction, and in its third: CUDA's limit
 _ONE = Lock()
 
 
@@ -126,6 +127,7 @@ class HostDevice:
         for launch in launches:
             kernel = getattr(self._library, f"mh_{launch.kernel}")
             self.launched.append(launch.kernel)
+            assert max(launch.grid[1:]) <= GRID_SIDE and min(launch.grid) > 0, f"{launch.kernel}: a grid of {launch.grid}"
             with _ONE:  # threads of a block are coroutines of one
                 missed = self._library.host_launch(kernel, *launch.grid, launch.threads, ctypes.byref(launch.args))
             assert missed == 0, f"{launch.kernel}: threads left while others wait at a barrier"

@@ -19,17 +19,17 @@ from manyhands.engine.compile import compile_layers
 from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda import proof, source
 from manyhands.engine.cuda.device import CudaMemory
-from manyhands.engine.cuda.operations import FAST
+from manyhands.engine.cuda.operations import FAST, launches
 from manyhands.engine.cuda.plan import MOST_ROWS, CudaLayers, CudaPlan, Positions, hold
 from manyhands.engine.cuda.proof import PROVEN_TILES, OfGpu, OnGpu, failures
 from manyhands.engine.cuda.span import CudaSpan
-from manyhands.engine.golden_cases import CASES, BackEnd, reals, stored
+from manyhands.engine.golden_cases import CASES, BackEnd, Op, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import Array, Team
 from manyhands.engine.quants import KEPT, pack_blocks
 from manyhands.engine.span import Piece
 from manyhands.errors import ContextOverflow, CutError, ModelError
-from tests.engine.cuda_host import HostDevice
+from tests.engine.cuda_host import GRID_SIDE, HostDevice
 from tests.engine.cuda_spans import program, rows_of, spans
 from tests.nightly import daily
 
@@ -191,6 +191,20 @@ def test_more_rows_than_a_step_takes_go_in_turns(device: HostDevice) -> None:
     there = on_gpu.step(rows, [Piece(on_gpu.new_cache(count), 0, count)], 1)
     assert np.array_equal(there, on_cpu.step(rows.copy(), [Piece(on_cpu.new_cache(count), 0, count)], 1))
     assert on_gpu._plan.most_rows == MOST_ROWS
+
+
+@pytest.mark.parametrize(("chosen", "groups", "most"), [(128, 1, 511), (2, 4096, 511), (4, 64, MOST_ROWS)])
+def test_no_grid_has_more_blocks_than_a_gpu_takes(chosen: int, groups: int, most: int, device: HostDevice) -> None:
+    """A row's experts, and a key head's queries, are blocks of one direction: fewer rows go at once where they are many."""
+    matrix = np.zeros(chosen * 16 * 32, np.float32)
+    mixture = (library.EXPERTS, (0, 1, 2, chosen, chosen, 8, 2, 1, 2), (1.0, 0.0, 0.0), (matrix, matrix, matrix))
+    heads: Op = (library.ATTENTION, (3, 4, 4, 5, groups, 1, 4, 4, 0, 0, 0), (0.5, 0.0), ())
+    widths, held = (8, 2 * chosen, 8, groups * 4, 4, groups * 4), hold(device, [mixture, heads])
+    plan = CudaPlan(device, Registers("f32", widths, 2048), held, library.apart(widths), 2, "f32")
+    assert plan.most_rows == most
+    at_most = [1, *(max(asked.grid[1:]) for asked in launches(plan._room, held, 0, most))]
+    beyond = [1, *(max(asked.grid[1:]) for asked in launches(plan._room, held, 0, most + 1))]
+    assert max(at_most) <= GRID_SIDE and (most == MOST_ROWS or max(beyond) > GRID_SIDE)
 
 
 def test_numbers_that_are_none_stay_in_their_rows(device: HostDevice) -> None:

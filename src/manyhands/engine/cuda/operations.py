@@ -18,6 +18,7 @@ GROUPED_ROWS: Final = 8  # that a block puts into groups
 TYPE_NAMES: Final = {number: name.upper() for name, number in library.TYPES.items()}
 SMALL_ROWS: Final = (1, 2, 4, 8)  # that a block of such a product with small weights takes
 WARP: Final = 32
+MOST_BLOCKS: Final = 65_535  # of a grid in its second direction, and in its third
 QUERIES: Final = 32  # of one key head in a tile of attention
 VALUE_COLUMNS: Final = (64, 128)  # of values that a block of it takes
 CHECKED_ROWS: Final = 8  # that a block of the kernel for few rows looks at where others have tiles
@@ -52,6 +53,18 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         raise ModelError("a GPU computes no product that overwrites the rows it reads")
     if numbers[2] >= SMALL and any(numbers[4:]):
         raise ModelError("a GPU computes no products of some columns with small weights")
+
+
+def most_rows(ops: Sequence[Held]) -> int:
+    """Rows of a step for which the grids of these operations have blocks: experts take one for each row and route, attention
+    one for QUERIES queries of a key head."""
+    most = MOST_BLOCKS
+    for op in ops:
+        if op.kind == library.EXPERTS:
+            most = min(most, MOST_BLOCKS // op.numbers[4])
+        elif op.kind == library.ATTENTION:
+            most = min(most, MOST_BLOCKS * QUERIES // (op.numbers[4] // op.numbers[5]))
+    return most
 
 
 def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles = FAST) -> Iterator[Launch]:

@@ -10,7 +10,7 @@ from manyhands.engine import library
 from manyhands.engine.compiled import Compiled, Emitted, Registers
 from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.launch import THREADS, Launch, args
-from manyhands.engine.cuda.operations import FAST, Tiles, check, launches
+from manyhands.engine.cuda.operations import FAST, Tiles, check, launches, most_rows
 from manyhands.engine.cuda.room import Held, Room
 from manyhands.engine.layout import NUMBERS, STATE_BLOCK, TENSORS
 from manyhands.engine.library import Array
@@ -136,7 +136,7 @@ class CudaPlan:
             for number, kind in zip((0, out), self._types, strict=True)
         ]
         work = self.workspace = workspace or Workspace(device, room.row_bytes, *each)
-        self.most_rows = min(work.most_rows, work.registers.num_bytes // room.row_bytes)
+        self.most_rows = min(work.most_rows, work.registers.num_bytes // room.row_bytes, most_rows(ops))
         if not self.most_rows:
             raise ModelError(
                 f"a row takes {room.row_bytes} bytes of the {work.registers.num_bytes} that all layers have"
