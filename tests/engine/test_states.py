@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from manyhands.engine import library
-from manyhands.engine.cache import SessionCache
+from manyhands.engine.cache import SessionCache, _new_blocks
 from manyhands.engine.golden_cases import reals, stored
 from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array, Plan, Team
@@ -307,6 +307,12 @@ def test_a_step_without_room_changes_nothing(left: int, start: int) -> None:
         memory.left = 1000
         wanted = case.step([case.cache()], [0], [X])
         assert np.array_equal(case.step([cache], [start], [X[start:]]), wanted[start:])
+
+
+def test_memory_that_the_system_has_not_is_refused_in_one_line() -> None:
+    for made in (HOST.made, lambda num_bytes: _new_blocks(num_bytes, 1)):
+        with pytest.raises(ModelError, match=r"^the system gives no 1125899906842624 bytes for a session's cache .*: give"):
+            made(1 << 50)
 
 
 def test_the_engine_refuses_states_that_do_not_fit() -> None:

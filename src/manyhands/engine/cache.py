@@ -4,7 +4,6 @@ the states of layers that have some instead (states.py). Those of a GPU are in c
 To roll back is to step from an earlier position: later positions are written again before they are read.
 """
 
-import mmap
 from abc import ABC, abstractmethod
 from typing import Final, Generic, Self, TypeVar
 
@@ -13,7 +12,7 @@ import numpy as np
 from manyhands.engine import library
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
-from manyhands.engine.states import HOST, States, attention_states, convolution_states, session_bytes
+from manyhands.engine.states import HOST, States, attention_states, convolution_states, pages, session_bytes
 from manyhands.program.ops import Convolution, LatentAttention, Layer
 
 B = TypeVar("B")
@@ -196,9 +195,5 @@ _NOTHING: Final[Array] = np.zeros(1, np.uint8)
 
 
 def _new_blocks(block_bytes: int, count: int) -> list[Array]:
-    """Zeros in pages of their own: resident once they are written, and the system's again when all of them are dropped.
-
-    The C library's heap keeps what was freed, and clears it for the next cache, all of which is resident then.
-    """
-    pages = mmap.mmap(-1, count * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return list(np.frombuffer(pages, np.uint8).reshape(count, block_bytes))
+    """Zeros that are the system's again when all of them are dropped. Raises ModelError."""
+    return list(pages(count * block_bytes).reshape(count, block_bytes))

@@ -13,7 +13,7 @@ import numpy as np
 from manyhands.engine import library
 from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array
-from manyhands.errors import StateGone
+from manyhands.errors import ModelError, StateGone
 
 B = TypeVar("B")
 
@@ -233,12 +233,27 @@ def session_bytes(state_bytes: int, now_bytes: int) -> int:
     return (MOST_KEPT + 1) * state_bytes + now_bytes
 
 
+def pages(num_bytes: int) -> Array:
+    """Zeros in pages of their own: resident once they are written, and the system's again when the array is dropped. Raises
+    ModelError where the system has no room.
+
+    The C library's heap keeps what was freed, and clears it for the next array, all of which is resident then.
+    """
+    try:
+        mapped = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ModelError(
+            f"the system gives no {num_bytes} bytes for a session's cache ({error.strerror}): give the node less cache "
+            "(--memory, --cache-tokens), or end what else uses the memory"
+        ) from error
+    return np.frombuffer(mapped, np.uint8)
+
+
 class _Host:
-    """StateMemory in pages of their own: the system's again when they are dropped."""
+    """StateMemory in `pages`."""
 
     def made(self, num_bytes: int) -> Array:
-        pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return np.frombuffer(pages, np.uint8)
+        return pages(num_bytes)
 
     def copy(self, target: Array, source: Array) -> None:
         target[:] = source
