@@ -273,6 +273,21 @@ def test_a_step_that_failed_can_be_made_anew(start: int) -> None:
         assert np.array_equal(case.step([cache], [start], [X[start:]]), wanted[start:])
 
 
+@pytest.mark.parametrize("start", [32, 64, 70, 96, 128])
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_a_long_step_that_failed_can_be_made_anew(start: int, is_fork: bool) -> None:
+    """From where a session ends, whose last blocks a longer one does not keep: the state behind its end is lost with the step."""
+    case = Case(library.supported()[0])
+    cache = case.cache()
+    case.step([cache], [0], [X[:start]])
+    cache = cache.fork(start, 0) if is_fork else cache
+    cache.segment(start, 0, 2000)  # begins, and never ends
+    assert cache.reachable(start) == start
+    assert cache.num_bytes <= (MOST_KEPT + 1) * case.plan.state_bytes + case.plan.now_bytes
+    wanted = case.step([case.cache()], [0], [X])
+    assert np.array_equal(case.step([cache], [start], [X[start:]]), wanted[start:])
+
+
 class Scarce:
     """The host's memory, of which so many blocks are left."""
 

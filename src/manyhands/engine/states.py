@@ -124,7 +124,7 @@ class States(Generic[B]):
         then.
         """
         self.check(start)
-        source = -1 if start == self._at else self._source(start)
+        is_now, source = start == self._at, self._source(start)
         first, kept = start // STATE_BLOCK, kept_blocks(end, self._mark)
         stays = {n for n in self._blocks if n <= first and (n in kept or n in (first, source)) and self._holds(n)}
         new = [n for n in range(-(-start // STATE_BLOCK), (end - 1) // STATE_BLOCK + 1) if n in kept and n not in stays]
@@ -134,11 +134,11 @@ class States(Generic[B]):
             new = [number for number in new if number]
             self._exchange(stays, None, new)
             self._blocks[0], source = zeros, 0
-        else:
+        else:  # its block stays also where `_now` is that state: a step that fails loses `_now`
             self._exchange(stays, first if first in self._shared & stays else None, new)
         self._at, self._end, self._unknown = None, start, set(new)
         self._list(end)
-        origin = source if source < 0 else source * STATE_BLOCK
+        origin = -1 if is_now else source * STATE_BLOCK
         return Begun(self._table, self._memory.address(self._now), origin)
 
     def done(self, end: int) -> None:
