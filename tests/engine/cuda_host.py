@@ -30,18 +30,18 @@ _ONE = Lock()
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """The kernels, compiled once for each source."""
+def library(drifts: bool = False, text: str = "") -> ctypes.CDLL:
+    """The kernels, compiled once for each source (default: what a GPU runs)."""
     if shutil.which("g++") is None or platform.machine() != "x86_64":
         pytest.skip("g++ is not installed, or this is no x86-64: denormals are flushed by its register")
-    text = HEADER.read_text() + source.text()
-    name = hashlib.sha256((text + repr(FLAGS)).encode()).hexdigest()[:16]
+    text, flags = HEADER.read_text() + (text or source.text()), [*FLAGS, *["-DDRIFTS"][: int(drifts)]]
+    name = hashlib.sha256((text + repr(flags)).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"manyhands-cuda-host-{name}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             code, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
             code.write_text(text)
-            subprocess.run(["g++", *FLAGS, "-fPIC", "-shared", "-o", str(made), str(code)], check=True)
+            subprocess.run(["g++", *flags, "-fPIC", "-shared", "-o", str(made), str(code)], check=True)
             beside = path.with_suffix(f".{os.getpid()}")  # another process may be at it too
             shutil.copy(made, beside)
             beside.replace(path)
@@ -88,13 +88,14 @@ class HostMemory:
 
 
 class HostDevice:
-    """As CudaDevice; counts its kernels, and remembers all memory, also what was dropped."""
+    """As CudaDevice; counts its kernels, and remembers all memory, also what was dropped. drifts: see cuda_host.h; text: other
+    kernels than a GPU runs."""
 
     name, what = "cuda:0", "a GPU made of this CPU"
 
-    def __init__(self) -> None:
+    def __init__(self, *, drifts: bool = False, text: str = "") -> None:
         self.room: int | None = None  # bytes that are left; None: as many as are asked for
-        self._library = library()
+        self._library = library(drifts, text)
         self.memories: list[HostBytes] = []
         self.launched: list[str] = []
         self.recorded = 0
@@ -127,7 +128,9 @@ class HostDevice:
         for launch in launches:
             kernel = getattr(self._library, f"mh_{launch.kernel}")
             self.launched.append(launch.kernel)
-            assert max(launch.grid[1:]) <= GRID_SIDE and min(launch.grid) > 0, f"{launch.kernel}: a grid of {launch.grid}"
+            assert max(launch.grid[1:]) <= GRID_SIDE and min(launch.grid) > 0, (
+                f"{launch.kernel}: a grid of {launch.grid}"
+            )
             with _ONE:  # threads of a block are coroutines of one
                 missed = self._library.host_launch(kernel, *launch.grid, launch.threads, ctypes.byref(launch.args))
             assert missed == 0, f"{launch.kernel}: threads left while others wait at a barrier"

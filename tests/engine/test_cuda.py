@@ -243,6 +243,12 @@ def test_steps_that_do_not_fit_are_refused_before_anything_is_computed(device: H
     assert len(device.launched) == launched and cache.length == 0
 
 
+@pytest.mark.nightly
+def test_threads_that_drift_apart_reproduce_the_golden_digests() -> None:
+    """What a missing barrier leaves to chance shows (test_cuda_states.py plants some)."""
+    assert failures(HostDevice(drifts=True), Team(1)) == []
+
+
 def test_a_device_with_other_bits_is_found(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose norms are off by a bit, say."""
     right = device.fetch

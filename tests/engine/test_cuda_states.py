@@ -5,6 +5,7 @@ The kernels run on the CPU (cuda_host.py), which fills freed memory with NaN and
 import gc
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +16,14 @@ from manyhands.engine import library
 from manyhands.engine.cache import SessionCache, state_bytes
 from manyhands.engine.compiled import Registers
 from manyhands.engine.cuda import plan as cuda_plan
+from manyhands.engine.cuda import source
 from manyhands.engine.cuda import states as cuda_states
 from manyhands.engine.cuda.operations import Tiles
 from manyhands.engine.cuda.plan import CudaPlan, hold
 from manyhands.engine.cuda.proof import OnGpu
 from manyhands.engine.cuda.span import CudaCache
-from manyhands.engine.golden_cases import BackEnd, Op, reals, stored
+from manyhands.engine.golden_cases import BackEnd, CompanyMatters, Op, reals, stored
+from manyhands.engine.golden_states import CASES
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.span import Piece
 from manyhands.engine.states import MOST_BACK, MOST_KEPT
@@ -126,6 +129,32 @@ def test_rows_are_the_cpus_bits(name: str, device: HostDevice) -> None:
         both.agrees(0)
     wide = layer.width > narrow
     assert ("delta_256" in device.launched, "delta_128" in device.launched) == (wide, not wide)
+
+
+def kernels() -> str:
+    """Those of the cases of states."""
+    here = Path(source.__file__).parent
+    return "".join(here.joinpath(f"{name}.cu").read_text(encoding="utf-8") for name in ("common", "rows", "states"))
+
+
+def reproduces_the_cases(device: HostDevice) -> bool:
+    here, there = BackEnd("scalar", Team(1)), OnGpu("scalar", Team(1), device)
+    try:
+        return all(case(there) == case(here) for case in CASES.values())
+    except CompanyMatters:
+        return False
+
+
+def test_threads_that_drift_apart_compute_the_same_bits() -> None:
+    device = HostDevice(drifts=True, text=kernels())
+    assert reproduces_the_cases(device) and all(memory.is_whole() for memory in device.memories)
+
+
+@pytest.mark.parametrize("where", ["        store();\n", "        load(begun + STAGED);\n"])
+def test_a_barrier_that_is_missing_shows(where: str) -> None:
+    barrier, whole = "        __syncthreads();\n" + where, kernels()
+    assert whole.count(barrier) == 1
+    assert not reproduces_the_cases(HostDevice(drifts=True, text=whole.replace(barrier, where)))
 
 
 @pytest.mark.parametrize("is_sum", [False, True])

@@ -276,7 +276,7 @@ def test_a_step_that_failed_can_be_made_anew(start: int) -> None:
 @pytest.mark.parametrize("start", [32, 64, 70, 96, 128])
 @pytest.mark.parametrize("is_fork", [False, True])
 def test_a_long_step_that_failed_can_be_made_anew(start: int, is_fork: bool) -> None:
-    """From where a session ends, whose last blocks a longer one does not keep: the state behind its end is lost with the step."""
+    """From where a session ends, whose last blocks a longer one does not keep. The step loses the state behind its end."""
     case = Case(library.supported()[0])
     cache = case.cache()
     case.step([cache], [0], [X[:start]])
@@ -326,7 +326,9 @@ def test_a_step_without_room_changes_nothing(left: int, start: int) -> None:
 
 def test_memory_that_the_system_has_not_is_refused_in_one_line() -> None:
     for made in (HOST.made, lambda num_bytes: _new_blocks(num_bytes, 1)):
-        with pytest.raises(ModelError, match=r"^the system gives no 1125899906842624 bytes for a session's cache .*: give"):
+        with pytest.raises(
+            ModelError, match=r"^the system gives no 1125899906842624 bytes for a session's cache .*: give"
+        ):
             made(1 << 50)
 
 
