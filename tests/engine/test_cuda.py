@@ -240,6 +240,8 @@ def test_steps_that_do_not_fit_are_refused_before_anything_is_computed(device: H
         on_gpu.step(rows, [Piece(cache, 0, 129)], 1)
     with pytest.raises(ModelError, match="bytes are not 2 rows"):
         on_gpu.step(rows[:1], [Piece(cache, 0, 2)], 1)
+    with pytest.raises(ModelError, match="two pieces of one session"):
+        on_gpu.step(rows[:2], [Piece(cache, 0, 1), Piece(cache, 0, 1)], 1)
     assert len(device.launched) == launched and cache.length == 0
 
 

@@ -168,6 +168,8 @@ class CudaSpan:
         plan: CudaPlan = pieces[0].cache.plan
         if any(piece.cache.plan is not plan for piece in pieces):
             raise ModelError("pieces of one step are on different layers")
+        if len({id(piece.cache) for piece in pieces}) < len(pieces):
+            raise ModelError("two pieces of one session are in one step: ask for one after the other")
         plan.check_positions(max(piece.start + piece.count for piece in pieces))
         given = [piece.cache.begin(piece.start, piece.count) for piece in pieces]
         out = plan.run(given, rows, sum(piece.count for piece in pieces))
