@@ -115,6 +115,7 @@ class OneThread(Executor):
             _tell(done, done.cancel)
         else:
             _tell(done, _settle, done, *outcome)
+        del job, function, args, done, outcome  # an error's traceback leads here, too, and would lead to itself
         return True
 
 
