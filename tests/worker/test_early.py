@@ -5,6 +5,7 @@ from typing import cast
 from manyhands.core import NodeId, SessionId
 from manyhands.net.transport import Link
 from manyhands.wire.message import Payload, Step
+from manyhands.wire.timings import MAX_TIMINGS, TIMING
 from manyhands.worker.early import (
     EARLY_BYTES,
     LINK_BYTES,
@@ -128,11 +129,21 @@ def test_the_bytes_of_a_link_are_free_again_when_its_sessions_are_taken_or_end()
 
 
 def test_one_session_holds_a_bounded_number_of_bytes() -> None:
-    for size, ids in ((EARLY_BYTES // 4, None), (0, None), (0, (1,) * 1000)):
+    most = bytes(MAX_TIMINGS * TIMING.size)
+    for size, ids, timings in (
+        (EARLY_BYTES // 4, None, b""),
+        (0, None, b""),
+        (0, (1,) * 1000, b""),
+        (0, None, most),
+    ):
         early = EarlySteps()
         for _ in range(10_000):
-            early.add(rows(1, size)._replace(ids=ids), link())
-        held = sum(len(each.payload.data) + 28 * len(each.ids or ()) for each, _ in early.steps if each.payload)
+            early.add(rows(1, size)._replace(ids=ids, timings=timings), link())
+        held = sum(
+            len(each.payload.data) + 28 * len(each.ids or ()) + 2 * len(each.timings) + 700
+            for each, _ in early.steps
+            if each.payload
+        )
         assert early.is_short and early.steps and held <= EARLY_BYTES and len(early.steps) <= EARLY_BYTES // 1024
 
 

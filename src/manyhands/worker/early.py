@@ -37,7 +37,8 @@ class EarlySteps:
 
     def add(self, step: Step, link: Link) -> None:
         ids, payload = step.ids or (), step.payload
-        size = STEP_BYTES + ID_BYTES * len(ids) + (len(payload.data) if payload is not None else 0)
+        size = STEP_BYTES + ID_BYTES * len(ids) + 2 * len(step.timings)  # which the frame's body has once more
+        size += len(payload.data) if payload is not None else 0
         self.is_short |= self.num_bytes + size > EARLY_BYTES
         if not self.is_short:
             self.steps.append((step, link))
