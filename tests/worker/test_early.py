@@ -94,6 +94,28 @@ def test_what_was_dropped_is_known_as_such_and_not_begun_again_in_the_middle() -
     assert not early.take(opening(0)).is_short and early.take(opening(LINK_SESSIONS + 1)).is_short  # no more are known
 
 
+def test_what_others_send_for_a_session_drops_nothing_of_its_predecessor() -> None:
+    """A hop that knows the id: more than is held of one session, on a link of its own, or of so many that its oldest go."""
+    early, way, hostile = Unopened(), link(), link(NodeId("another hop"))
+    early.hold(rows(1), way)
+    early.hold(rows(2), hostile)
+    for _ in range(3):
+        early.hold(rows(1, EARLY_BYTES * 3 // 4), hostile)
+    for number in range(100, 100 + LINK_SESSIONS + 8):
+        early.hold(rows(number), hostile)
+    early.hold(rows(1)._replace(position=1), way)
+    early.hold(rows(2), way)
+    for number, count in ((1, 2), (2, 1)):
+        taken = early.take(opening(number))
+        assert len(taken.steps) == count and not taken.is_short
+    for number in range(100, 100 + LINK_SESSIONS):
+        early.hold(rows(number), way)
+    early.hold(rows(10_000), way)
+    for number in range(20_000, 20_000 + LINK_SESSIONS + MAX_DROPPED + 10):
+        early.hold(rows(number), hostile)
+    assert early.take(opening(100)).is_short, "what this link has lost stays known, whatever others lose"
+
+
 class Compared(bytes):
     """A session id that counts with how many others it is compared."""
 

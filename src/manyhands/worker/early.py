@@ -20,7 +20,8 @@ LINK_BYTES: Final = EARLY_SESSIONS * EARLY_BYTES
 MAX_ENDED: Final = 1024  # sessions of which late steps are known as such
 # Sessions that were closed before they were open here, of which rows may be held for an Open that is on its way.
 MAX_CLOSED: Final = 64
-MAX_DROPPED: Final = 4096  # sessions of which steps were dropped for lack of room, so that their Opens are refused
+# Sessions of one link of which steps were dropped for lack of room, so that their Opens are refused.
+MAX_DROPPED: Final = 1024
 STEP_BYTES, ID_BYTES = 1 << 10, 40  # of memory, for a step and for an id, beside the rows
 
 
@@ -50,6 +51,7 @@ class HeldOfLink:
 
     def __init__(self) -> None:
         self.sessions: dict[SessionId, dict[int, EarlySteps]] = {}
+        self.dropped: dict[SessionId, None] = {}  # of which no more is kept
         self.num_bytes = 0
 
     def add(self, step: Step, link: Link) -> bool:
@@ -66,6 +68,11 @@ class HeldOfLink:
         self.num_bytes -= sum(early.num_bytes for early in places.values())
         return places
 
+    def drop(self, session: SessionId) -> None:
+        """There is no room for what is held of a session."""
+        self.pop(session)
+        _remember(self.dropped, session, MAX_DROPPED)
+
 
 class Unopened:
     """The early steps of sessions whose Open has not come, by the link that they came on: at most LINK_SESSIONS and LINK_BYTES
@@ -74,30 +81,26 @@ class Unopened:
     def __init__(self) -> None:
         self._by_link: dict[Link, HeldOfLink] = {}
         self._ended: dict[SessionId, None] = {}
-        self._dropped: dict[SessionId, None] = {}
         self._closed: dict[SessionId, None] = {}
 
     def hold(self, step: Step, link: Link) -> bool:
         """Keep `step`, unless it comes too late, not too early (False): its session has ended, or was repaired."""
         if step.epoch > 1 or step.session in self._ended:
             return False
-        if step.session not in self._dropped:
-            held = self._by_link.setdefault(link, HeldOfLink())
+        held = self._by_link.setdefault(link, HeldOfLink())
+        if step.session not in held.dropped:
             if not held.add(step, link):
-                self._drop(held, step.session)
+                held.drop(step.session)
             while len(held.sessions) > LINK_SESSIONS or held.num_bytes > LINK_BYTES:
-                self._drop(held, next(iter(held.sessions)))
+                held.drop(next(iter(held.sessions)))
         return True
-
-    def _drop(self, held: HeldOfLink, session: SessionId) -> None:
-        held.pop(session)
-        _remember(self._dropped, session, MAX_DROPPED)
 
     def take(self, message: Open) -> EarlySteps:
         """What the predecessor named in `message` has sent for its place, which is then held no longer: the Open has a lease.
         Empty for later epochs, for which nothing comes early."""
-        taken = EarlySteps()
+        taken, is_short = EarlySteps(), False
         for link, held in self._by_link.items():
+            is_short |= link.peer == message.predecessor and message.session in held.dropped
             places = held.sessions.get(message.session, {})
             if (early := places.pop(message.hop, None)) is not None:
                 held.num_bytes -= early.num_bytes
@@ -106,7 +109,7 @@ class Unopened:
                     del held.sessions[message.session]
         if message.epoch > 1:
             return EarlySteps()
-        taken.is_short |= message.session in self._dropped
+        taken.is_short |= is_short
         return taken
 
     def end(self, session: SessionId) -> None:
@@ -123,7 +126,7 @@ class Unopened:
         if (gone := _remember(self._closed, session, MAX_CLOSED)) is not None:
             for held in self._by_link.values():
                 if gone in held.sessions:
-                    self._drop(held, gone)
+                    held.drop(gone)
 
     def drop(self, link: Link) -> None:
         """The link is gone, and what came on it."""
