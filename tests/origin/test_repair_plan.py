@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import NodeId, check_cover
 from manyhands.errors import ShardUnavailable
-from manyhands.origin.repair_plan import RepairPlan, Warm, plan_repair
+from manyhands.origin.repair_plan import RepairPlan, Warm, plan_repair, rounds
 from manyhands.route.search import Offer
 from tests.route.test_search import OTHER, offer
 
@@ -190,6 +190,28 @@ def test_standbys_take_over_and_get_what_they_lack(case: Case, data: st.DataObje
         else:
             comes_from = COMMITTED
     assert comes_from == COMMITTED, "the origin has the tokens"
+
+
+@given(cases(), st.data())
+def test_no_rows_reach_a_hop_that_has_not_been_told_of_its_place(case: Case, data: st.DataObject) -> None:
+    """What a hop sends again goes through all those behind it that recompute. Without standbys there are two rounds at most."""
+    indices = data.draw(st.sets(st.sampled_from(range(len(case.route)))))
+    spans = [(index, case.route[index].info.span) for index in sorted(indices)]
+    warm = [Warm(offer(f"w{i}", span.start, span.end), data.draw(st.integers(0, COMMITTED))) for i, span in spans]
+    case = replace(case, warm=tuple(warm), offers=[*case.offers, *(w.offer for w in warm)])
+    if not is_covered(case):
+        return
+    slots = case.plan().slots
+    order = rounds(slots)
+    assert sorted(index for indices in order for index in indices) == list(range(len(slots)))
+    turn = {index: number for number, indices in enumerate(order) for index in indices}
+    for index, slot in enumerate(slots):
+        assert turn[index] < len(order) - 1 or not slot.recomputes, "survivors come last"
+        for later in range(index + 1, len(slots)) if slot.replay_until else ():
+            if not slots[later].recomputes:
+                break
+            assert turn[later] < turn[index]
+    assert warm or len(order) <= 2
 
 
 def test_a_standby_costs_its_predecessor_the_rows_since() -> None:

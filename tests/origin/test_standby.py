@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
-from manyhands.core import EndsAt, PathKind
+from manyhands.core import EndsAt, PathKind, Span
 from manyhands.errors import StateGone
 from manyhands.net.transport import Link
 from manyhands.origin.repair_plan import Slot
@@ -85,6 +85,34 @@ def test_anything_may_die_while_standbys_follow(bench: Bench, phase: Phase, numb
             drafters = [{"drafter": bench.half_right("hot", n)} if phase == "window" else {} for n in range(3)]
             got = await asyncio.gather(*(scene.ask("hot", n, path=path, **drafters[n]) for n in range(3)))
             assert got == [bench.wanted["hot", n] for n in range(3)]
+
+    bench.play(main)
+
+
+def test_a_standby_that_hears_of_its_promotion_late_gets_what_the_one_before_it_sends(bench: Bench) -> None:
+    """Two hops in a row are lost; the first one's standby has more than the second's, and sends it that. (It did so before the
+    other had its place, lost its own for the gap, and was not trusted any more.)"""
+
+    async def main() -> None:
+        async with bench.scene(spares=["2-3", "4-5", "0-5"], request=FOLLOWED) as scene:
+            scene.faults.slow(scene.hops[0], 0.01)
+            origin, lost, known = scene.swarm.origin.node, scene.hops[1:3], list[tuple[int, int]]()
+
+            def lose() -> None:
+                (session,) = origin.sessions.values()
+                first, second = (session.standbys.by_span[span].computed for span in (Span(2, 4), Span(4, 6)))
+                known.append((second, first))
+                scene.faults.delay(origin, scene.hops[4], "control", 0.2)
+                for node in lost:
+                    scene.faults.die(node)
+
+            scene.faults.at("decode", lost[0], lambda: scene.faults.cut(scene.hops[1], scene.hops[4]), 6)
+            scene.faults.at("decode", lost[0], lose, 20)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            ((second, first),) = known
+            assert 0 < second < first
+            (repair,) = scene.answers[0].repairs
+            assert repair.replacement == ("n3", "n4")
 
     bench.play(main)
 

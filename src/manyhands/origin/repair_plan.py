@@ -146,6 +146,20 @@ def _instruct(slot: Slot, start: int, need: int, committed: int, *, is_new: bool
     )
 
 
+def rounds(slots: Sequence[Slot]) -> list[list[int]]:
+    """The hops in the order in which they are told of their places: no rows reach a hop that has not been told of its own.
+
+    Those that recompute come first, and of them last those that also send out of a log at once: after all hops behind them that
+    recompute, which those rows may reach.
+    """
+    turns, behind = dict[int, int](), 0  # the turn after those of the hops behind that recompute
+    for index in reversed(range(len(slots))):
+        if slots[index].recomputes:
+            turns[index] = behind if slots[index].replay_until else 0
+            behind = max(behind, turns[index] + 1)
+    return [[index for index in range(len(slots)) if turns.get(index, behind) == turn] for turn in range(behind + 1)]
+
+
 def _usable(route: Sequence[Offer], offers: Sequence[Offer], excluded: Collection[NodeId]) -> list[Offer]:
     kind = (route[0].info.model, route[0].info.precision)
     return [o for o in offers if o.node not in excluded and (o.info.model, o.info.precision) == kind]

@@ -17,7 +17,7 @@ from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.origin.fault import Told, apart, judge
 from manyhands.origin.pace import HeldStep, held_step
-from manyhands.origin.repair_plan import Slot
+from manyhands.origin.repair_plan import Slot, rounds
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
@@ -99,9 +99,9 @@ class Session:
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         """Put the route into a new shape, in a new epoch: first the hops that recompute, then those that feed them.
 
-        The order matters: a hop drops what reaches it before it has the Open of the epoch. Hops that are no longer in the route
-        are closed last: one that only wished to leave can be taken back if its replacement refuses.
-        `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two, more where
+        The order (repair_plan.py: rounds) matters: a hop drops what reaches it before it has the Open of the epoch. Hops that
+        are no longer in the route are closed last: one that only wished to leave can be taken back if its replacement refuses.
+        `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each round, more where
         event loops are late. Raises HopLost if one is lost or does not answer; what ended the session otherwise.
         """
         staying = {hop.offer.node for hop in hops}
@@ -115,8 +115,8 @@ class Session:
         for index, hop in enumerate(hops):
             if any(link.is_closed for link in hop.links):
                 self.lose(index, "is gone")
-        await self._place(slots, [i for i, slot in enumerate(slots) if slot.recomputes])
-        await self._place(slots, [i for i, slot in enumerate(slots) if not slot.recomputes])
+        for indices in rounds(slots):
+            await self._place(slots, indices)
         for hop in gone:
             try_send(hop.control, Close(self.id))
         self._unclosed = []
