@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,11 +14,12 @@ from manyhands.core import NodeId
 from manyhands.errors import ShardUnavailable
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.handle import adopted_name, proof_of
 from manyhands.wire.message import Close, Opened, Step
 from manyhands.worker.copies import Copies
 from manyhands.worker.execute import Device
 from tests.hostile.test_parked import name, park
-from tests.worker.hop import AFTER, BEFORE, ORIGIN, Hop, hidden, hop, session_id
+from tests.worker.hop import AFTER, BEFORE, NODE, ORIGIN, Hop, hidden, hop, session_id
 
 T = TypeVar("T")
 MEMBER = BEFORE
@@ -61,11 +63,22 @@ def opens(one: Hop, number: int, parked: int, origin: NodeId) -> "asyncio.Task[N
 
 
 async def stopped(one: Hop) -> threading.Event:
-    """The device waits for it."""
-    held = threading.Event()
-    one.host.engine.device.run(held.wait)
-    await asyncio.sleep(0)
+    """The device waits for it, and keeps nothing of what it did before."""
+    begun, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        held.wait()
+
+    one.host.engine.device.run(hold)
+    await reached(begun)
     return held
+
+
+async def reached(event: threading.Event) -> None:
+    """Wait until a thread has set it, in turns of the event loop: the clock stands still while the device is busy."""
+    while not event.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 def play(folder: Path, scenario: Callable[[Hop], Awaitable[None]]) -> None:
@@ -151,6 +164,76 @@ def test_who_waits_for_a_copy_hears_that_the_span_is_served_no_more(folder: Path
         with pytest.raises(ShardUnavailable):
             await opens(one, 13, 1, MEMBER)
         one.host.engine.start()
+
+    play(folder, scenario)
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_who_waits_for_a_copy_keeps_no_memory_of_which_others_have_the_room(folder: Path, is_served: bool) -> None:
+    """Opens of small leases that name what is parked, or served, and is dropped before their turns. (Their caches stayed until
+    then, beside the leases that took their room and filled it: a step runs between two copies.)"""
+    proof = proof_of(bytes(range(16)), NODE)
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40, origin=MEMBER)
+        if is_served:
+            await one.open(2, 256, adoption=adopted_name(proof))
+            one.step(2, 0, hidden(130), committed=130)
+            await one.until(lambda: sum(sent.count for sent in one.after.of(Step, session_id(2))) == 130)
+        else:
+            await park(one, 2, capacity=256, rows=130, origin=MEMBER)
+        found = one.host._places.values() if is_served else [parked for parked, _ in one.host.parking._parked.values()]
+        (cache,) = [weakref.ref(each.cache) for each in found if each.cache is not None and each.cache.length == 130]
+        del found
+        held = await stopped(one)
+        one.origin.peer = MEMBER
+        changes: dict[str, Any] = {"origin": MEMBER, "resume": proof if is_served else name(2), "resume_until": 130}
+        opened = [opens(one, 10, 1, MEMBER), asyncio.ensure_future(one.open(11, 64, **changes))]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        one.origin.peer, was_there = ORIGIN, cache() is not None
+        one.host.close(Close(session_id(2)), ORIGIN)
+        one.host.parking.clear()
+        await asyncio.sleep(0)
+        is_there = cache() is not None
+        held.set()
+        await asyncio.gather(*opened)
+        assert was_there and not is_there
+        assert one.origin.of(Opened, session_id(11))[-1].cached == 0
+
+    play(folder, scenario)
+
+
+def test_a_copy_that_is_given_up_while_it_runs_counts_until_it_ends(folder: Path) -> None:
+    """A member closes at once what it opens, and opens the next. (That was copied too before the step that waited.)"""
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40, origin=MEMBER)
+        await one.open(2, capacity=256)
+        noted, begun, held = Noted(one), threading.Event(), threading.Event()
+        fork = noted._fork
+
+        def slow(*args: Any) -> Any:
+            begun.set()
+            held.wait()
+            return fork(*args)
+
+        cast(Any, noted)._fork = slow
+        first = opens(one, 10, 1, MEMBER)
+        await reached(begun)
+        first.cancel()
+        await asyncio.sleep(0)
+        one.host.close(Close(session_id(10)), MEMBER)
+        second = opens(one, 11, 1, MEMBER)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        one.step(2, 0, hidden(1, 3))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        held.set()
+        await second
+        await one.until(lambda: len(noted.ran) == 3)
+        assert noted.ran == ["40", "step", "40"] and one.host.num_sessions == 2
 
     play(folder, scenario)
 

@@ -3,40 +3,60 @@
     Open(resume, resume_until) ─► fork                      Open of a later epoch (resume_until) ─► reached
 
 Caches are asked on the device thread, where they change: of a model with states not every position can be gone back to. Copies
-wait for their turn there (copies.py).
+wait for their turn there (copies.py), and hold nothing meanwhile: what is parked is looked up when it has come.
 """
 
-from manyhands.engine.span import Cache
+from functools import partial
+from typing import NamedTuple
+
+from manyhands.engine.span import Cache, SpanRunner
 from manyhands.wire.message import Open
+from manyhands.worker.adopting import resumable
 from manyhands.worker.engine import Engine
-from manyhands.worker.parking import Parked
+from manyhands.worker.opening import Opening
+from manyhands.worker.parking import Parked, Parking
+from manyhands.worker.places import Places
 from manyhands.worker.session import HopSession
 
 
-async def begun(
-    engine: Engine, message: Open, here: HopSession | None, parked: Parked | None
-) -> tuple[Cache | None, int]:
-    """The cache that a new place begins with, None where the place is `here` or begins with nothing; and how many of the
-    positions that the Open names are there to go on from."""
-    if here is not None:
-        return None, await _reached(engine, here, message.resume_until)
-    cache = None if parked is None else await _fork(engine, parked, message)
-    return cache, 0 if cache is None else cache.length
+class Start(NamedTuple):
+    """The cache that a new place begins with, None where it has its place already or begins with nothing; how many of the
+    positions that the Open names are there to go on from; and what is parked of them, which may be the log alone."""
+
+    cache: Cache | None
+    cached: int
+    parked: Parked | None
 
 
-async def _fork(engine: Engine, parked: Parked, message: Open) -> Cache | None:
-    """A cache that begins with what is parked. None if nothing is left, or if it was dropped and forks share no memory."""
-    assert engine.model is not None
-    runner, source = engine.model.runner, parked.cache
-    if source is None:
-        return None
+async def begun(engine: Engine, opening: Opening, parking: Parking, places: Places) -> Start:
+    """What the place of `opening` begins with, of what is parked or served here. The model is loaded."""
+    message = opening.message
+    if (here := places.get(opening.place)) is not None:
+        return Start(None, await _reached(engine, here, message.resume_until), None)
+    if not _is_cached(parked := resumable(opening, parking, places.values())):
+        return Start(None, 0, parked)
+    del parked  # else it would keep its memory, though others may have its room by then
 
-    def forked() -> Cache | None:
-        most = min(message.resume_until, parked.positions, source.length, message.capacity)
-        start = source.reachable(most) if parked.is_kept or runner.shares_blocks else 0
-        return runner.fork(source, start, message.capacity, message.prompt_length) if start > 0 else None
+    def prepare() -> partial[Start]:
+        assert engine.model is not None
+        return partial(_forked, engine.model.runner, message, resumable(opening, parking, places.values()))
 
-    return await engine.copy(message.origin, forked)
+    return await engine.copy(message.origin, prepare)
+
+
+def _is_cached(parked: Parked | None) -> bool:
+    return parked is not None and parked.cache is not None
+
+
+def _forked(runner: SpanRunner, message: Open, parked: Parked | None) -> Start:
+    """With a cache that begins with what is parked; without one if nothing is left, or if it was dropped and forks share no
+    memory."""
+    if parked is None or (source := parked.cache) is None:
+        return Start(None, 0, parked)
+    most = min(message.resume_until, parked.positions, source.length, message.capacity)
+    start = source.reachable(most) if parked.is_kept or runner.shares_blocks else 0
+    cache = runner.fork(source, start, message.capacity, message.prompt_length) if start > 0 else None
+    return Start(cache, start, parked)
 
 
 async def _reached(engine: Engine, place: HopSession, until: int) -> int:

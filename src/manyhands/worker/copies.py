@@ -6,12 +6,15 @@ Steps wait while a copy runs, which takes as long as many steps: up to 130 MB of
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from manyhands.core import NodeId
 from manyhands.errors import ShardUnavailable
+from manyhands.worker.execute import Device
 
+T = TypeVar("T")
 ENDED: Final = "these layers are not served here any more: try another node"
 
 
@@ -72,3 +75,33 @@ class Copies:
         mine.pop(turn, None)
         if not mine:
             self._turns.pop(origin, None)
+
+
+async def copied(
+    turn: "asyncio.Future[None]",
+    device: Device,
+    prepare: Callable[[], Callable[[], T]],
+    over: Callable[["asyncio.Future[Any]"], None],
+) -> T:
+    """What the function that `prepare` gives returns, on `device`; it is asked for it once it is its `turn`.
+
+    `over` is called with a future that is done, once the device is free of it, however that ends: a copy that is given up while
+    it runs ends first.
+    """
+    try:
+        await turn
+        function = prepare()
+    except BaseException:
+        if not turn.cancelled():  # given up in the turn of the event loop in which it came
+            over(turn)
+        del turn  # an error leads here, and is not to lead to itself
+        raise
+    return await _running(device, function, over)
+
+
+def _running(
+    device: Device, function: Callable[[], T], over: Callable[["asyncio.Future[Any]"], None]
+) -> "asyncio.Future[T]":
+    running = device.run(function)
+    running.add_done_callback(over)
+    return asyncio.shield(running)

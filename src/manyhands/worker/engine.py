@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId, Span, SpanLoad
@@ -20,7 +20,7 @@ from manyhands.wire.message import Open
 from manyhands.wire.timings import written
 from manyhands.worker.batch import WINDOW_ROWS, PromptRows, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.callers import Callers
-from manyhands.worker.copies import Copies
+from manyhands.worker.copies import Copies, copied
 from manyhands.worker.execute import Device, Draws, Result, SpanModel, Timed, timed
 from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget
@@ -131,17 +131,15 @@ class Engine:
         self._runs = False
         self._copies.end()
 
-    async def copy(self, origin: NodeId, function: Callable[[], T]) -> T:
-        """Run `function`, which copies a cache for `origin`, on the device in its turn. Raises ShardUnavailable."""
-        turn = self._copies.add(origin)
+    async def copy(self, origin: NodeId, prepare: Callable[[], Callable[[], T]]) -> T:
+        """Run what `prepare` gives, which copies a cache for `origin`, on the device in its turn. Raises ShardUnavailable."""
         self.advance_soon()
-        try:
-            await turn
-            return await self.device.run(function)
-        finally:
-            if not turn.cancelled():
-                self._is_busy = False
-                self.advance_soon()
+        return await copied(self._copies.add(origin), self.device, prepare, self._copied)
+
+    def _copied(self, done: "asyncio.Future[Any]") -> None:
+        _ = done.cancelled() or done.exception()  # seen, so that asyncio does not log it where no one waits
+        self._is_busy = False
+        self.advance_soon()
 
     def add(
         self, message: Open, sampler: Draws | None, origin: Link, successor: Link, cache: Cache | None = None
@@ -194,11 +192,9 @@ class Engine:
                 self._timer = loop.call_at(until, self._advance)
                 return
         self._held_since = None
-        if not waiting:
-            return
-        if batch := self._choose(waiting):
+        if waiting and (batch := self._choose(waiting)):
             self._compute(batch)
-        else:  # none of those chosen can be computed: on with the others
+        elif waiting:  # none of those chosen can be computed: on with the others
             self.advance_soon()
 
     def _hold_until(self, waiting: Sequence[Waiting], now: float) -> float | None:
@@ -286,15 +282,13 @@ class Engine:
 
     def _company(self, batch: list[Taken], now: float) -> tuple[int, int, int]:
         """Of a device step, for its origins: rows, windows (0: parts of prompts are among them), sessions that decode now."""
-        rows = longest = streams = 0
+        rows = longest = 0
         for taken in batch:
             rows, longest = rows + taken.work.count, max(longest, taken.work.count)
             if taken.work.count <= WINDOW_ROWS and not taken.session.is_standby:
                 taken.session.decoded_at = now
         since = now - LATELY_S
-        for session in self._sessions.values():
-            if session.decoded_at > since:
-                streams += 1
+        streams = sum([session.decoded_at > since for session in self._sessions.values()])
         return rows, len(batch) if longest <= WINDOW_ROWS else 0, streams
 
     def _keep_books(

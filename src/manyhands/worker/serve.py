@@ -16,7 +16,7 @@ from manyhands.core import NodeId, SamplingParams, SessionId, SpanInfo, SpanLoad
 from manyhands.errors import Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Extend, Fault, Feed, Open, Probe, Retract, Step
-from manyhands.worker.adopting import held_for, orphaned, resumable
+from manyhands.worker.adopting import held_for, orphaned
 from manyhands.worker.beginning import begun
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
@@ -122,8 +122,7 @@ class SpanHost:
         await self.engine.ensure_loaded()
         opening.check_early()
         message, origin, place = opening.message, opening.origin, opening.place
-        parked = resumable(opening, self.parking, self._places.values())
-        cache, cached = await begun(self.engine, message, self._places.get(place), parked)
+        cache, cached, parked = await begun(self.engine, opening, self.parking, self._places)
         if self._opening.get(place) is not opening:
             return  # closed, or overtaken, while it was being opened
         if successor.is_closed:
