@@ -11,15 +11,16 @@ import pytest
 
 from manyhands.config import WorkerConfig
 from manyhands.core import NodeId
-from manyhands.errors import ShardUnavailable
+from manyhands.errors import Busy, ShardUnavailable
+from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.handle import adopted_name, proof_of
-from manyhands.wire.message import Close, Opened, Step
+from manyhands.wire.message import Close, Fault, Opened, Step
 from manyhands.worker.copies import Copies
 from manyhands.worker.execute import Device
 from tests.hostile.test_parked import name, park
-from tests.worker.hop import AFTER, BEFORE, NODE, ORIGIN, Hop, hidden, hop, session_id
+from tests.worker.hop import AFTER, BEFORE, NODE, ORIGIN, Hop, hidden, hop, opening, session_id, step
 
 T = TypeVar("T")
 MEMBER = BEFORE
@@ -234,6 +235,26 @@ def test_a_copy_that_is_given_up_while_it_runs_counts_until_it_ends(folder: Path
         await second
         await one.until(lambda: len(noted.ran) == 3)
         assert noted.ran == ["40", "step", "40"] and one.host.num_sessions == 2
+
+    play(folder, scenario)
+
+
+def test_rows_that_are_dropped_while_a_copy_is_waited_for_refuse_the_open(folder: Path) -> None:
+    """(Its session was open without them, and the sender of the next rows was blamed for a gap.)"""
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1, rows=40)
+        held = await stopped(one)
+        message = opening(11, resume=name(1), resume_until=40)
+        reserved = one.host.reserve(message, cast(Link, one.origin))
+        opened = asyncio.ensure_future(one.host.open(reserved, cast(Link, one.after)))
+        await asyncio.sleep(0)
+        while not reserved.early.is_short:
+            assert one.host.hold(step(11, 40, hidden(24)), cast(Link, one.before))
+        held.set()
+        with pytest.raises(Busy, match="not held any more"):
+            await opened
+        assert one.host.abandon(reserved, keep=False) and not one.origin.of(Fault, session_id(11))
 
     play(folder, scenario)
 

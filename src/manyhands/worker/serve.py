@@ -120,11 +120,11 @@ class SpanHost:
         The caller has connected `successor`. Deadline: the caller's. Raises LinkClosed if that link is gone by now; Busy.
         """
         await self.engine.ensure_loaded()
-        opening.check_early()
         message, origin, place = opening.message, opening.origin, opening.place
         cache, cached, parked = await begun(self.engine, opening, self.parking, self._places)
         if self._opening.get(place) is not opening:
             return  # closed, or overtaken, while it was being opened
+        opening.check_early()
         if successor.is_closed:
             raise LinkClosed("the link broke while layers were being loaded")
         sampler = self._make_sampler(message.sampling) if message.sampling is not None else None
