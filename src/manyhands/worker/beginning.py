@@ -2,7 +2,7 @@
 
     Open(resume, resume_until) ─► fork                      Open of a later epoch (resume_until) ─► reached
 
-Caches are asked on the device thread, where they change: of a model with states not every position can be gone back to. Copies
+Of a model with states not every position can be gone back to: a cache that changes on the device thread is asked there. Copies
 wait for their turn there (copies.py), and hold nothing meanwhile: what is parked is looked up when it has come.
 """
 
@@ -60,18 +60,20 @@ def _forked(runner: SpanRunner, message: Open, parked: Parked | None) -> Start:
 
 
 async def _reached(engine: Engine, place: HopSession, until: int) -> int:
-    """With none of a cache that has fewer: a step that was not due has rolled it back, and its rows may be wrong.
+    """With none of a cache that has fewer: a step that was not due has rolled it back, or is about to; its rows may be wrong.
 
-    Where states have to be asked, what waits is dropped: a new epoch begins.
+    Where states have to be asked that change on the device now, what waits is dropped: a new epoch begins.
     """
     assert engine.model is not None
-    cache = place.cache
+    cache, changes_from = place.cache, engine.computes_from(place)
 
     def nearest() -> int:
         return cache.reachable(until) if until <= cache.length else 0
 
-    if not engine.model.runner.session_bytes:
+    if changes_from is None:
         return nearest()
+    if not engine.model.runner.session_bytes:
+        return nearest() if until <= changes_from else 0
     place.spoil()
     place.waiting.clear()
     reached = await engine.device.run(nearest)

@@ -72,6 +72,7 @@ class Engine:
         self._timer: asyncio.TimerHandle | None = None  # ends that
         self._shortness, self._prompts, self._copies = Shortness(), PromptRows(), Copies()
         self._began_at = 0.0  # when the last device step did, by the loop's clock
+        self._on_device: Sequence[Taken] = ()  # of the step that runs there
 
     def load(self, num_sessions: int) -> SpanLoad:
         """How busy and how fast the span is, with so many sessions."""
@@ -167,6 +168,10 @@ class Engine:
                 (standbys if s.is_standby else ready).append(Waiting(s.served, s.key, s.waiting[0].count))
         return ready or standbys
 
+    def computes_from(self, session: HopSession) -> int | None:
+        """The first position of `session` that the device computes now; None: of that it computes none."""
+        return next((taken.step.position for taken in self._on_device if taken.session is session), None)
+
     def advance_soon(self) -> None:
         """Advance in the next loop turn, with all that came in this one. (A task that waits would add 30 us to a hop.)"""
         if not self._is_busy and not self._is_soon:
@@ -232,7 +237,7 @@ class Engine:
         if is_short and self.device.computes_here:
             self._computed(batch, *attempt(timed, self.model, works), began, kind)
         else:
-            self._is_busy = True
+            self._is_busy, self._on_device = True, batch
             done = self.device.run(partial(timed, self.model, works))
             done.add_done_callback(lambda done: self._came_back(batch, done, began, kind))
 
@@ -240,7 +245,7 @@ class Engine:
         self, batch: list[Taken], done: "asyncio.Future[Timed]", began: float, kind: StepKind | None
     ) -> None:
         """The device thread is done with it."""
-        self._is_busy = False
+        self._is_busy, self._on_device = False, ()
         if not done.cancelled():
             error = done.exception()
             self._computed(batch, done.result() if error is None else None, error, began, kind)
