@@ -18,6 +18,7 @@ from manyhands.wire.handle import adopted_name, proof_of
 from manyhands.wire.message import STANDBY, Close, Opened, Step
 from manyhands.worker.opening import Opening
 from manyhands.worker.parking import MAX_PARKED, OWNER_SHARE
+from manyhands.worker.session import HopSession
 from tests.nightly import daily
 from tests.worker.hop import AFTER, NODE, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
 
@@ -42,6 +43,11 @@ class Book:
         self.names += [adopted_name(proof_of(HANDLE, NODE)), proof_of(HANDLE, NODE), session_id(VICTIM)]
         self.numbers = range(100, 108)
         self.openings: list[asyncio.Task[None]] = []
+
+    @property
+    def mine(self) -> list[HopSession]:
+        """Places that are not the undisturbed session's."""
+        return [place for (name, _), place in self.one.host._places.items() if name != session_id(VICTIM)]
 
     def act(self) -> None:
         often, seldom = (self.open, self.step, self.step, self.park), (self.close, self.cut, self.wait)
@@ -77,8 +83,7 @@ class Book:
 
     def step(self) -> None:
         """Rows where the session is, or anywhere."""
-        mine = [place for (name, _), place in self.one.host._places.items() if name != session_id(VICTIM)]
-        if not mine:
+        if not (mine := self.mine):
             return
         place, rows = self.draw.choice(mine), self.draw.choice([1, 8, 33])
         position = place.received if self.draw.random() < 0.8 else self.draw.choice(POSITIONS[:-1])
@@ -90,8 +95,7 @@ class Book:
 
     def park(self) -> None:
         """Under a name of its own or another's, at what is computed, or anywhere; of one that is here, or of any."""
-        mine = [place for (name, _), place in self.one.host._places.items() if name != session_id(VICTIM)]
-        if mine and self.draw.random() < 0.8:
+        if (mine := self.mine) and self.draw.random() < 0.8:
             place = self.draw.choice(mine)
             positions = self.draw.choice([place.cache.length, *POSITIONS])
             close = Close(place.opened.session, self.draw.choice(self.names), positions)
