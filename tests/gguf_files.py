@@ -97,6 +97,7 @@ _UNWRITTEN: dict[str, dict[int, float | int]] = {
     "IQ4_NL": {0: 0.0004},
     "IQ4_XS": {0: 0.00002},
     "Q3_K": {108: 0.0006},
+    "Q2_K": {80: 0.001, 82: 0.0015},
 }
 _YARN = {
     "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",

@@ -95,7 +95,7 @@ def test_fp32_computes_with_exactly_what_the_file_stores(dtype: str, tmp_path: P
     np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
 
 
-@pytest.mark.parametrize("dtype", ["Q4_K", "Q5_K", "Q6_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K"])
+@pytest.mark.parametrize("dtype", ["Q4_K", "Q5_K", "Q6_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K"])
 def test_types_that_only_llama_cpp_writes_are_computed_exactly_too(dtype: str, tmp_path: Path) -> None:
     """Blocks of random codes and scales; factors that make weights of a usual size."""
     file, folder = tiny_gguf("qwen2", tmp_path / "tiny.gguf", dtype, layers=2, hidden=256, intermediate_size=512)

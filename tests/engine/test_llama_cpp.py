@@ -45,6 +45,7 @@ WANTED = {
     "IQ4_NL": {"IQ4_NL"},
     "IQ4_XS": {"IQ4_XS"},
     "Q3_K_M": {"Q3_K"},
+    "Q2_K": {"Q2_K", "Q3_K"},
 }
 
 

@@ -143,6 +143,7 @@ def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp
         ("MXFP4", "w4"),
         ("IQ4_XS", "w4"),
         ("Q3_K", "w4"),
+        ("Q2_K", "w4"),
         ("Q8_0", "w8"),
         ("Q6_K", "w8"),
         ("F16", "bf16"),

@@ -33,6 +33,7 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
     "Q3_K": (256, 110),
+    "Q2_K": (256, 84),
 }
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 

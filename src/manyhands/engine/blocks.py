@@ -135,6 +135,14 @@ def _q3_k(b: Bytes) -> Floats:
     return (d * (quants.astype(np.int8) - np.int8(4)).reshape(len(b), 16, 16).astype(np.float32)).reshape(len(b), 256)
 
 
+def _q2_k(b: Bytes) -> Floats:
+    """d * scale * quant - dmin * minimum, a scale and a minimum of 4 bits for 16 numbers."""
+    two = b[:, 16:80].reshape(len(b), 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    d = (_half(b, 80) * (b[:, :16] & np.uint8(15)).astype(np.float32))[:, :, None]
+    m = (_half(b, 82) * (b[:, :16] >> np.uint8(4)).astype(np.float32))[:, :, None]
+    return (d * (two & np.uint8(3)).reshape(len(b), 16, 16).astype(np.float32) - m).reshape(len(b), 256)
+
+
 _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -149,4 +157,5 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "Q3_K": _q3_k,
+    "Q2_K": _q2_k,
 }

@@ -17,6 +17,7 @@ _HALVES: Final = {  # where blocks have numbers in fp16
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
     "Q3_K": (108,),
+    "Q2_K": (80, 82),
     "MXFP4": (),
 }
 SHAPES: Final = ((50, 70, 29), (16, 257, 5), (33, 32, 1), (7, 96, 3))  # outputs, inputs, rows

@@ -28,6 +28,7 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "IQ4_NL": "w4n",
     "IQ4_XS": "w4x",
     "Q3_K": "w3k",
+    "Q2_K": "w2k",
 }
 SMALL: Final = frozenset(KEPT.values())
 GROUP: Final = 32  # inputs that share a scale

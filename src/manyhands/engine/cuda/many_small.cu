@@ -9,8 +9,8 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
     enum { HIGH = 2, WIDE = 4 }; /* a warp has 2 x 16 rows of 4 x 8 columns */
     __shared__ __align__(16) uint4 rows[2][2][TILE / 16][32];
     __shared__ __align__(16) int columns[2][2][TILE][DEPTH / 4];
-    __shared__ __align__(16) float2 row_factors[2][2][TILE], column_factors[2][2][TILE]; /* scale; scale times sums, or minimum */
-    __shared__ int2 halves[2][2][has_halves<TYPE>() ? TILE : 1];
+    __shared__ __align__(16) float2 row_factors[2][2][TILE], column_factors[2][2][TILE]; /* scale; scale times sums (W2K: both sums), or minimum */
+    __shared__ int2 halves[2][2][has_halves<TYPE>() ? TILE : 1], minima[2][2][TYPE == W2K ? TILE : 1];
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, depth = (int)ceil_div(m.k, DEPTH), last = (int)ceil_div(m.n, SIDE) - 1;
     const int high = warp / 2 * HIGH, column = warp % 2 * 8 * WIDE, present = (int)(count - first_row);
     const int own = (int)panel + t % TILE / SIDE, sub = t / TILE; /* this thread loads a column of a step */
@@ -44,11 +44,13 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
         column_factors[to][sub][t % TILE] = make_float2(codes.scale, codes.least);
         if (has_halves<TYPE>())
             halves[to][sub][t % TILE] = {codes.halves[0], codes.halves[1]};
+        if (TYPE == W2K)
+            minima[to][sub][t % TILE] = {codes.minima[0], codes.minima[1]};
 #pragma unroll
         for (int j = 0; j < 2; j++)
             rows[to][group][rest + j * 2][lane] = {loaded[2 * j].x, loaded[2 * j + 1].x, loaded[2 * j].y, loaded[2 * j + 1].y};
         const float scale = real_of(factor.x), sums = (float)((short)(factor.y & 0xFFFF) + (short)(factor.y >> 16));
-        row_factors[to][group][factor_row] = make_float2(scale, scale * sums);
+        row_factors[to][group][factor_row] = make_float2(scale, TYPE == W2K ? real_of(factor.y) : scale * sums);
     };
     float sum[HIGH][WIDE][4] = {};
     await_rows();
@@ -95,7 +97,12 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
                         sum[h][w][c] = fma_((float)found[c], (c % 2 ? factors.z : factors.x) * by[h][c / 2].x, sum[h][w][c]);
-                        if (has_minima<TYPE>())
+                        if (TYPE == W2K) {
+                            const int2 of_halves = minima[now][g][TYPE == W2K ? at + c % 2 : 0];
+                            const unsigned sums = bits_of(by[h][c / 2].y);
+                            const float least = minima_product(of_halves.x, of_halves.y, (short)(sums & 0xFFFF), (short)(sums >> 16));
+                            sum[h][w][c] = fma_(least, (c % 2 ? factors.w : factors.y) * by[h][c / 2].x, sum[h][w][c]);
+                        } else if (has_minima<TYPE>())
                             sum[h][w][c] = fma_(c % 2 ? factors.w : factors.y, by[h][c / 2].y, sum[h][w][c]);
                     }
                 }
@@ -137,3 +144,4 @@ MANY_SMALL(W4Z)
 MANY_SMALL(W4N)
 MANY_SMALL(W4X)
 MANY_SMALL(W3K)
+MANY_SMALL(W2K)

@@ -2,7 +2,7 @@
  * weights"; how a panel holds them: engine/native/kernels.h). A group's sum of integers is exact, so its order is free; groups follow one
  * another, each an fma or two onto the sum. */
 
-enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K }; /* engine/library.py, TYPES */
+enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K }; /* engine/library.py, TYPES */
 enum { NEST = 8, SMALL_STEPS = THREADS / SIDE };
 
 /* 32 numbers of a row: number i is codes[i] * scale, four codes in a word; sums: of the first 16 codes, and of the others. */
@@ -48,13 +48,13 @@ KERNEL(group_rows)
     ((Group *)a.out)[step * a.out_stride + row] = group;
 }
 
-template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K ? 3 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
+template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K ? 3 : TYPE == W2K ? 2 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
 template <int TYPE> INLINE constexpr int code_bytes() { return code_bits<TYPE>() * DEPTH * SIDE / 8; }
 template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : TYPE == W4F ? 12 : TYPE == W3K ? 4 : 0; }
-template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || TYPE == W4X || TYPE == W3K; }
-template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K; }
+template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || TYPE == W4X || TYPE == W3K || TYPE == W2K; }
+template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K || TYPE == W2K; }
 template <int TYPE> INLINE constexpr bool has_table() { return TYPE == W4N || TYPE == W4X; }
-template <int TYPE> INLINE constexpr bool has_minima() { return TYPE == W4M || TYPE == W5M || TYPE == W4K || TYPE == W5K; }
+template <int TYPE> INLINE constexpr bool has_minima() { return TYPE == W4M || TYPE == W5M || TYPE == W4K || TYPE == W5K || TYPE == W2K; }
 template <int TYPE> INLINE constexpr int shared_bytes() { return has_minima<TYPE>() ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
 template <int TYPE> INLINE constexpr int own_bytes() { return TYPE == W4X ? SIDE : 2 * SIDE; }                 /* of each */
 template <int TYPE> INLINE constexpr int factor_bytes()
@@ -66,7 +66,7 @@ template <int TYPE> INLINE constexpr int factor_bytes()
 struct Codes {
     int words[DEPTH / 4];
     float scale, least;
-    int halves[2]; /* W6K, W3K: the scales of both halves */
+    int halves[2], minima[2]; /* of both halves: scales, and of W2K minima */
     int zero;      /* that each code is more by */
 };
 
@@ -93,7 +93,7 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
     found.zero = code_offset<TYPE>();
     found.halves[0] = found.halves[1] = 1, found.least = 0;
 #pragma unroll
-    for (int j = 0; j < (TYPE == W8 ? 8 : TYPE == W3K ? 0 : 4); j++) {
+    for (int j = 0; j < (TYPE == W8 ? 8 : code_bits<TYPE>() < 4 ? 0 : 4); j++) {
         const int both = low[j * SIDE];
         found.words[j] = TYPE == W8 ? both : both & 0x0F0F0F0F;
         if (TYPE != W8)
@@ -110,13 +110,18 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
         for (int j = 0; j < 8; j++)
             found.words[j] |= (low[(4 + j / 4) * SIDE] >> 2 * (j % 4) & 0x03030303) << 4;
     }
-    if (TYPE == W3K) {
+    if (code_bits<TYPE>() < 4) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            found.words[j] = (low[j / 4 * SIDE] >> 2 * (j % 4) & 0x03030303) | (low[2 * SIDE] >> j & 0x01010101) << 2;
+            found.words[j] = (low[j / 4 * SIDE] >> 2 * (j % 4) & 0x03030303) | (TYPE == W3K ? (low[2 * SIDE] >> j & 0x01010101) << 2 : 0);
     }
-    if (has_halves<TYPE>())
-        found.halves[0] = (signed char)subs[2 * c], found.halves[1] = (signed char)subs[2 * c + 1];
+    if (has_halves<TYPE>()) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const signed char own = (signed char)subs[2 * c + half];
+            found.halves[half] = TYPE == W2K ? own & 15 : own, found.minima[half] = own >> 4 & 15;
+        }
+    }
     if (TYPE == W4F || has_table<TYPE>()) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -131,6 +136,8 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
     found.scale = from_f16(((const half_t *)factors)[c]);
     if (has_minima<TYPE>())
         found.least = from_f16(((const half_t *)factors)[SIDE + c]);
+    if (TYPE == W2K)
+        found.least = minus(found.least);
     if (TYPE == W4X)
         found.scale = found.scale * (float)(signed char)subs[c];
     if (TYPE == W4K || TYPE == W5K) {
@@ -151,6 +158,9 @@ template <int TYPE> INLINE int whole_product(const Codes &codes, const int *row,
         return codes.halves[0] * (first - codes.zero * sums[0]) + codes.halves[1] * (second - codes.zero * sums[1]);
     return first + second - codes.zero * (sums[0] + sums[1]);
 }
+
+/* W2K: what the minima of a step's halves are multiplied with, times them. */
+INLINE float minima_product(int first, int second, short first_sum, short second_sum) { return (float)(first * first_sum + second * second_sum); }
 
 /* ROWS rows of groups, of `present`, with a panel. A thread has a column of a step. m.x: the first row's first group; `x_stride`: to the next. */
 template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, count_t panel, int present)
@@ -178,7 +188,9 @@ template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, co
             for (int r = 0; r < ROWS; r++) {
                 const Group &group = rows[sub][r];
                 parts[0][r][sub][c] = make_float2((float)whole_product<TYPE>(codes, group.codes, group.sums), codes.scale * group.scale);
-                if (has_minima<TYPE>())
+                if (TYPE == W2K)
+                    parts[has_minima<TYPE>() ? 1 : 0][r][sub][c] = make_float2(minima_product(codes.minima[0], codes.minima[1], group.sums[0], group.sums[1]), codes.least * group.scale);
+                else if (has_minima<TYPE>())
                     parts[has_minima<TYPE>() ? 1 : 0][r][sub][c] = make_float2(codes.least, group.scale * (float)(group.sums[0] + group.sums[1]));
             }
         }
@@ -225,6 +237,7 @@ SMALLS(W4Z)
 SMALLS(W4N)
 SMALLS(W4X)
 SMALLS(W3K)
+SMALLS(W2K)
 
 /* As expert_product, of groups. */
 #define SMALL_EXPERT(type)                                                                                                  \
@@ -254,3 +267,4 @@ SMALL_EXPERT(W4Z)
 SMALL_EXPERT(W4N)
 SMALL_EXPERT(W4X)
 SMALL_EXPERT(W3K)
+SMALL_EXPERT(W2K)

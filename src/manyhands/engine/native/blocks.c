@@ -10,9 +10,10 @@ typedef struct {
 } Form;
 static const Form FORMS[TYPES - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 4},       {1, 22, 6},   {1, 24, 8},
                                        {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1},
-                                       {1, 19, 3}, {1, 18, 2},  {8, 136, 8},  {8, 110, 32}};
+                                       {1, 19, 3}, {1, 18, 2},  {8, 136, 8},  {8, 110, 32},
+                                       {8, 84, 16}};
 enum { SCALES = 4, FIFTHS = 16, SIXTHS = 128, PAIRS = 192, SHARED = 208 }; /* of Q4_K and Q5_K; of Q5_K; of Q6_K */
-enum { SIXES = 96, SHARED_3 = 108 };                                      /* of Q3_K */
+enum { SIXES = 96, SHARED_3 = 108, SHARED_2 = 80 };                       /* of Q3_K; of Q2_K */
 
 static uint32_t word_at(const uint8_t *at)
 {
@@ -93,13 +94,19 @@ static int8_t scale_of_16(const uint8_t *from, int64_t i)
     return (int8_t)((from[i % 8] >> i / 8 * 4 & 15) + (from[8 + i % 4] >> i / 4 * 2 & 3) * 16 - 32);
 }
 
-/* A block of 256 codes of 3 bit -> column c of NEST steps. */
-static void put_threes(const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
+/* A block of 256 codes of 3 or 2 bit -> column c of NEST steps. */
+static void put_threes(int64_t type, const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
 {
-    int8_t *subs = (int8_t *)factors + shared_bytes(W3K) + 2 * c;
-    memcpy(factors + 2 * c, block + SHARED_3, 2);
-    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(W3K), subs += own_bytes(W3K)) {
-        put_twos(block + FORMS[W3K - W8].codes + i / 4 * DEPTH, 2 * (i % 4), codes + c * 4);
+    int8_t *subs = (int8_t *)factors + shared_bytes(type) + 2 * c;
+    memcpy(factors + 2 * c, block + (type == W3K ? SHARED_3 : SHARED_2), 2);
+    if (type == W2K)
+        memcpy(factors + 2 * (SIDE + c), block + SHARED_2 + 2, 2);
+    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(type), subs += own_bytes(type)) {
+        put_twos(block + FORMS[type - W8].codes + i / 4 * DEPTH, 2 * (i % 4), codes + c * 4);
+        if (type == W2K) {
+            memcpy(subs, block + 2 * i, 2);
+            continue;
+        }
         put_fifths(block, i, codes + 128 + c * 4);
         subs[0] = scale_of_16(block + SIXES, 2 * i), subs[1] = scale_of_16(block + SIXES, 2 * i + 1);
     }
@@ -120,8 +127,12 @@ static void put_table(const uint8_t *block, uint8_t *codes, uint8_t *factors, in
 /* A block of 256 numbers -> column c of NEST steps. */
 static void put_nested(int64_t type, const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
 {
-    if (type == W3K || type == W4X) {
-        (type == W3K ? put_threes : put_table)(block, codes, factors, c);
+    if (type == W4X) {
+        put_table(block, codes, factors, c);
+        return;
+    }
+    if (type == W2K || type == W3K) {
+        put_threes(type, block, codes, factors, c);
         return;
     }
     const uint8_t *from = block + FORMS[type - W8].codes;

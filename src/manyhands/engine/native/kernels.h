@@ -18,8 +18,9 @@ enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_
  * a scale; of 4 bit, less 8, with a scale; of 4 bit with a scale and a minimum; the same with codes of 5 bit, less 16; nested, with
  * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;
  * floats of 4 bit (E2M1) with a power of two; codes of 4 bit, less a zero of 4 bit that each group has, with a scale; codes of 4 bit that name
- * a number of a table (IQ4), with a scale, and nested, with factors; nested codes of 3 bit, less 4, with a scale for 16 numbers. */
-enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, TYPES };
+ * a number of a table (IQ4), with a scale, and nested, with factors; nested codes of 3 bit, less 4, with a scale for 16 numbers,
+ * and of 2 bit with a scale and a minimum for them. */
+enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, TYPES };
 /* Codes of 8 bit as caches hold them, no types of a matrix: of values; of keys, each step of which ends with its columns' scales (bf16). */
 enum { CODES = -1, SCALED = -2 };
 #define INLINE static inline __attribute__((always_inline))
@@ -134,17 +135,17 @@ static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_
  * Codes lie as [K / 4][column][4 numbers of K]; of less than 8 bits, the low 4 of numbers [0, 16) of a step lie in the low halves of
  * bytes, those of [16, 32) in the high ones. The fifth bits follow, a byte for 8 numbers: bit j of byte [column][k % 4] is number
  * 4 j + k % 4; or the fifth and sixth, two bytes for 8 numbers: bits 2 j and 2 j + 1 of [k / 16][column][k % 4] are number
- * 16 (k / 16) + 4 j + k % 4. Codes of 3 bit have their low two as the latter, then their third as the former.
+ * 16 (k / 16) + 4 j + k % 4. Codes of 2 bit lie as the latter, of 3 bit so their low two, then their third as the former.
  * Factors of a step are one a column: 16 scales in fp16, then 16 minima; of W4F 16 exponents; of W4Z 16 scales, then the zeros of
  * columns c and c + 8 in the low and high half of byte c. Nested ones lie by NEST steps: 16
  * scales, 16 minima in fp16, then of each step 16 scales and 16 minima of a byte (W6K, W3K: 16 scales, then of each step 16 pairs; W4X: 16
- * scales, then of each step 16 with a sign). */
+ * scales, then of each step 16 with a sign; W2K: of each step 16 pairs, of 4 bit each: scale, then minimum). */
 enum { NEST = 8 }; /* steps that share factors */
-static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || type == W4X || type == W3K; }
-static inline int has_halves(int64_t type) { return type == W6K || type == W3K; } /* a scale for 16 numbers */
+static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || type == W4X || type == W3K || type == W2K; }
+static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K; } /* a scale for 16 numbers */
 static inline int has_table(int64_t type) { return type == W4N || type == W4X; }
-static inline int has_minima(int64_t type) { return type == W4M || type == W5M || type == W4K || type == W5K; }
-static inline int64_t code_bits(int64_t type) { return type == W8 ? 8 : type == W6K ? 6 : type == W3K ? 3 : type == W5 || type == W5M || type == W5K ? 5 : 4; }
+static inline int has_minima(int64_t type) { return type == W4M || type == W5M || type == W4K || type == W5K || type == W2K; }
+static inline int64_t code_bits(int64_t type) { return type == W8 ? 8 : type == W6K ? 6 : type == W3K ? 3 : type == W2K ? 2 : type == W5 || type == W5M || type == W5K ? 5 : 4; }
 static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : type == W4F ? 12 : type == W3K ? 4 : 0; }
 static inline int64_t code_bytes(int64_t type) { return code_bits(type) * DEPTH * SIDE / 8; }
 static inline int64_t shared_bytes(int64_t type) { return has_minima(type) ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
@@ -181,8 +182,10 @@ static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_
     const uint8_t *highs = codes + DEPTH * SIDE / 2;
     if (type == W8)
         return (int8_t)codes[k / 4 * 64 + place];
-    if (type == W3K)
-        return (codes[half * 64 + place] >> 2 * four & 3) + (codes[128 + place] >> (4 * half + four) & 1) * 4 - code_offset(type);
+    if (type == W2K || type == W3K) {
+        int third = type == W3K ? codes[128 + place] >> (4 * half + four) & 1 : 0;
+        return (codes[half * 64 + place] >> 2 * four & 3) + third * 4 - code_offset(type);
+    }
     int code = codes[four * 64 + place] >> 4 * half & 15;
     if (code_bits(type) == 5)
         code |= (highs[place] >> (4 * half + four) & 1) << 4;

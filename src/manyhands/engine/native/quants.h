@@ -124,19 +124,30 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     }
 }
 
-/* Four codes of 3 bit of each column: numbers 4 four .. 4 four + 3 of a half of a step. */
-INLINE __m512i threes_of(const uint8_t *codes, int half, int four)
+/* Four codes of 3 or 2 bit of each column: numbers 4 four .. 4 four + 3 of a half of a step. */
+INLINE __m512i threes_of(int64_t type, const uint8_t *codes, int half, int four)
 {
-    __m512i twos = _mm512_srli_epi16(_mm512_loadu_si512(codes + half * 64), 2 * four), thirds = _mm512_loadu_si512(codes + 128);
+    __m512i twos = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(codes + half * 64), 2 * four), _mm512_set1_epi8(3));
+    if (type == W2K)
+        return twos;
+    __m512i thirds = _mm512_loadu_si512(codes + 128);
     thirds = half || four >= 2 ? _mm512_srli_epi16(thirds, 4 * half + four - 2) : _mm512_slli_epi16(thirds, 2 - four);
-    return _mm512_or_si512(_mm512_and_si512(twos, _mm512_set1_epi8(3)), _mm512_and_si512(thirds, _mm512_set1_epi8(4)));
+    return _mm512_or_si512(twos, _mm512_and_si512(thirds, _mm512_set1_epi8(4)));
 }
 
-/* Codes of 6 or 3 bit, each half of a step times its scale: sums of two products fit into int16. */
+/* W2K: what the minima of a step's halves are multiplied with, times them: whole numbers. */
+INLINE V minima_product(const uint8_t *subs, const Group *group)
+{
+    __m256i minima = _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)subs), 4), _mm256_set1_epi8(15));
+    return to_reals(_mm512_madd_epi16(_mm512_cvtepu8_epi16(minima), four_of((const int8_t *)group->sums)), 0);
+}
+
+/* Codes of 6, 3 or 2 bit, each half of a step times its scale: sums of two products fit into int16. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
-    __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)scales));
+    __m256i own = _mm256_loadu_si256((const __m256i *)scales);
+    __m512i pairs = _mm512_cvtepi8_epi16(type == W2K ? _mm256_and_si256(own, _mm256_set1_epi8(15)) : own);
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m512i highs[2] = {low, low};
@@ -150,8 +161,8 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
         __m512i w[2][2]; /* [half][four] */
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
-            if (type == W3K) {
-                w[0][i] = threes_of(codes, 0, j + i), w[1][i] = threes_of(codes, 1, j + i);
+            if (type != W6K) {
+                w[0][i] = threes_of(type, codes, 0, j + i), w[1][i] = threes_of(type, codes, 1, j + i);
                 continue;
             }
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
@@ -181,7 +192,7 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
             sums[r] = _mm512_add_epi32(sums[r], _mm512_mullo_epi32(others[r], _mm512_srai_epi32(second, 16)));
         }
         __m512i less = _mm512_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
-        out[r] = to_reals(_mm512_sub_epi32(sums[r], _mm512_slli_epi32(less, type == W6K ? 5 : 2)), 0);
+        out[r] = to_reals(type == W2K ? sums[r] : _mm512_sub_epi32(sums[r], _mm512_slli_epi32(less, type == W6K ? 5 : 2)), 0);
     }
 }
 
@@ -311,20 +322,33 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
         out[r] = (V){a[r], b[r]};
 }
 
-/* Four codes of 3 bit of each of eight columns: numbers 4 four .. 4 four + 3 of a half of a step. */
-INLINE __m256i threes_of(const uint8_t *codes, int half, int four)
+/* Four codes of 3 or 2 bit of each of eight columns: numbers 4 four .. 4 four + 3 of a half of a step. */
+INLINE __m256i threes_of(int64_t type, const uint8_t *codes, int half, int four)
 {
     __m256i twos = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)(codes + half * 64)), 2 * four);
+    twos = _mm256_and_si256(twos, _mm256_set1_epi8(3));
+    if (type == W2K)
+        return twos;
     __m256i thirds = _mm256_loadu_si256((const __m256i *)(codes + 128));
     thirds = half || four >= 2 ? _mm256_srli_epi16(thirds, 4 * half + four - 2) : _mm256_slli_epi16(thirds, 2 - four);
-    return _mm256_or_si256(_mm256_and_si256(twos, _mm256_set1_epi8(3)), _mm256_and_si256(thirds, _mm256_set1_epi8(4)));
+    return _mm256_or_si256(twos, _mm256_and_si256(thirds, _mm256_set1_epi8(4)));
 }
 
-/* Codes of 6 or 3 bit, each half of a step times its scale: sums of two products fit into int16. */
+/* W2K: what the minima of a step's halves are multiplied with, times them: whole numbers. */
+INLINE V minima_product(const uint8_t *subs, const Group *group)
+{
+    __m256i minima = _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)subs), 4), _mm256_set1_epi8(15));
+    __m256i a = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(minima)), b = _mm256_cvtepu8_epi16(_mm256_extracti128_si256(minima, 1));
+    __m256i sums = four_of((const int8_t *)group->sums);
+    return (V){to_reals(_mm256_madd_epi16(a, sums), 0), to_reals(_mm256_madd_epi16(b, sums), 0)};
+}
+
+/* Codes of 6, 3 or 2 bit, each half of a step times its scale: sums of two products fit into int16. */
 INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
 {
     const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48);
-    __m256i pairs = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)scales)), sums[MOST_TOGETHER];
+    __m128i own = _mm_loadu_si128((const __m128i *)scales);
+    __m256i pairs = _mm256_cvtepi8_epi16(type == W2K ? _mm_and_si128(own, _mm_set1_epi8(15)) : own), sums[MOST_TOGETHER];
     __m256i first = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m256i second = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m256i others[MOST_TOGETHER]; /* has_dot: of the second half of a step */
@@ -336,8 +360,8 @@ INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows,
 #pragma GCC unroll 2
         for (int j = 0; j < 4; j += 2) {
             __m256i a, b;
-            if (type == W3K)
-                a = threes_of(codes, half, j), b = threes_of(codes, half, j + 1);
+            if (type != W6K)
+                a = threes_of(type, codes, half, j), b = threes_of(type, codes, half, j + 1);
             else {
                 a = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), b = _mm256_loadu_si256((const __m256i *)(codes + j * 64 + 64));
                 a = _mm256_and_si256(half ? _mm256_srli_epi16(a, 4) : a, low), b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, low);
@@ -364,7 +388,7 @@ INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows,
             sums[r] = _mm256_add_epi32(sums[r], _mm256_mullo_epi32(others[r], _mm256_srai_epi32(second, 16)));
         }
         __m256i less = _mm256_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
-        out[r] = to_reals(_mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, type == W6K ? 5 : 2)), 0);
+        out[r] = to_reals(type == W2K ? sums[r] : _mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, type == W6K ? 5 : 2)), 0);
     }
 }
 
@@ -415,10 +439,12 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
 /* Sixteen codes of numbers 4 j .. 4 j + 3 of a half of a step, of columns 4 i .. 4 i + 3. */
 INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, int i)
 {
-    if (type == W3K) {
-        uint8x16_t twos = vshlq_u8(vld1q_u8(codes + half * 64 + i * 16), vdupq_n_s8((int8_t)(-2 * j)));
+    if (type == W2K || type == W3K) {
+        uint8x16_t twos = vandq_u8(vshlq_u8(vld1q_u8(codes + half * 64 + i * 16), vdupq_n_s8((int8_t)(-2 * j))), vdupq_n_u8(3));
+        if (type == W2K)
+            return vreinterpretq_s8_u8(twos);
         uint8x16_t thirds = vshlq_u8(vld1q_u8(codes + 128 + i * 16), vdupq_n_s8((int8_t)(2 - 4 * half - j)));
-        return vreinterpretq_s8_u8(vorrq_u8(vandq_u8(twos, vdupq_n_u8(3)), vandq_u8(thirds, vdupq_n_u8(4))));
+        return vreinterpretq_s8_u8(vorrq_u8(twos, vandq_u8(thirds, vdupq_n_u8(4))));
     }
     uint8x16_t both = vld1q_u8(codes + j * 64 + i * 16), code = half ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
     if (code_bits(type) == 5) {
@@ -461,14 +487,27 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     }
 }
 
-/* Codes of 6 or 3 bit, each half of a step times its scale. */
+/* W2K: what the minima of a step's halves are multiplied with, times them: whole numbers. */
+INLINE V minima_product(const uint8_t *subs, const Group *group)
+{
+    Sums sums;
+    for (int i = 0; i < 4; i++) {
+        int32x4_t pairs = vreinterpretq_s32_u16(vmovl_u8(vshr_n_u8(vld1_u8(subs + 8 * i), 4)));
+        int32x4_t a = vmulq_n_s32(vandq_s32(pairs, vdupq_n_s32(15)), group->sums[0]);
+        sums.q[i] = vmlaq_n_s32(a, vshrq_n_s32(pairs, 16), group->sums[1]);
+    }
+    return to_reals(sums, 0);
+}
+
+/* Codes of 6, 3 or 2 bit, each half of a step times its scale. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         Sums sums;
         for (int i = 0; i < 4; i++) {
-            int32x4_t pairs = vreinterpretq_s32_s16(vmovl_s8(vld1_s8((const int8_t *)scales + 8 * i)));
+            int8x8_t own = vld1_s8((const int8_t *)scales + 8 * i);
+            int32x4_t pairs = vreinterpretq_s32_s16(vmovl_s8(type == W2K ? vand_s8(own, vdup_n_s8(15)) : own));
             int32x4_t a = vsubq_s32(half_product(type, has_dot, group, codes, 0, i), vdupq_n_s32(code_offset(type) * group->sums[0]));
             int32x4_t b = vsubq_s32(half_product(type, has_dot, group, codes, 1, i), vdupq_n_s32(code_offset(type) * group->sums[1]));
             sums.q[i] = vmlaq_s32(vmulq_s32(a, vshrq_n_s32(vshlq_n_s32(pairs, 16), 16)), b, vshrq_n_s32(pairs, 16));
@@ -512,7 +551,13 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     }
 }
 
-/* Codes of 6 or 3 bit, each half of a step times its scale. */
+/* W2K: what the minima of a step's halves are multiplied with, times them: whole numbers. */
+INLINE V minima_product(const uint8_t *subs, const Group *group)
+{
+    return EACH(V, (float)((subs[2 * i] >> 4) * group->sums[0] + (subs[2 * i + 1] >> 4) * group->sums[1]));
+}
+
+/* Codes of 6, 3 or 2 bit, each half of a step times its scale. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     (void)has_dot;
@@ -520,7 +565,8 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
         int32_t a[SIDE] = {0}, b[SIDE] = {0};
         sum_codes(type, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
         sum_codes(type, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
-        out[r] = EACH(V, (float)(a[i] * (int8_t)scales[2 * i] + b[i] * (int8_t)scales[2 * i + 1]));
+        const uint8_t low = type == W2K ? 15 : 255;
+        out[r] = EACH(V, (float)(a[i] * (int8_t)(scales[2 * i] & low) + b[i] * (int8_t)(scales[2 * i + 1] & low)));
     }
 }
 #endif
@@ -539,6 +585,8 @@ INLINE V scales_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
 INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
 {
     V least = from_f16((const half_t *)factors + SIDE);
+    if (type == W2K)
+        return minus(least);
     return is_nested(type) ? minus(mul(least, from_bytes(subs + SIDE))) : least;
 }
 
@@ -577,7 +625,9 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
         for (int r = 0; r < count; r++) {
             const Group *group = group_at(rows, r * row_step * 4);
             V sum = fma_(part[r], mul(scale, set(group->scale)), load(sums + r * SIDE));
-            if (has_minima(type))
+            if (type == W2K)
+                sum = fma_(minima_product(subs, group), mul(least, set(group->scale)), sum);
+            else if (has_minima(type))
                 sum = fma_(least, mul(set(group->scale), set((float)group_sum(group))), sum);
             store(sums + r * SIDE, sum);
         }
@@ -615,7 +665,7 @@ enum { DOTS = 1 };
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}},
 #endif
 #define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
-    each(W4X) each(W3K) /* as they are numbered */
+    each(W4X) each(W3K) each(W2K) /* as they are numbered */
 EACH_SMALL(EACH_DOT)
 static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_SMALL(NAMES_OF)};
 #undef GROUP_CHAIN
