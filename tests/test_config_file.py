@@ -268,10 +268,10 @@ def test_scopes_are_those_of_the_swarm() -> None:
     assert set(SCOPES) == set(record.SCOPES)
 
 
-def test_a_window_that_no_hop_grants_is_refused_at_start() -> None:
-    assert RequestConfig(window=64).window == 64
-    with pytest.raises(BadRequest, match="window is 65 steps; hops grant at most 64"):
-        RequestConfig(window=65)
+def test_credits_that_no_hop_grants_is_refused_at_start() -> None:
+    assert RequestConfig(credits=64).credits == 64
+    with pytest.raises(BadRequest, match="credits is 65 steps; hops grant at most 64"):
+        RequestConfig(credits=65)
 
 
 def test_draft_is_one_of_its_values() -> None:

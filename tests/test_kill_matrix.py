@@ -467,7 +467,7 @@ def test_a_hop_whose_device_hangs_in_a_prompt_is_replaced_and_no_other(
     """Those before it have rows to compute as well: they wait for its credits."""
 
     async def main() -> None:
-        async with bench.scene(request=replace(REQUEST, prefill_chunk=2, window=4)) as scene:
+        async with bench.scene(request=replace(REQUEST, prefill_chunk=2, credits=4)) as scene:
             node = scene.hops[victim]
             scene.faults.at("prefill", node, lambda: scene.faults.slow(node, 500.0), 2)
             assert await scene.ask("hot", 1, path=path) == bench.wanted["hot", 1]
@@ -484,7 +484,7 @@ def test_a_replacement_that_hangs_is_replaced_and_not_the_hop_that_feeds_it(
     monkeypatch.setattr("manyhands.worker.log.REPLAY_ROWS", 4)
 
     async def main() -> None:
-        async with bench.scene(spares=["0-5", "0-5"], request=replace(REQUEST, window=4)) as scene:
+        async with bench.scene(spares=["0-5", "0-5"], request=replace(REQUEST, credits=4)) as scene:
             arm(scene, "decode", 1)
             for spare in scene.hops[3:]:
                 scene.faults.at("replay", spare, lambda spare=spare: slow_one(spare))  # type: ignore[misc]

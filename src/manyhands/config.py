@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from manyhands.core import MAX_STEP_IDS, MAX_WINDOW, ORIGIN_HOP, NodeAddr, Span
+from manyhands.core import MAX_CREDITS, MAX_STEP_IDS, ORIGIN_HOP, NodeAddr, Span
 from manyhands.errors import BadRequest
 from manyhands.files import own_home
 
@@ -133,19 +133,19 @@ class RequestConfig:
     # Positions per prefill frame at most: fewer where hops then work at once (route/chunks.py).
     prefill_chunk: int = 256
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
-    window: int = 16
+    credits: int = 16
     frame_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
-        for name in ("window", "frame_bytes", "prefill_chunk", "max_repairs"):
+        for name in ("credits", "frame_bytes", "prefill_chunk", "max_repairs"):
             if getattr(self, name) < (name != "max_repairs"):
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least {int(name != 'max_repairs')}")
         if self.prefill_chunk > MAX_STEP_IDS:
             raise BadRequest(
                 f"prefill_chunk is {self.prefill_chunk} positions; a step has at most {MAX_STEP_IDS}: lower it"
             )
-        if self.window > MAX_WINDOW:
-            raise BadRequest(f"window is {self.window} steps; hops grant at most {MAX_WINDOW}: lower it")
+        if self.credits > MAX_CREDITS:
+            raise BadRequest(f"credits is {self.credits} steps; hops grant at most {MAX_CREDITS}: lower it")
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if field_.name.endswith("_s") and not 0 < value < math.inf:

@@ -39,7 +39,7 @@ SMALL_WEIGHTS: Final[frozenset[Precision]] = frozenset({"w8", "w4"})
 _WITH_CODES: Final[Mapping[Precision, Precision]] = {"bf16": "bf16+c8", "w8": "w8+c8", "w4": "w4+c8"}
 _WEIGHTS: Final[Mapping[Precision, Precision]] = {coded: plain for plain, coded in _WITH_CODES.items()}
 # Steps that may be under way to one hop without having been computed: the most that a request may ask for.
-MAX_WINDOW: Final = 64
+MAX_CREDITS: Final = 64
 MAX_STEP_IDS: Final = 16_384  # rows of one step that come with token ids: so many are decoded in a millisecond
 MAX_BIASES, MAX_STOP_IDS, MAX_STOPS = 1024, 64, 16  # of one request
 MAX_TOKENS = 1 << 20  # of one answer

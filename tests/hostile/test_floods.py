@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from manyhands.config import RequestConfig
-from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
+from manyhands.core import MAX_CREDITS, ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
 from manyhands.errors import BadRequest, Busy
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
@@ -89,7 +89,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("emit_from", [0, STANDBY])
 def test_a_flood_of_steps_waits_nowhere(bench: Bench, emit_from: int) -> None:
-    """F4: 4,050 large Steps in a window of 16. (They took 1.5 GB in 13 s.) What comes again is dropped; of a standby, which
+    """F4: 4,050 large Steps with 16 credits. (They took 1.5 GB in 13 s.) What comes again is dropped; of a standby, which
     may be fed again, the session's origin hears of it. The link stays."""
 
     async def work(flooder: Flooder) -> None:
@@ -114,22 +114,22 @@ def test_a_flood_of_steps_waits_nowhere(bench: Bench, emit_from: int) -> None:
 
 
 def test_a_step_without_credit_is_not_taken(bench: Bench) -> None:
-    """One row each: no bytes to speak of, but a window is a window, whatever the flooder asked for."""
+    """One row each: no bytes to speak of, but there are so many credits, whatever the flooder asked for."""
 
     async def work(flooder: Flooder) -> None:
         control, data = await flooder.link(), await flooder.link("data")
-        for window in (0, MAX_WINDOW + 1, U32):
-            control.send(flooder.open(control, window=window))
+        for credits in (0, MAX_CREDITS + 1, U32):
+            control.send(flooder.open(control, credits=credits))
         await flooder.heard(Fault, 3)
-        control.send(flooder.open(control, window=MAX_WINDOW, epoch=2, capacity=3 * MAX_WINDOW))
+        control.send(flooder.open(control, credits=MAX_CREDITS, epoch=2, capacity=3 * MAX_CREDITS))
         await flooder.heard(Opened, 1)
         (place,) = flooder.victim.hosts[0]._places.values()
         place.outbox.append(cast(Step, None))  # its successor gives no credit: nothing is computed
         payload = Payload("bf16", 64, b"\1\2" * 64)
-        for position in range(3 * MAX_WINDOW):
+        for position in range(3 * MAX_CREDITS):
             data.send(Step(ONE, 2, 1, position, 1, 0, 0, "hidden", None, payload))
         await flooder.heard(Fault, 4)
-        assert len(place.waiting) == MAX_WINDOW and "without credit" in flooder.of(Fault)[3].detail
+        assert len(place.waiting) == MAX_CREDITS and "without credit" in flooder.of(Fault)[3].detail
         place.outbox.clear()
         control.send(Close(ONE))
 
@@ -137,7 +137,7 @@ def test_a_step_without_credit_is_not_taken(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("path", ["ring", "star"])
-def test_an_origin_takes_a_window_of_results_and_no_more(path: PathKind) -> None:
+def test_an_origin_takes_as_many_results_as_it_granted(path: PathKind) -> None:
     """A last hop that sends without end, and in a star one whose successor does not compute: both lose their place."""
 
     async def main() -> None:
@@ -172,13 +172,13 @@ def test_an_origin_takes_a_window_of_results_and_no_more(path: PathKind) -> None
 
 def test_both_sides_count_alike() -> None:
     """However steps and credits interleave, an honest sender never exceeds what the receiver counts, and never starves."""
-    for window in range(1, MAX_WINDOW + 1):
-        sender, receiver, under_way, unpaid = Credits(window), Credits(window), 0, 0
+    for granted in range(1, MAX_CREDITS + 1):
+        sender, receiver, under_way, unpaid = Credits(granted), Credits(granted), 0, 0
         for turn in range(500):
             while sender.take():
                 assert receiver.take(), "an honest step was refused"
                 under_way += 1
-            assert under_way <= window
+            assert under_way <= granted
             done = under_way if turn % 3 else max(1, under_way // 2)
             under_way -= done
             unpaid += receiver.settle(done)
@@ -187,7 +187,7 @@ def test_both_sides_count_alike() -> None:
                 unpaid = 0
             assert sender.left or under_way or unpaid, "nothing moves any more"
         sender.give(U32)
-        assert sender.left <= window
+        assert sender.left <= granted
 
 
 # -- opens and dials --------------------------------------------------------------------------------------------------

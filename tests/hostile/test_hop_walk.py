@@ -43,7 +43,7 @@ class Honest:
 
     def __init__(self, one: Hop, number: int, draw: random.Random) -> None:
         self.one, self.number, self.draw = one, number, draw
-        self.id, self.salts, self.window, self.num_sent = session_id(number), list[int](), 0, 0
+        self.id, self.salts, self.guess, self.num_sent = session_id(number), list[int](), 0, 0
         self.rows = dict[int, Tensor]()  # that came of the present guess
         self.num_read = self.num_paid = 0
 
@@ -59,7 +59,7 @@ class Honest:
         """Take what came to the successor, which pays for some."""
         steps = self.one.after.of(Step, self.id)
         for sent in steps[self.num_read :]:
-            if sent.window == self.window and sent.payload is not None:
+            if sent.guess == self.guess and sent.payload is not None:
                 for index, row in enumerate(decode_tensor(sent.payload, sent.count)):
                     self.rows[sent.position + index] = row
         self.num_read = len(steps)
@@ -84,11 +84,11 @@ class Honest:
         at = self.reached
         if at >= len(self.salts):
             return
-        self.window += 1
+        self.guess += 1
         self.salts[at:] = [salt + 1 for salt in self.salts[at:]]
         self.rows = {position: row for position, row in self.rows.items() if position < at}
         if self.draw.random() < 0.5:
-            self.one.host.follow(Retract(self.id, 1, self.window), ORIGIN)
+            self.one.host.follow(Retract(self.id, 1, self.guess), ORIGIN)
         again, self.salts = self.salts[at:], self.salts[:at]
         if self.has_credit:
             self.send(at, len(again), again[0])
@@ -96,7 +96,7 @@ class Honest:
     def send(self, position: int, count: int, salt: int = 0) -> None:
         self.salts += [salt] * count
         rows = torch.cat([self.row(at) for at in range(position, position + count)])
-        self.one.step(self.number, position, rows, window=self.window, committed=self.reached)
+        self.one.step(self.number, position, rows, guess=self.guess, committed=self.reached)
         self.num_sent += 1
 
     @property
@@ -161,10 +161,10 @@ class Disturbed(Book):
         """A step of another guess, a repetition, or one behind a gap."""
         if mine := self.mine:
             place, rows = self.draw.choice(mine), self.draw.choice([1, 8, 33])
-            window = place._newest_window + self.draw.choice([-1, 0, 1, 5])
+            guess = place._newest_guess + self.draw.choice([-1, 0, 1, 5])
             position = max(0, place.received + self.draw.choice([-40, -1, 0, 3]))
             number = int.from_bytes(place.opened.session, "big")
-            changes: dict[str, Any] = {"window": max(0, window), "epoch": place.opened.epoch}
+            changes: dict[str, Any] = {"guess": max(0, guess), "epoch": place.opened.epoch}
             self.one.step(number, position, hidden(rows, number), **changes)
 
     @property

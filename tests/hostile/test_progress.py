@@ -26,7 +26,7 @@ from tests.worker.pipeline import random_ids
 
 PROMPT = tuple(random_ids(200, seed=7))
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
-REQUEST = RequestConfig(window=2, prefill_chunk=16)
+REQUEST = RequestConfig(credits=2, prefill_chunk=16)
 SOON_S = 2.5 * REQUEST.stall_timeout_s  # of virtual time, in which computing takes none
 
 

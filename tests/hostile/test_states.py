@@ -90,7 +90,7 @@ def test_a_place_whose_cache_is_about_to_be_rolled_back_does_not_go_on_with_it(f
             await one.until(lambda: sum(s.count for s in one.after.of(Step)) == 40)
             busy = threading.Event()
             one.host.engine.device.run(busy.wait)
-            one.step(1, 0, hidden(1, 5), window=9)
+            one.step(1, 0, hidden(1, 5), guess=9)
             await asyncio.sleep(0)
             opened = asyncio.ensure_future(one.open(1, epoch=2, resume_until=40))
             for _ in range(5):

@@ -71,7 +71,7 @@ def test_chunks_of_a_prompt_are_computed_on_all_hops_at_once(
     folder: Path, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """k chunks over n hops take (n + k - 1) / (n * k) of the time of one chunk that passes from hop to hop."""
-    monkeypatch.setattr("manyhands.origin.route.chunk_rows", lambda num_rows, stages, window, most: most)
+    monkeypatch.setattr("manyhands.origin.route.chunk_rows", lambda num_rows, stages, credits, most: most)
     monkeypatch.setattr("manyhands.worker.batch.FEWEST_ROWS", 320)  # else one chunk goes in several device steps
     num_hops, num_rows, chunk = cut.count(",") + 1, 320, 32
     one, at_once = prefill(folder, cut, num_rows, num_rows)
@@ -91,12 +91,12 @@ def test_a_short_prompt_is_cut_too(folder: Path) -> None:
 @pytest.mark.parametrize("ends", ["origin", "edges"])
 @pytest.mark.parametrize("path", ["ring", "star"])
 @pytest.mark.parametrize("dies", [False, True], ids=["", "a hop dies"])
-def test_a_long_prompt_takes_two_windows_of_memory_at_the_origin(
+def test_a_long_prompt_takes_two_steps_of_memory_for_each_credit_at_the_origin(
     folder: Path, path: PathKind, ends: EndsAt, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it is: rows are embedded as there is room for them. 4-byte ids become rows of kilobytes."""
     prompt, params = random_ids(400, seed=4), SamplingParams(max_tokens=3)
-    config, waiting, flushed = RequestConfig(window=2, prefill_chunk=10), list[int](), Hop.flush
+    config, waiting, flushed = RequestConfig(credits=2, prefill_chunk=10), list[int](), Hop.flush
 
     def flush(hop: Hop) -> int:
         waiting.append(len(hop.outbox))
@@ -114,15 +114,15 @@ def test_a_long_prompt_takes_two_windows_of_memory_at_the_origin(
             assert answer.token_ids == expected(folder, prompt, params) and bool(answer.repairs) == dies
 
     play(main)
-    assert len(waiting) > 40 and max(waiting) <= config.window
+    assert len(waiting) > 40 and max(waiting) <= config.credits
 
 
-@pytest.mark.parametrize("window", [1, 4])
-def test_a_hop_that_recomputes_sooner_than_the_prompt_is_sent_again_is_believed(folder: Path, window: int) -> None:
+@pytest.mark.parametrize("credits", [1, 4])
+def test_a_hop_that_recomputes_sooner_than_the_prompt_is_sent_again_is_believed(folder: Path, credits: int) -> None:
     """The first hop and the last are lost at once. The last has its rows from the log of the one between, and is done while
     most of the prompt waits for the new first one, which is slow."""
     prompt, params = random_ids(200, seed=3), SamplingParams(max_tokens=4)
-    config = RequestConfig(window=window, prefill_chunk=4)
+    config = RequestConfig(credits=credits, prefill_chunk=4)
 
     async def main() -> None:
         faults = Faults()
@@ -149,7 +149,7 @@ def test_a_hop_that_recomputes_sooner_than_the_prompt_is_sent_again_is_believed(
 def test_standbys_are_fed_once_results_of_the_new_route_came(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while a prompt that is sent again waits for room: the log of the hop that is to feed may not reach so far."""
     prompt, params = random_ids(200, seed=3), SamplingParams(max_tokens=8)
-    config, fed = RequestConfig(window=1, prefill_chunk=4, standby=True), list[bool]()
+    config, fed = RequestConfig(credits=1, prefill_chunk=4, standby=True), list[bool]()
     feed_standbys = Generation._feed_standbys
 
     async def noting(self: Generation) -> None:

@@ -46,16 +46,16 @@ def test_the_settings_differ(greedy: list[int], hot: list[int]) -> None:
 
 @pytest.mark.parametrize("ends", ["origin", "edges"])
 @pytest.mark.parametrize(
-    ("cut", "chunk", "window", "rows"),
+    ("cut", "chunk", "credits", "rows"),
     [("0-5", 128, 16, 256), ("0-2,3-5", 7, 2, 16), ("0-0,1-3,4-5", 1, 16, 17), ("0-0,1-1,2-2,3-3,4-4,5-5", 16, 3, 256)],
 )
 def test_nothing_but_the_request_decides_the_text(
-    folder: Path, greedy: list[int], hot: list[int], cut: str, chunk: int, window: int, rows: int, ends: EndsAt
+    folder: Path, greedy: list[int], hot: list[int], cut: str, chunk: int, credits: int, rows: int, ends: EndsAt
 ) -> None:
-    """Any cut, path, place of the ends, prefill chunk, credit window, size of a device step, drafter; all at once."""
+    """Any cut, path, place of the ends, prefill chunk, credits, size of a device step, drafter; all at once."""
 
     async def main() -> None:
-        request = RequestConfig(prefill_chunk=chunk, window=window)
+        request = RequestConfig(prefill_chunk=chunk, credits=credits)
         worker = WorkerConfig(prefill_rows=rows, mixed_rows=5)
         async with swarm_of(folder, cut, ends=ends, request=request, worker=worker) as swarm:
             cases = [
@@ -124,7 +124,7 @@ def test_the_origin_retracts_dead_guesses_on_all_hops_behind_the_first(
 
     def heed(host: SpanHost, message: Probe | Retract, node: NodeId) -> None:
         if isinstance(message, Retract):
-            retracted.append((host.info.span.start, message.window))
+            retracted.append((host.info.span.start, message.guess))
         follow(host, message, node)
 
     monkeypatch.setattr(SpanHost, "follow", heed)
@@ -138,7 +138,7 @@ def test_the_origin_retracts_dead_guesses_on_all_hops_behind_the_first(
 
     play(main)
     assert {start for start, _ in retracted} == {2, 4}
-    assert [window for start, window in retracted if start == 2] == list(range(1, NEW - 1))
+    assert [guess for start, guess in retracted if start == 2] == list(range(1, NEW - 1))
 
 
 @pytest.mark.parametrize("params", [GREEDY, HOT], ids=["greedy", "hot"])

@@ -132,7 +132,7 @@ def rows_run(swarm: MemorySwarm) -> int:
     return max(sum(host.engine.rows_run for host in node.hosts) for node in swarm.hops)
 
 
-SMALL_STEPS = RequestConfig(prefill_chunk=3, window=1)  # results come back while most of the guesses wait to be sent
+SMALL_STEPS = RequestConfig(prefill_chunk=3, credits=1)  # results come back while most of the guesses wait to be sent
 REQUESTS = pytest.mark.parametrize("request_config", [RequestConfig(), SMALL_STEPS], ids=["large steps", "small steps"])
 
 

@@ -20,7 +20,7 @@ from manyhands.place.strategy import (
     gaps,
     layers_that_fit,
     share,
-    weakest_window,
+    weakest_span,
 )
 from manyhands.plain import size_of
 from tests.place.fleet import MB, machine, shape
@@ -161,9 +161,9 @@ def test_joiners_of_any_size_complete_the_model(sizes: list[int], max_pipes: int
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.0]), min_size=1, max_size=9), st.data())
-def test_the_weakest_window_is_the_one_that_lists_worst(strength: list[float], data: st.DataObject) -> None:
+def test_the_weakest_span_is_the_one_that_lists_worst(strength: list[float], data: st.DataObject) -> None:
     length = data.draw(st.integers(1, len(strength)))
-    span = weakest_window(strength, length)
+    span = weakest_span(strength, length)
     windows = [sorted(strength[i : i + length]) for i in range(len(strength) - length + 1)]
     assert windows[span.start] == min(windows) and min(windows) not in windows[: span.start]
 
@@ -171,7 +171,7 @@ def test_the_weakest_window_is_the_one_that_lists_worst(strength: list[float], d
 @pytest.mark.parametrize("length", [0, 5])
 def test_a_window_that_cannot_be_is_refused(length: int) -> None:
     with pytest.raises(CutError):
-        weakest_window([1.0] * 4, length)
+        weakest_span([1.0] * 4, length)
 
 
 def test_uniform_gives_the_rest_to_the_earliest() -> None:

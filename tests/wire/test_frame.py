@@ -188,7 +188,7 @@ def step_header(**changes: int) -> bytes:
         "position": 0,
         "count": 1,
     }
-    fields |= {"reply_from": 0, "window": 0, "committed": 0, "width": 3, "dtype": 0, "content": 0} | changes
+    fields |= {"reply_from": 0, "guess": 0, "committed": 0, "width": 3, "dtype": 0, "content": 0} | changes
     values = list(fields.values())
     return struct.pack("<4BI16s7I2B", *values[:5], bytes(16), *values[5:])
 

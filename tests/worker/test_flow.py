@@ -18,53 +18,55 @@ from tests.worker.test_serve import computed, folder, play
 __all__ = ["folder"]  # a fixture
 
 
-async def send_all_it_may(one: Hop, window: int) -> None:
+async def send_all_it_may(one: Hop, granted: int) -> None:
     """One-row steps of session 1 as long as this hop gives credits."""
-    while (sent := one.num_sent) < window + sum(c.steps for c in one.before.of(Credit, session_id(1))):
+    while (sent := one.num_sent) < granted + sum(c.steps for c in one.before.of(Credit, session_id(1))):
         one.num_sent += 1
         one.step(1, sent, hidden(1, seed=sent))
         await one.quiet()
 
 
-@pytest.mark.parametrize("window", [1, 3, 16])
-def test_a_successor_without_credits_pauses_its_upstream(folder: Path, window: int) -> None:
-    """At most `window` steps are on the way; one more is computed and held, the rest waits uncomputed."""
+@pytest.mark.parametrize("granted", [1, 3, 16])
+def test_a_successor_without_credits_pauses_its_upstream(folder: Path, granted: int) -> None:
+    """At most `granted` steps are on the way; one more is computed and held, the rest waits uncomputed."""
 
     async def scenario(one: Hop) -> None:
-        await one.open(1, window=window)
-        await one.open(2, window=window)
-        await send_all_it_may(one, window)
+        await one.open(1, credits=granted)
+        await one.open(2, credits=granted)
+        await send_all_it_may(one, granted)
         one.step(2, 0, hidden(7))
         await one.quiet()
-        assert len(one.after.of(Step, session_id(1))) == window
-        assert one.host.engine.rows_run == window + 1 + 7, "and no other session is paused"
+        assert len(one.after.of(Step, session_id(1))) == granted
+        assert one.host.engine.rows_run == granted + 1 + 7, "and no other session is paused"
         one.credit(1, 1)
         await one.quiet()
-        assert len(one.after.of(Step, session_id(1))) == window + 1
+        assert len(one.after.of(Step, session_id(1))) == granted + 1
         one.credit(1, 50)
-        while len(one.after.of(Step, session_id(1))) < 2 * window + 1:
-            await send_all_it_may(one, window)
+        while len(one.after.of(Step, session_id(1))) < 2 * granted + 1:
+            await send_all_it_may(one, granted)
             await one.quiet()
         await one.quiet()
-        assert len(one.after.of(Step, session_id(1))) == 2 * window + 1, "whatever it says, a window is all it gets"
+        assert len(one.after.of(Step, session_id(1))) == 2 * granted + 1, (
+            "whatever it says, its credits are all it gets"
+        )
 
     play(folder, scenario)
 
 
-@pytest.mark.parametrize("window", [1, 2, 4, 7, 16])
-def test_credits_come_back_before_the_window_is_used_up(folder: Path, window: int) -> None:
-    """A sender that keeps to its window never waits for ever. (With windows below 8 it did.)"""
+@pytest.mark.parametrize("granted", [1, 2, 4, 7, 16])
+def test_credits_come_back_before_all_are_used_up(folder: Path, granted: int) -> None:
+    """A sender that keeps to its credits never waits for ever. (With fewer than 8 it did.)"""
 
     async def scenario(one: Hop) -> None:
-        await one.open(1, window=window)
-        left, position = window, 0
+        await one.open(1, credits=granted)
+        left, position = granted, 0
         for _ in range(3):
-            one.credit(1, window)
+            one.credit(1, granted)
             while left:
                 one.step(1, position, hidden(1))
                 left, position = left - 1, position + 1
             await computed(one, 1, position)
-            left = window + sum(c.steps for c in one.before.of(Credit)) - position
+            left = granted + sum(c.steps for c in one.before.of(Credit)) - position
             assert left > 0
 
     play(folder, scenario)

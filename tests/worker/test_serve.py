@@ -360,15 +360,15 @@ def test_steps_of_an_older_epoch_are_dropped_uncomputed(folder: Path) -> None:
     play(folder, scenario)
 
 
-def test_steps_of_an_older_window_are_dropped_uncomputed(folder: Path) -> None:
+def test_steps_under_an_older_guess_are_dropped_uncomputed(folder: Path) -> None:
     """Queued ones when a newer arrives, and late ones; their senders get the credits back."""
 
     async def scenario(one: Hop) -> None:
-        await one.open(1, window=4)
+        await one.open(1, credits=4)
         for _ in range(3):
-            one.step(1, 0, hidden(2, seed=1), window=0)
-        one.step(1, 0, hidden(5), window=1)
-        one.step(1, 0, hidden(2, seed=1), window=0)
+            one.step(1, 0, hidden(2, seed=1), guess=0)
+        one.step(1, 0, hidden(5), guess=1)
+        one.step(1, 0, hidden(2, seed=1), guess=0)
         await one.quiet()
         assert (one.host.engine.rows_run, [s.count for s in one.after.of(Step)]) == (5, [5])
         assert sum(c.steps for c in one.before.of(Credit)) >= 4
@@ -380,7 +380,7 @@ def test_what_the_origin_retracts_is_dropped_uncomputed(folder: Path) -> None:
     """What waits, and what comes later under the old guesses; in that epoch, and by word of the origin alone."""
 
     async def scenario(one: Hop) -> None:
-        await one.open(1, window=4, epoch=2)
+        await one.open(1, credits=4, epoch=2)
         one.step(1, 0, hidden(2), epoch=2)
         await computed(one, 1, 1)
         for message, node in (
@@ -394,7 +394,7 @@ def test_what_the_origin_retracts_is_dropped_uncomputed(folder: Path) -> None:
         one.host.follow(Retract(session_id(1), 2, 1), ORIGIN)
         one.host.follow(Retract(session_id(1), 2, 0), ORIGIN)
         one.step(1, 8, hidden(3), epoch=2)
-        one.step(1, 1, hidden(4), epoch=2, window=1)
+        one.step(1, 1, hidden(4), epoch=2, guess=1)
         await one.quiet()
         assert [(s.position, s.count) for s in one.after.of(Step)] == [(0, 2), (1, 4)]
         assert one.host.engine.rows_run == 6 and sum(c.steps for c in one.before.of(Credit)) >= 4
@@ -427,7 +427,7 @@ def test_a_hop_with_a_rollback_in_hand_does_not_claim_more(folder: Path) -> None
         place = one.host.find(session_id(1), 1, 1)
         assert place is not None
         one.host.follow(Retract(session_id(1), 1, 1), ORIGIN)
-        one.step(1, 4, hidden(2), window=1)
+        one.step(1, 4, hidden(2), guess=1)
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
         place.take(2)
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
@@ -448,7 +448,7 @@ def test_a_hop_whose_steps_were_retracted_has_nothing_left_to_compute(folder: Pa
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
         one.step(1, 9, hidden(3))  # of the guess before
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
-        one.step(1, 9, hidden(1), window=1)
+        one.step(1, 9, hidden(1), guess=1)
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
         assert [(p.received, p.computed) for p in one.origin.of(Progress)] == [(9, 9), (9, 9), (10, 9)]
 
@@ -471,7 +471,7 @@ def test_a_rollback_overwrites(folder: Path) -> None:
         one.step(1, 0, hidden(5))
         one.step(1, 5, hidden(9, seed=1))
         await computed(one, 1, 2)
-        one.step(1, 5, hidden(2, seed=3), window=1)
+        one.step(1, 5, hidden(2, seed=3), guess=1)
         await computed(one, 1, 3)
         last = one.after.of(Step)[-1]
         assert last.payload is not None
@@ -692,7 +692,7 @@ def test_what_is_sent_again_is_made_as_credits_come(folder: Path, monkeypatch: p
         rows, made[0] = one.rows(1), 0
         monkeypatch.setattr(HopSession, "_addressed", counting)
         one.after.sent.clear()
-        await one.open(1, epoch=2, replay_until=8, window=2)
+        await one.open(1, epoch=2, replay_until=8, credits=2)
         assert len(one.after.of(Step)) == 2 and made == [3]
         for _ in range(6):
             one.credit(1, 1)

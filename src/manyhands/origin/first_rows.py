@@ -33,7 +33,7 @@ async def embedded(
 
 class Prefill:
     """What is known as a route begins, or changes: it follows to hop 0 as there is room, so that a long prompt takes no more
-    memory here than two windows of steps."""
+    memory here than two steps for each credit."""
 
     def __init__(self, session: Session, ends: EndsBatcher | None, config: RequestConfig) -> None:
         self._session, self._ends, self._config = session, ends, config

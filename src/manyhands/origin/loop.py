@@ -321,7 +321,7 @@ class Generation:
 
     def _propose(self) -> Sequence[int]:
         """Drafts to send now: tokens that exist, no more than a window, the lease and the credits of the route hold."""
-        chain, credits = self._chain, max(1, self._config.window // 2)
+        chain, credits = self._chain, max(1, self._config.credits // 2)
         most = min(self._growth.sendable - len(chain), WINDOW_ROWS - (len(chain) - chain.sent))
         if most < 1 or chain.windows >= credits or not self._prefill.is_sent or self._finished() is not None:
             return ()

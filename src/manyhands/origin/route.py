@@ -44,7 +44,7 @@ class Hop:
     offer: Offer
     control: Link
     data: Link | None
-    window: int
+    credits: int
     outgoing: Credits = field(init=False)  # for Steps to it
     incoming: Credits = field(init=False)  # for Steps from it
     arithmetic: str = ""
@@ -64,7 +64,7 @@ class Hop:
 
     def renew(self) -> None:
         """Begin an epoch: nothing waits for it, nothing is in flight."""
-        self.outgoing, self.incoming, self.granted, self.cached = Credits(self.window), Credits(self.window), 0, 0
+        self.outgoing, self.incoming, self.granted, self.cached = Credits(self.credits), Credits(self.credits), 0, 0
         self.outbox.clear()
 
     def opened(self, message: Opened) -> None:
@@ -82,8 +82,8 @@ class Hop:
         return (self.control,) if self.data is None else (self.control, self.data)
 
     def has_room(self) -> bool:
-        """Whether less than a window of steps waits for its credits. If not, `has_room_again` is true once that is so."""
-        self._is_full = len(self.outbox) >= self.window
+        """Whether fewer steps than it has credits in all wait for some. If not, `has_room_again` is true once that is so."""
+        self._is_full = len(self.outbox) >= self.credits
         return not self._is_full
 
     def has_room_again(self) -> bool:
@@ -151,10 +151,10 @@ class Route:
     epoch: int = 0
     asked: int = 0  # positions that the hops were last asked to lease
 
-    def retract(self, window: int) -> None:
-        """Have the hops drop what waits under guesses before `window`. Not the first: the next step comes as soon."""
+    def retract(self, guess: int) -> None:
+        """Have the hops drop what waits under guesses before `guess`. Not the first: the next step comes as soon."""
         for hop in self.hops[1:]:
-            try_send(hop.control, Retract(self.session, self.epoch, window))
+            try_send(hop.control, Retract(self.session, self.epoch, guess))
 
     def extend(self, capacity: int) -> None:
         """Ask the hops for a lease of `capacity` positions."""
@@ -313,7 +313,7 @@ class Route:
             predecessor=self.hops[index - 1].offer.node if ring and index else self.signer.node,
             successor=self.hops[index + 1].offer.addr if ring and not last else None,
             sampling=lease.sampling if last else None,
-            window=self.credits,
+            credits=self.credits,
             replay_from=slot.replay_from,
             replay_until=slot.replay_until,
             emit_from=slot.emit_from,

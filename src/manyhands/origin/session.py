@@ -50,7 +50,7 @@ class Session:
     ) -> None:
         self.id = SessionId(os.urandom(16))
         self.name = public_id(self.id)  # what logs, events and the API call the session
-        self.route = Route(self.id, signer, lease, config.window, list(hops))
+        self.route = Route(self.id, signer, lease, config.credits, list(hops))
         self.standbys = Standbys(self.route)
         self.losses, self.leaving, self.stuck = dict[int, str](), dict[int, str](), dict[int, str]()
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
@@ -202,7 +202,7 @@ class Session:
     async def next_result(self, deadline_s: float) -> Step | None:
         """The next step that reached the origin; None once after `wake`. Raises TimeoutError if none does within `deadline_s`.
 
-        Taking it gives the last hop its credit back, so no more than a window of results waits here.
+        Taking it gives the last hop its credit back, so no more results wait here than it has credits.
         Raises HopLost if the route is broken, or what ended the session.
         """
         results = self.returns.results
@@ -267,9 +267,9 @@ class Session:
         if self.standbys.pass_on(step):
             return
         if not hops[sender].incoming.take():
-            self.lose(sender, f"sent more than its {hops[sender].window} steps without credit", untrusted=True)
+            self.lose(sender, f"sent more than its {hops[sender].credits} steps without credit", untrusted=True)
             return
-        if step.window != self.returns.guess:
+        if step.guess != self.returns.guess:
             return self._settle(sender)
         self.last_progress = asyncio.get_running_loop().time()
         if step.hop == ORIGIN_HOP:

@@ -153,7 +153,7 @@ class Sessions:
             refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}")
             refusal.node = offer.node
             raise refusal from error
-        return Hop(offer, control, data, self.request.window)
+        return Hop(offer, control, data, self.request.credits)
 
     def close(self, session: Session, parked_as: SessionId | None = None, positions: int = 0) -> None:
         """Free the session on every hop at once, or park it (Session.close). Only the first call counts."""

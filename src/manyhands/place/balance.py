@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from manyhands.config import BalanceConfig
 from manyhands.core import NodeId, Span
-from manyhands.place.strategy import Holding, coverage, gaps, throughputs, weakest_window
+from manyhands.place.strategy import Holding, coverage, gaps, throughputs, weakest_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ def _are_covered(span: Span, spans: Sequence[Span]) -> bool:
 
 
 def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: BalanceConfig) -> Span | None:
-    """The weakest window of the swarm without me, if the weakest layer of those I leave and reach gets `gain` times as fast.
+    """The weakest span of the swarm without me, if the weakest layer of those I leave and reach gets `gain` times as fast.
 
     Layers beyond them do not change, so each move raises the sorted list of throughputs: moves cannot go in circles.
     """
     others = [holding for holding in holdings if holding != mine]
-    target = weakest_window(throughputs(others, num_layers), len(mine.span))
+    target = weakest_span(throughputs(others, num_layers), len(mine.span))
     moved = [*others, replace(mine, span=target)]
     before, after = throughputs(holdings, num_layers), throughputs(moved, num_layers)
     if 0 in before:  # to make a hole smaller helps, even if it takes two moves to close it

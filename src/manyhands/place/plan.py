@@ -198,7 +198,7 @@ def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Seque
     rtts = [task.fleet.leg(origin, machine).rtt_s for machine, _ in hops]
     stages = [Stage(n * cost.layer_s, n * cost.row_s, rtt_s) for rtt_s, (n, cost) in zip(rtts, dozing, strict=True)]
     most = max(1, min(REQUEST.prefill_chunk, REQUEST.frame_bytes // row_bytes))
-    chunk = chunk_rows(task.prompt, stages, REQUEST.window, most)
+    chunk = chunk_rows(task.prompt, stages, REQUEST.credits, most)
     own_s = origin.begin_s + (len(hops) - 1) * origin.open_s + origin.ends_s * origin.doze
     own_s += math.fsum(machine.new_s for machine, _ in hops)
     first = first_rows(task.prompt, chunk, row_bytes, stages)

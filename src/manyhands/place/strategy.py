@@ -120,28 +120,28 @@ def choose_span(
         return SpanChoice(span, _reason(gap, span, level, room))
     if files is not None:
         strength = throughputs(holdings, shape.num_layers)[files.start : files.end]
-        start = files.start + weakest_window(strength, min(room, len(files))).start
+        start = files.start + weakest_span(strength, min(room, len(files))).start
         kept = Span(start, start + min(room, len(files)))
         span = _grown(kept, counts, room, max_pipes)
         more = "" if span == kept else f"; with room for {room} it takes {span}"
         return SpanChoice(span, f"nothing is missing, and layers {kept} are on this machine's disk already{more}")
-    span = weakest_window(throughputs(holdings, shape.num_layers), room)
+    span = weakest_span(throughputs(holdings, shape.num_layers), room)
     why = f"every layer is held {level} times or more; layers {span} have the least throughput, and {room} fit here"
     return SpanChoice(span, why)
 
 
 def _fill(counts: list[int], level: int, room: int, files: Span | None) -> Span:
-    """The window of at most `room` layers with most of those held `level` times, then most on disk, then the shortest."""
+    """The span of at most `room` layers with most of those held `level` times, then most on disk, then the shortest."""
     low = [layer for layer, count in enumerate(counts) if count == level]
 
-    def window(start: int) -> Span:
+    def held(start: int) -> Span:
         return Span(start, max(layer for layer in low if layer < start + room) + 1)
 
     def value(span: Span) -> tuple[int, int, int, int]:
         on_disk = max(0, min(span.end, files.end) - max(span.start, files.start)) if files else 0
         return counts[span.start : span.end].count(level), on_disk, -len(span), -span.start
 
-    return max(map(window, low), key=value)
+    return max(map(held, low), key=value)
 
 
 def _grown(span: Span, counts: Sequence[int], room: int, max_pipes: int) -> Span:
@@ -171,13 +171,13 @@ def throughputs(holdings: Sequence[Holding], num_layers: int) -> list[float]:
     return out
 
 
-def weakest_window(strength: Sequence[float], length: int) -> Span:
-    """The window whose worst layer is worst, then whose next is, and so on; the first among equals.
+def weakest_span(strength: Sequence[float], length: int) -> Span:
+    """The span of `length` layers whose worst layer is worst, then whose next is, and so on; the first among equals.
 
     (Petals, server/block_selection.py: sorted throughputs compared as lists.) Raises CutError if it is longer than all.
     """
     if not 1 <= length <= len(strength):
-        raise CutError(f"a window of {length} of {len(strength)} layers")
+        raise CutError(f"a span of {length} of {len(strength)} layers")
     starts = range(len(strength) - length + 1)
     best = min(starts, key=lambda start: (sorted(strength[start : start + length]), start))
     return Span(best, best + length)

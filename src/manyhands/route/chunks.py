@@ -33,23 +33,23 @@ class Stage(NamedTuple):
         row_s = offer.load.row_s or layer_s * ROW_SHARE
         return cls(num_layers * layer_s, num_layers * row_s, rtt_s or 0.0)
 
-    def chunk_s(self, rows: int, window: int) -> float:
-        """Until it can take the next chunk, of which `window` may be on their way to it."""
-        return max(self.step_s, rows * self.row_s, self.rtt_s / window) + HOP_OVERHEAD_S
+    def chunk_s(self, rows: int, credits: int) -> float:
+        """Until it can take the next chunk, of which `credits` may be on their way to it."""
+        return max(self.step_s, rows * self.row_s, self.rtt_s / credits) + HOP_OVERHEAD_S
 
 
-def pipelined_s(num_rows: int, rows: int, stages: Sequence[Stage], window: int) -> float:
+def pipelined_s(num_rows: int, rows: int, stages: Sequence[Stage], credits: int) -> float:
     """Seconds of compute of a prompt of `num_rows` in chunks of `rows`; the flight of the first is not counted."""
-    each = [stage.chunk_s(rows, window) for stage in stages]
+    each = [stage.chunk_s(rows, credits) for stage in stages]
     return sum(each) + (-(-num_rows // rows) - 1) * max(each)
 
 
-def chunk_rows(num_rows: int, stages: Sequence[Stage], window: int, most: int) -> int:
+def chunk_rows(num_rows: int, stages: Sequence[Stage], credits: int, most: int) -> int:
     """Rows of one chunk, 1 to `most`: what is soonest through, in doubt the larger."""
     sizes = [most]
     while sizes[-1] // 2 >= LEAST_ROWS:
         sizes.append(sizes[-1] // 2)
-    return min(sizes, key=lambda rows: pipelined_s(num_rows, min(rows, max(1, num_rows)), stages, window))
+    return min(sizes, key=lambda rows: pipelined_s(num_rows, min(rows, max(1, num_rows)), stages, credits))
 
 
 def first_rows(num_rows: int, chunk: int, row_bytes: int, stages: Sequence[Stage]) -> int:

@@ -103,7 +103,7 @@ def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memor
 
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
-    session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings, committed = step
+    session, epoch, hop, position, count, reply_from, guess, content, ids, payload, timings, committed = step
     dtype, width, data, codec = _NO_ROWS if payload is None else payload
     head = b"" if ids is None else struct.pack(f"<{len(ids)}I", *ids)
     body = data if isinstance(data, bytes) else memoryview(data).cast("B")
@@ -111,7 +111,7 @@ def _encode_step(step: Step) -> list[bytes | memoryview]:
     flags = HAS_IDS * (ids is not None) | HAS_PAYLOAD * (payload is not None)
     flags |= len(timings) // TIMING.size << TIMINGS_SHIFT
     length = len(head) + len(body) + len(timings)
-    where = session, epoch, position, count, reply_from, window, committed
+    where = session, epoch, position, count, reply_from, guess, committed
     kind = _DTYPE_NUMBERS[dtype] | _CODEC_NUMBERS[codec] << CODEC_SHIFT
     header = PROTOCOL_VERSION, STEP, flags, hop, length, *where, width, kind, _CONTENT_NUMBERS[content]
     if len(session) != 16 or (ids is not None and len(ids) != count):
@@ -133,12 +133,12 @@ def _decode_chunk(body: bytearray) -> WeightsChunk:
 
 def _decode_step(header: tuple[Any, ...], shape: Shape, body: bytearray) -> Step:
     """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
-    _, _, _, hop, _, session, epoch, position, count, reply_from, window, committed, width, _, _ = header
+    _, _, _, hop, _, session, epoch, position, count, reply_from, guess, committed, width, _, _ = header
     has_ids, has_rows, ids_end, rows_end, dtype, codec, content = shape
     ids = struct.unpack_from(f"<{count}I", body) if has_ids else None
     payload = Payload(dtype, width, memoryview(body)[ids_end:rows_end], codec) if has_rows else None
     timings = bytes(body[rows_end:])
-    return Step(session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings, committed)
+    return Step(session, epoch, hop, position, count, reply_from, guess, content, ids, payload, timings, committed)
 
 
 class FrameReader:

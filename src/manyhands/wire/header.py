@@ -1,7 +1,7 @@
 """The fixed header of a frame: its layout, the kinds of frames, and what a header must fulfil before its body is read.
 
 version u8 · kind u8 · flags u8 · hop u8 · body length u32 · session 16 bytes · epoch · position · count ·
-reply_from · window · committed · width (u32 each) · dtype u8 · content u8                           all little endian
+reply_from · guess · committed · width (u32 each) · dtype u8 · content u8                           all little endian
 """
 
 import struct
@@ -106,7 +106,7 @@ class Header(NamedTuple):
     position: int = 0
     num_rows: int = 0
     reply_from: int = 0
-    window: int = 0
+    guess: int = 0
     committed: int = 0
     width: int = 0
     dtype: int = 0

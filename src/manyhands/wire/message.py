@@ -36,7 +36,7 @@ from manyhands.wire.weights_message import WeightRequest, WeightsChunk, WeightsN
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1
@@ -66,7 +66,7 @@ class Step(NamedTuple):
     `hop` is the index of the receiver in the route (ORIGIN_HOP: the origin). Rows at positions >= `reply_from` are wanted by
     the origin; the last hop sends only those (perhaps none: count 0 then says "computed up to `position`").
     `ids` are the token ids of the rows; they travel only when ends = edges, else None.
-    `window` numbers the origin's guesses: a hop drops queued steps of a session whose window is older than the newest seen.
+    `guess` is the number of the origin's guess: a hop drops queued steps of a session under a guess older than the newest seen.
     `timings` are those of the hops it has passed, in their order, as they travel (timings.py): people see them, and how many
     drafts pay is judged by them (origin/step_costs.py).
     `committed`: tokens at positions below it are final. Rows of others may be guesses, which no other origin may adopt.
@@ -78,7 +78,7 @@ class Step(NamedTuple):
     position: int
     count: int  # type: ignore[assignment]  # hides tuple's own
     reply_from: int
-    window: int
+    guess: int
     content: Content
     ids: Ids | None
     payload: Payload | None  # None iff ids alone go to the first hop (ends = edges), or count == 0
@@ -87,7 +87,7 @@ class Step(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """`steps` more Steps of `session` may be sent to `hop` in `epoch` (the sender's window grows by as much)."""
+    """`steps` more Steps of `session` may be sent to `hop` in `epoch` (the sender has so many credits more)."""
 
     session: SessionId
     epoch: int
@@ -143,7 +143,7 @@ class Open:
     predecessor: NodeId
     successor: NodeAddr | None
     sampling: SamplingParams | None
-    window: int  # steps that may be on the way to one receiver without having been computed
+    credits: int  # steps that may be on the way to one receiver without having been computed
     replay_from: int
     replay_until: int
     emit_from: int
@@ -205,12 +205,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """Steps of `session` under windows before `window` were guessed wrong: drop them uncomputed. It overtakes the step that
-    begins `window`, which means the same. Places of older epochs are freed; after a repair `window` 0 asks for that alone."""
+    """Steps of `session` under guesses before `guess` were guessed wrong: drop them uncomputed. It overtakes the step that
+    begins `guess`, which means the same. Places of older epochs are freed; after a repair `guess` 0 asks for that alone."""
 
     session: SessionId
     epoch: int
-    window: int
+    guess: int
 
 
 @dataclass(frozen=True, slots=True)

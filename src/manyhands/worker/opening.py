@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from manyhands.core import MAX_WINDOW, SessionId, Span, SpanInfo
+from manyhands.core import MAX_CREDITS, SessionId, Span, SpanInfo
 from manyhands.errors import (
     Apart,
     BadRequest,
@@ -73,10 +73,10 @@ def check_fits(message: Open, info: SpanInfo) -> None:
         )
     if not info.span.covers(message.span):
         raise BadRequest(f"hop {message.hop} holds layers {info.span}, not {message.span}")
-    if message.hop >= message.num_hops or message.capacity < 1 or not 1 <= message.window <= MAX_WINDOW:
+    if message.hop >= message.num_hops or message.capacity < 1 or not 1 <= message.credits <= MAX_CREDITS:
         raise BadRequest(
-            f"hop {message.hop} of {message.num_hops}, {message.capacity} positions, {message.window} steps under way: "
-            f"a hop is one of its route, a lease has a position or more, a window 1 to {MAX_WINDOW} steps"
+            f"hop {message.hop} of {message.num_hops}, {message.capacity} positions, {message.credits} steps under way: "
+            f"a hop is one of its route, a lease has a position or more, credits 1 to {MAX_CREDITS} steps"
         )
     if message.ends == "edges" and not info.has_ends and message.hop in (0, message.num_hops - 1):
         raise BadRequest(f"hop {message.hop} does not hold the model's ends: serve layers {info.span} with --ends")

@@ -1,6 +1,6 @@
 """Whether the steps of one epoch come to a place in order. Pure.
 
-Under one guess (window) each step begins where the one before it ended: a sender repeats no rows and leaves none out.
+Under one guess each step begins where the one before it ended: a sender repeats no rows and leaves none out.
 """
 
 from manyhands.errors import ProtocolError

@@ -103,10 +103,10 @@ class HopSession:
         self.is_standby = opened.emit_from == STANDBY
         self.rounding = rounding_of(opened, successor)
         # For steps to the successor and from the predecessor.
-        self._outgoing = Credits(opened.window)
-        self._incoming = Credits(MAX_STANDBY_STEPS if self.is_standby else opened.window)
+        self._outgoing = Credits(opened.credits)
+        self._incoming = Credits(MAX_STANDBY_STEPS if self.is_standby else opened.credits)
         self._predecessor: Link | None = None
-        self.received = self.computed = self._newest_window = 0
+        self.received = self.computed = self._newest_guess = 0
         self._is_spoiled, self._order = False, StepOrder(may_begin_anew=opened.resume is not None)
 
     def _replay(self, until: int) -> bool:
@@ -114,7 +114,7 @@ class HopSession:
         start = self.opened.replay_from
         if self.log.covers(until, start):  # under the first guess of the epoch
             again = (self._addressed(s, s) for s in self.log.replay(until, start))
-            self.outbox.send_again(step._replace(window=0, committed=until) for step in again)
+            self.outbox.send_again(step._replace(guess=0, committed=until) for step in again)
         return self.log.covers(until, start)
 
     def feed(self, standby: Link, start: int, until: int) -> None:
@@ -204,7 +204,7 @@ class HopSession:
     # -- steps in -----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step, link: Link, now: float) -> None:
-        """Queue a step that came at `now`, or drop it if its epoch or window is not the current one, or if it is a repetition.
+        """Queue a step that came at `now`, or drop it if its epoch or guess is not the current one, or if it is a repetition.
 
         Dropped too if the sender is not the predecessor: another's Open may make an honest node send here. One bad step, one
         more than was granted or a gap costs the predecessor its place, by the origin's judgement; its link serves others.
@@ -232,19 +232,19 @@ class HopSession:
         self.waiting.append(step)
 
     def _is_due(self, step: Step) -> bool:
-        """Whether a step is to be computed: not one of an older window, nor a repetition. Raises ProtocolError after a gap."""
+        """Whether a step is to be computed: not one of an older guess, nor a repetition. Raises ProtocolError after a gap."""
         if self.opened.resume is not None and not self.received and step.position > self.cache.length:
             return False  # sent before its origin knew that the cache it was to begin with is not here
-        self.retract(step.window)
-        return step.window >= self._newest_window and (self.is_standby or self._order.admit(step.position, step.count))
+        self.retract(step.guess)
+        return step.guess >= self._newest_guess and (self.is_standby or self._order.admit(step.position, step.count))
 
-    def retract(self, window: int) -> None:
-        """The origin sends under guess `window` by now, on rows that came back: all that waits here is of older ones and void.
+    def retract(self, guess: int) -> None:
+        """The origin sends under `guess` by now, on rows that came back: all that waits here is of older ones and void.
 
         A standby computes what logs hold, which is of no guess.
         """
-        if window > self._newest_window and not self.is_standby:
-            self._newest_window = window
+        if guess > self._newest_guess and not self.is_standby:
+            self._newest_guess = guess
             self._order.begin_guess()
             self._owe(len(self.waiting))
             self.waiting.clear()
@@ -259,7 +259,7 @@ class HopSession:
                 f"{rows} rows wait, {MAX_WAITING_LEASES} times the lease of {self.capacity} is the limit"
             )
         if not self._incoming.take():
-            raise ProtocolError(f"a step came without credit: {self._incoming.window} may be under way")
+            raise ProtocolError(f"a step came without credit: {self._incoming.granted} may be under way")
 
     def _owe(self, steps: int) -> None:
         """Give `steps` back to the predecessor, in batches. (A standby's are only counted: it is fed without credits.)"""
@@ -300,7 +300,7 @@ class HopSession:
         done = taken.step
         if self.is_closed or done.epoch != self.opened.epoch:
             return False
-        if done.window < self._newest_window:
+        if done.guess < self._newest_guess:
             self._owe(int(taken.uses_up))
             return True
         self.computed = done.position + done.count
@@ -328,8 +328,8 @@ class HopSession:
         """`step`, of these rows, as it goes to the next receiver of the current route. What a log holds is of no guess: 0."""
         opened, is_last = self.opened, self.is_last
         hop, ids = (ORIGIN_HOP, None) if is_last else (opened.hop + 1, step.ids if opened.ends == "edges" else None)
-        window = 0 if rows is step else step.window
-        where = rows.position, rows.count, step.reply_from, window
+        guess = 0 if rows is step else step.guess
+        where = rows.position, rows.count, step.reply_from, guess
         return Step(opened.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings, step.committed)
 
     def credit(self, steps: int, epoch: int) -> None:
