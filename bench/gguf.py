@@ -22,7 +22,7 @@ from manyhands.checkpoint.gguf_model import config_json
 from manyhands.checkpoint.gguf_parts import read_gguf, read_tensor
 from manyhands.testing.gguf import ALIGN, Written, write_gguf
 
-_KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K_M", "q5_k_m": "Q5_K_M", "q6_k": "Q6_K"}
+_KINDS = {name.lower(): name for name in "Q8_0 Q4_0 Q4_K_M Q5_K_M Q6_K IQ4_XS Q3_K_M Q2_K".split()}
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",

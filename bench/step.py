@@ -9,7 +9,7 @@ Decode: tokens/s after the first of NEW tokens that follow a prompt of 64. Prefi
 to the first.
   ENGINE        with --engine: the same by that one (torch-cpu, or a back end of the native engine)
 With --dtype w8 or w4 (--shape 1.1b, say): `ours` at that precision, `bf16` ours at bf16, llama_cpp at q8_0 or q4_0. With
---dtype q4_k_m, q5_k_m or q6_k: `ours` and llama_cpp on one file of llama.cpp's.
+--dtype q4_k_m, q5_k_m, q6_k, iq4_xs, q3_k_m or q2_k: `ours` and llama_cpp on one file of llama.cpp's.
 The floor is the machine's read bandwidth over the bytes of weights that a token reads; it is measured before and after each
 repetition, and the faster counts for it.
 Holds if `ours` decodes at 1.6x transformers and prefills at 1.0x (medians of the ratios rep by rep), and `node` likewise;
@@ -18,8 +18,8 @@ On the back end avx512 prefill is judged at 0.6x llama.cpp, whose AVX512-BF16 su
 what the CPU has, whatever back end is forced: its prefill is judged on amx, and on CPUs without AVX512-BF16.
 At w8 and w4 it holds at 1.0x llama.cpp in both (where it is importable), at w4 with decode at 2.5x our bf16 besides; on a
 file of K-quants at 0.85x llama.cpp's decode, with weights in 1.3x the file.
-Run: python -m bench.step [--dtype bf16|w8|w4|q4_k_m|q5_k_m|q6_k] [--shape 0.5b|1.1b] [--prefill N] [--reps N] [--quick]
-     [--cpu]
+Run: python -m bench.step [--dtype bf16|w8|w4|q4_k_m|q5_k_m|q6_k|iq4_xs|q3_k_m|q2_k] [--shape 0.5b|1.1b] [--prefill N]
+     [--reps N] [--quick] [--cpu]
 """
 
 import argparse
@@ -60,7 +60,7 @@ TARGET = {"decode_x": 1.6, "prefill_x": 1.0, "decode_of_llama_cpp": 0.9, "prefil
 SMALL_TARGET = {"decode_x": 1.0, "prefill_x": 1.0, "w4_of_bf16_x": 2.5}
 FILE_TARGET = {"decode_x": 0.85, "held_of_file_x": 1.3}
 LIKE = {"w8": "q8_0", "w4": "q4_0"}  # what llama.cpp calls the like of it
-MIXTURES = ("q4_k_m", "q5_k_m", "q6_k")  # of llama.cpp's
+MIXTURES = ("q4_k_m", "q5_k_m", "q6_k", "iq4_xs", "q3_k_m", "q2_k")  # of llama.cpp's
 
 
 Clock = Callable[[], float]

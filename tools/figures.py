@@ -336,12 +336,15 @@ ROWS = [
     Row("step-0.5b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-1.1b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
-    Row(
-        "step-1.1b-q4_k_m",
-        "a file of llama.cpp's {dtype}, {threads} thread(s), {clock} seconds, the {shape} shape: against llama.cpp; "
-        "weights held",
-        "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; {held_of_file_x} of the file",
-        "decode {target.decode_x} x; {target.held_of_file_x} of the file",
+    *(
+        Row(
+            f"step-1.1b-{kind}",
+            "a file of llama.cpp's {dtype}, {threads} thread(s), {clock} seconds, the {shape} shape: against llama.cpp; "
+            "weights held",
+            "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; {held_of_file_x} of the file",
+            "decode {target.decode_x} x; {target.held_of_file_x} of the file",
+        )
+        for kind in ("q4_k_m", "iq4_xs", "q3_k_m", "q2_k")
     ),
     Row(
         "states",
