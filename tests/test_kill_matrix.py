@@ -607,11 +607,12 @@ def test_l9_21_a_lost_node_stays_out_of_its_session(bench: Bench) -> None:
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["prefill", "decode", "window"])
 def test_a_draining_node_hands_over_without_losing_a_token(bench: Bench, phase: Phase, victim: int) -> None:
-    """Three sessions move to the spare; then the node is empty and may leave."""
+    """Three sessions move to the spare; then the node is empty and may leave. Another hop takes its time: answers are not over first."""
 
     async def main() -> None:
         async with bench.scene() as scene:
             node = scene.hops[victim]
+            scene.faults.slow(scene.hops[victim - 1], 0.01)
             drains: list[asyncio.Task[None]] = []
             scene.faults.at(phase, node, lambda: drains.append(asyncio.ensure_future(node.worker.drain())), SKIP[phase])
             await ask(bench, scene, "hot", 3, "star" if victim == 1 else "ring", drafts=phase == "window")
