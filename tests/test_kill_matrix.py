@@ -607,20 +607,19 @@ def test_l9_21_a_lost_node_stays_out_of_its_session(bench: Bench) -> None:
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["prefill", "decode", "window"])
 def test_a_draining_node_hands_over_without_losing_a_token(bench: Bench, phase: Phase, victim: int) -> None:
-    """Three sessions move to the spare; then the node is empty and may leave. Another hop takes its time: answers are not over first."""
+    """Three sessions move to the spare; then the node is empty and may leave. (Another hop is slow: no answer ends first.)"""
 
     async def main() -> None:
         async with bench.scene() as scene:
             node = scene.hops[victim]
-            scene.faults.slow(scene.hops[victim - 1], 0.01)
+            scene.faults.slow(scene.hops[(victim + 1) % 3], 0.01)
             drains: list[asyncio.Task[None]] = []
             scene.faults.at(phase, node, lambda: drains.append(asyncio.ensure_future(node.worker.drain())), SKIP[phase])
             await ask(bench, scene, "hot", 3, "star" if victim == 1 else "ring", drafts=phase == "window")
             async with asyncio.timeout(0.1):
                 await drains[0]
-            assert any(a.repairs for a in scene.answers)
             for answer in scene.answers:
-                assert [r.lost for r in answer.repairs] in ([], [(f"n{victim}",)])
+                assert [r.lost for r in answer.repairs] == [(f"n{victim}",)]
 
     bench.play(main)
 
