@@ -82,7 +82,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
     const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
-    const __m512i more = _mm512_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm512_xor_si512(named, more);
+    const __m512i unsigned_by = _mm512_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm512_xor_si512(named, unsigned_by);
     __m512i highs = code_bits(type) == 5 ? _mm512_loadu_si512(codes + 256) : low, zeros = type == W4Z ? zeros_of(factors) : low;
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
@@ -268,7 +268,7 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
     const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
-    const __m256i more = _mm256_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm256_xor_si256(named, more);
+    const __m256i unsigned_by = _mm256_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm256_xor_si256(named, unsigned_by);
     __m256i highs = code_bits(type) == 5 ? _mm256_loadu_si256((const __m256i *)(codes + 256)) : low;
     __m256i zeros = type == W4Z ? zeros_of(factors, half) : low;
     __m256i sums[MOST_TOGETHER], others[MOST_TOGETHER];
