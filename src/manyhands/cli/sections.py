@@ -9,19 +9,7 @@ SECTIONS: Final = {
     "Layers": ("layers", "memory", "spare", "can-load", "max-pipes", "strategy", "ends", "nodes", "cut", "spares"),
     "Network": ("listen", "advertise", "key", "scope", "relay", "allow", "deny", "directory"),
     "API": ("insecure", "allow-host", "cors", "job-file", "trace"),
-    "Sampling": (
-        *(
-            "max-tokens",
-            "temperature",
-            "top-p",
-            "top-k",
-            "min-p",
-            "seed",
-            "repetition-penalty",
-            "stop",
-            "deterministic",
-        ),
-    ),
+    "Sampling": "max-tokens temperature top-p top-k min-p seed repetition-penalty stop deterministic".split(),
     "Routes of requests": (
         *("path", "standby", "policy", "allow-self", "sticky", "own-first", "own-last", "fallback", "mix-classes"),
         "max-shards-per-request",
@@ -30,8 +18,6 @@ SECTIONS: Final = {
     "Faults": ("kill", "freeze", "slow", "poison", "drain"),
 }
 _OF: Final = {f"--{option}": section for section, options in SECTIONS.items() for option in options}
-
-
 FEWEST: Final = 3  # options that make a section of their own
 
 
@@ -44,9 +30,8 @@ class SectionedCommand(TyperCommand):
         found: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for section, name, what in shown:
             is_small = section in SECTIONS and count[section] < FEWEST
-            found["Options" if is_small else section].append(
-                (name.removesuffix(" <str>"), what)
-            )  # typer's, of arguments
+            plain = name.removesuffix(" <str>")  # which typer adds to arguments
+            found["Options" if is_small else section].append((plain, what))
         for section in ("Arguments", "Options", *SECTIONS):
             if found[section]:
                 with formatter.section(section):

@@ -82,7 +82,7 @@ class Hop:
         return (self.control,) if self.data is None else (self.control, self.data)
 
     def has_room(self) -> bool:
-        """Whether fewer steps than it has credits in all wait for some. If not, `has_room_again` is true once that is so."""
+        """Whether fewer steps wait for credits than it has credits in all. If not, `has_room_again` is true once that is so."""
         self._is_full = len(self.outbox) >= self.credits
         return not self._is_full
 
