@@ -110,6 +110,7 @@ WHOLES(shuffle_epi8, (__m512i a, __m512i at), 64, r.b[i] = G(at, b)[i] < 0 ? 0 :
 WHOLES(shufflelo_epi16, (__m512i a, int at), 32, r.h[i] = G(a, h)[i % 8 < 4 ? i / 8 * 8 + (at >> 2 * (i % 4) & 3) : i])
 WHOLES(shufflehi_epi16, (__m512i a, int at), 32, r.h[i] = G(a, h)[i % 8 < 4 ? i : i / 8 * 8 + 4 + (at >> 2 * (i % 4) & 3)])
 WHOLES(cvtepi8_epi16, (__m256i a), 32, r.h[i] = ((int8_t *)&a)[i])
+WHOLES(cvtepu8_epi16, (__m256i a), 32, r.h[i] = ((uint8_t *)&a)[i])
 WHOLES(cvtepi8_epi32, (__m128i a), 16, r.w[i] = ((int8_t *)&a)[i])
 WHOLES(cvtepu8_epi32, (__m128i a), 16, r.w[i] = ((uint8_t *)&a)[i])
 WHOLES(cvtepu16_epi32, (__m256i a), 16, r.w[i] = ((uint16_t *)&a)[i])
