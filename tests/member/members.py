@@ -103,7 +103,7 @@ async def town(folder: Path, home: Path, precision: Precision = "bf16") -> Async
     disturbs, decides nothing.
     """
     async with AsyncExitStack() as stack:
-        stack.enter_context(patch("manyhands.member.hosting.decode_layer_s", lambda model, span: 0.001))
+        stack.enter_context(patch("manyhands.member.hosting.decode_layer_s", lambda model, span, positions: 0.001))
         yield Town(folder, home, stack, precision=precision)
 
 

@@ -22,7 +22,7 @@ from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
-from manyhands.member.room import beginning_of, bound_for, budget_of, has_room, own_spans, rebound
+from manyhands.member.room import beginning_of, bound_for, budget_of, has_room, measured_positions, own_spans, rebound
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import SwarmSnapshot, holdings_of, view_of
 from manyhands.member.weights import ServedModel, Weights
@@ -142,7 +142,8 @@ class Hosting:
         try:
             model = await host.engine.ensure_loaded()
             self.member.span_bytes[span] = self.weights.shape.span_bytes(span, self.budget.tokens)
-            self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
+            positions = measured_positions(node.worker, host)
+            self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span, positions))
             await node.seed.add(folder)
         except Exception:  # its member takes it for failed, and loads it again; one that is cancelled is drained
             if host in node.hosts:

@@ -84,6 +84,22 @@ def bound_for(worker: "Worker", budget: MemoryBudget, span: Span, held: Collecti
     bound(worker, budget, [*held, span])
 
 
+def measured_positions(worker: "Worker", host: "SpanHost") -> int:
+    """How many positions the session may have by which the span of `host` is measured: what a lease could have.
+
+    Raises BadRequest where no lease could have one. No lease counts that session, and what one takes whatever its length, the
+    states of layers, is made at its first step: of a config with wide heads gigabytes.
+    """
+    found = host.leases.most(host.info.context_length)
+    if not found:
+        needed, room = size_of(host.leases.bytes_of(1), is_limit=True), size_of(worker.caches.limit_bytes)
+        raise BadRequest(
+            f"layers {host.info.span} take {needed} of cache for a session of one position, and --memory leaves {room} for "
+            "caches: give more, or fewer layers"
+        )
+    return found
+
+
 def kept(hosting: "Hosting") -> list[Span]:
     """What caches leave room for: what is in memory, what is being loaded, and what is to be loaded again."""
     held, coming = hosting.in_memory, hosting.dropped if hosting.coming is None else [hosting.coming]

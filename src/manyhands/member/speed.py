@@ -11,19 +11,24 @@ from manyhands.worker.execute import SpanModel, Work
 STEPS = 5
 WARM_UP = 2
 POSITION = 64  # as in a short chat
+_NUMBER = b"\x3c"  # each byte of a number: about 0.01 in bf16 and fp32, 1 in fp16; a first row of zeros is refused
 
 
-def decode_layer_s(model: SpanModel, span: Span) -> float:
-    """Median seconds of one layer of a decode step of one session."""
-    cache = model.runner.new_cache(POSITION + 1, span)
-    zeros = bytes(model.hidden_size * ITEMSIZE[model.wire_dtype])
-    row = Payload(model.wire_dtype, model.hidden_size, zeros)
-    work = Work(cache, span, POSITION, 1, POSITION, row, None, is_last=True)
+def decode_layer_s(model: SpanModel, span: Span, positions: int) -> float:
+    """Median seconds of one layer of a decode step of one session, which may have so many `positions`, at least one: as many
+    as the model has and a lease could have."""
+    position = min(POSITION, positions - 1)
+    cache = model.runner.new_cache(position + 1, span)
+    numbers = _NUMBER * (model.hidden_size * ITEMSIZE[model.wire_dtype])
+    row = Payload(model.wire_dtype, model.hidden_size, numbers)
+    work = Work(cache, span, position, 1, position, row, None, is_last=True)
     times = []
-    if model.runner.session_bytes:  # states exist only after the positions before; keys and values may be unset
-        model.runner.step(zeros * POSITION, [Piece(cache, 0, POSITION)], model.num_threads)
+    if (
+        model.runner.session_bytes and position
+    ):  # states exist only after the positions before; keys and values may be unset
+        model.runner.step(numbers * position, [Piece(cache, 0, position)], model.num_threads)
     for _ in range(WARM_UP + STEPS):
-        cache.length = POSITION
+        cache.length = position
         began = time.perf_counter()
         (result,) = model.run([work])
         times.append(time.perf_counter() - began)
