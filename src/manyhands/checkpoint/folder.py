@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
-from manyhands.checkpoint.header import TensorEntry, read_header
+from manyhands.checkpoint.header import TensorEntry, check_tensor_name, check_values, read_header
 from manyhands.checkpoint.part_names import first_part, parts_beside
+from manyhands.checkpoint.plain_file import MAX_TABLE_BYTES, read_small
 from manyhands.checkpoint.text_part import text_name
 from manyhands.errors import ModelError
 
@@ -40,6 +41,7 @@ FILES: Final = frozenset(
         "vocab.txt",
     }
 )
+_MAX_PATH: Final = 255  # bytes of a file's path in its folder: what file systems allow of one name
 SMALL_SUFFIXES: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # config, tokenizer, chat template
 
 
@@ -47,9 +49,7 @@ def read_config(folder: Path) -> bytes:
     """The bytes of the folder's config.json. Raises ModelError if there is none, or one that is too long."""
     path = folder / "config.json"
     try:
-        if (size := path.stat().st_size) > MAX_CONFIG_BYTES:
-            raise ModelError(f"{path} has {size} bytes; the limit is {MAX_CONFIG_BYTES}")
-        return path.read_bytes()
+        return read_small(path, MAX_CONFIG_BYTES)
     except OSError as error:
         _refuse_adapter(folder)
         _refuse_several(folder)
@@ -113,9 +113,12 @@ def _gguf_entries(path: Path, stamps: tuple[tuple[int, int], ...]) -> tuple[Tens
 
 def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:
     """Tensor name to file name, of the text part. Raises ModelError if malformed, or if a file name could leave the folder."""
+    check_values(raw, where)
     try:
         places = json.loads(raw)["weight_map"]
-        pairs = [(text_name(str(name)), check_file_name(str(file))) for name, file in places.items()]
+        pairs = [
+            (text_name(check_tensor_name(name, where)), check_file_name(str(file))) for name, file in places.items()
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{where} is corrupt: {error}") from error
     found: dict[str, str] = {}
@@ -126,16 +129,25 @@ def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:
 
 
 def check_file_name(name: str) -> str:
-    """`name` itself if it is a plain relative path; raises ModelError if it could leave its folder."""
+    """`name` itself if it is a plain relative path; raises ModelError if it could leave its folder, or no file can have it."""
     parts = name.split("/")
-    if not name or any(part in ("", ".", "..") for part in parts) or any(c in name for c in "\\:\0"):
-        raise ModelError(f"file name {name!r} is refused: it is not a plain relative path")
+    is_plain = name.isprintable() and len(name.encode(errors="replace")) <= _MAX_PATH
+    if not is_plain or any(part in ("", ".", "..") for part in parts) or any(c in name for c in "\\:"):
+        what = f"not a plain relative path of at most {_MAX_PATH} bytes"
+        raise ModelError(f"file name {name[:80]!a} is refused: it is {what}")
     return name
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    try:
+        return parse_index(read_small(folder / INDEX, MAX_TABLE_BYTES))
+    except OSError as error:
+        raise ModelError(f"{folder / INDEX} cannot be read: {error.strerror or error}") from error
 
 
 def _weight_files(folder: Path) -> list[str]:
     if (folder / INDEX).exists():
-        return sorted(set(parse_index((folder / INDEX).read_bytes()).values()))
+        return sorted(set(_read_index(folder).values()))
     if (folder / SINGLE).exists():
         return [SINGLE]
     if not folder.is_dir():
@@ -151,7 +163,7 @@ def _weight_files(folder: Path) -> list[str]:
 def _arrived(folder: Path) -> dict[str, set[str]] | None:
     """Tensors by file that the journal of `fetch` vouches for; None if the folder was not fetched."""
     try:
-        files = json.loads((folder / JOURNAL).read_bytes())["tensors"]
+        files = json.loads(read_small(folder / JOURNAL, MAX_TABLE_BYTES))["tensors"]
         return {file: set(names) for file, names in files.items()}
     except FileNotFoundError:
         return None
@@ -171,6 +183,6 @@ def _check_index(entries: Sequence[TensorEntry], folder: Path) -> None:
     if not (folder / INDEX).exists():
         return
     places = {entry.name: entry.file for entry in entries}
-    for name, file in parse_index((folder / INDEX).read_bytes()).items():
+    for name, file in _read_index(folder).items():
         if places.get(name) != file:
             raise ModelError(f"{folder / file} lacks tensor {name}, which {INDEX} puts there")

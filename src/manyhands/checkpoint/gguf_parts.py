@@ -13,6 +13,7 @@ import numpy as np
 
 from manyhands.checkpoint.gguf import MAX_HEADER_BYTES, MAX_TENSORS, Gguf, GgufTensor, parse_gguf
 from manyhands.checkpoint.part_names import parts_beside
+from manyhands.checkpoint.plain_file import file_size
 from manyhands.errors import ModelError
 
 _TOTAL: Final = "split.tensors.count"
@@ -32,7 +33,7 @@ def read_tensor(folder: Path, tensor: GgufTensor) -> bytes:
 
 def _read_header(path: Path, number: int) -> Gguf:
     try:
-        size = path.stat().st_size
+        size = file_size(path)
         return parse_gguf(lambda start, end: _read_range(path, start, end), path.name, size, number)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error

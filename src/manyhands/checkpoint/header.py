@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyhands.checkpoint.dtypes import is_known, stored_bytes
+from manyhands.checkpoint.plain_file import file_size
 from manyhands.checkpoint.text_part import text_name
 from manyhands.errors import ModelError
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 LENGTH_BYTES: Final = 8
+MAX_NAME: Final = 1 << 10  # characters of a tensor's name
+MAX_SIZES: Final = 8  # of a tensor's shape
 # Of a header's JSON, which become a value of Python's each: those of 200,000 tensors. The bytes alone would be 6 GB of lists.
 MAX_COMMAS: Final = 1 << 21
 
@@ -75,6 +78,14 @@ def _of_text(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
             yield entry if name == entry.name else replace(entry, name=name)
 
 
+def check_tensor_name(name: object, where: str) -> str:
+    """`name` itself if it can stand in a line: names are in what people are told of tensors. Raises ModelError."""
+    if not isinstance(name, str) or not name.isprintable() or len(name) > MAX_NAME:
+        needed = f"a text of at most {MAX_NAME} printable characters is needed"
+        raise ModelError(f"{where} refused: the name of a tensor is {name!a:.80}; {needed}")
+    return name
+
+
 def check_values(raw: bytes, file: str) -> None:
     """Raise ModelError for JSON of more values than tables of tensors have, before it is parsed."""
     if (count := raw.count(b",")) > MAX_COMMAS:
@@ -84,7 +95,7 @@ def check_values(raw: bytes, file: str) -> None:
 def read_header(path: Path) -> list[TensorEntry]:
     """The tensors of the file at `path`; their `file` is its name. Raises ModelError."""
     try:
-        size = path.stat().st_size
+        size = file_size(path)
         with path.open("rb") as handle:
             length = header_length(handle.read(LENGTH_BYTES), path.name, size)
             raw = handle.read(length)
@@ -100,13 +111,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(name: str, facts: object, file: str, base: int) -> TensorEntry:
+    check_tensor_name(name, file)
     if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
         raise ModelError(f"{file}: tensor {name} lacks dtype, shape or offsets")
     dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
     if not isinstance(dtype, str) or not is_known(dtype):
-        raise ModelError(f"{file}: tensor {name} has the unknown dtype {dtype!r}")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise ModelError(f"{file}: tensor {name} has the impossible shape {shape!r} or offsets {offsets!r}")
+        raise ModelError(f"{file}: tensor {name} has the unknown dtype {dtype!a:.40}")
+    if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
+        raise ModelError(f"{file}: tensor {name} has the impossible shape {shape!a:.80} or offsets {offsets!a:.80}")
     entry = TensorEntry(name, file, dtype, tuple(shape), base + offsets[0], base + offsets[1])
     if offsets[1] - offsets[0] != _size(name, dtype, shape, file):
         raise ModelError(f"{file}: tensor {name} ({dtype} {shape}) does not fit offsets {offsets}")
@@ -120,8 +132,11 @@ def _size(name: str, dtype: str, shape: list[int], file: str) -> int:
         raise ModelError(f"{file}: tensor {name}: {error}") from error
 
 
-def _are_sizes(value: object) -> bool:
-    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
+def are_sizes(value: object) -> bool:
+    """Whether a list from JSON can be a tensor's shape."""
+    return (
+        isinstance(value, list) and len(value) <= MAX_SIZES and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
+    )
 
 
 def _check_tiling(entries: list[TensorEntry], file: str, base: int, size: int) -> None:

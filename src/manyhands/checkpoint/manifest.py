@@ -17,8 +17,9 @@ from typing import Any, Final, Protocol, Self
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.dtypes import is_known
 from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, RANKED, TOKENIZER, read_config, read_entries
-from manyhands.checkpoint.header import TensorEntry, check_values
+from manyhands.checkpoint.header import TensorEntry, are_sizes, check_tensor_name, check_values
 from manyhands.checkpoint.partition import span_tensors
+from manyhands.checkpoint.plain_file import MAX_SMALL_BYTES, MAX_TABLE_BYTES, read_small
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
 from manyhands.errors import Damaged, ModelError
@@ -150,7 +151,7 @@ class Manifest:
         try:
             body = json.loads(raw)
             if body["manyhands"] != VERSION:
-                raise ValueError(f"version {body['manyhands']}, this program reads {VERSION}; make it anew: remove it")
+                raise ValueError(f"version {body['manyhands']!a:.20}, this program reads {VERSION}; make it anew: remove it")
             tensors = tuple(_decode_row(row) for row in body["tensors"])
             return cls(_hex(body["config"]), tensors, _decode_files(body["files"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -163,8 +164,9 @@ class Manifest:
 
 def _decode_row(row: Any) -> TensorDigest:
     name, dtype, shape, sha256 = row
-    if not isinstance(name, str) or not is_known(dtype) or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"bad entry {str(row)[:80]}")
+    if not is_known(dtype) or not are_sizes(shape):
+        raise ValueError(f"bad entry {row!a:.80}")
+    check_tensor_name(name, MANIFEST)
     return TensorDigest(name, dtype, tuple(shape), _hex(sha256))
 
 
@@ -176,7 +178,7 @@ def _hex(text: str) -> str:
 
 def _decode_files(body: Any) -> tuple[tuple[str, str], ...]:
     if not isinstance(body, dict) or not body.keys() <= FILES:
-        raise ValueError(f"bad list of files {str(body)[:80]}")
+        raise ValueError(f"bad list of files {body!a:.80}")
     return tuple((name, _hex(body[name])) for name in sorted(body))
 
 
@@ -192,7 +194,7 @@ def hash_files(folder: Path) -> dict[str, str]:
     if TOKENIZER in there:
         there = [name for name in there if name not in RANKED]
     try:
-        return {name: _sha256((folder / name).read_bytes()) for name in there}
+        return {name: _sha256(read_small(folder / name, MAX_SMALL_BYTES)) for name in there}
     except OSError as error:
         raise ModelError(f"{folder}: a file of the tokenizer cannot be read: {error}") from error
 
@@ -239,9 +241,8 @@ def build_manifest(
 
 def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: HashProgress, called: str) -> Manifest:
     config = config_digest(read_config(folder), str(folder / "config.json"))
-    whole = None
-    if (folder / MANIFEST).exists():
-        whole = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
+    whole = read_manifest(folder)
+    if whole is not None:
         check_small(whole, folder)
     progress.start(f"reading {called or folder.name}", sum(len(entry) for entry in entries))
     held = [hash_tensor(folder, entry, progress) for entry in entries]
@@ -254,8 +255,19 @@ def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: HashPro
 
 def described_tensors(folder: Path) -> Sequence[TensorDigest] | Sequence[TensorEntry]:
     """Of the whole model, also where the folder holds a part of it. Raises ModelError."""
+    whole = read_manifest(folder)
+    return read_entries(folder) if whole is None else whole.tensors
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest that lies in `folder`, None if there is none. Raises ModelError."""
     path = folder / MANIFEST
-    return Manifest.decode(path.read_bytes(), str(path)).tensors if path.exists() else read_entries(folder)
+    try:
+        return Manifest.decode(read_small(path, MAX_TABLE_BYTES), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def check_small(whole: Manifest, folder: Path) -> None:

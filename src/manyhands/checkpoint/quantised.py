@@ -65,6 +65,8 @@ class Quantised:
         stem = name.removesuffix(".weight")
         if self.method == "mxfp4":
             path, _, matrix = stem.rpartition(".")
+            if not path.rpartition(".")[2].isdecimal():  # of no expert
+                return {}
             stack = f"{path.rpartition('.')[0]}.{matrix}"
             return {"codes": f"{stack}_blocks", "scales": f"{stack}_scales"}
         if self.method in _FLOAT_PARTS:

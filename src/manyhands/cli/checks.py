@@ -300,8 +300,8 @@ def check_engine() -> Iterator[Check]:
 
 def check_models(home: Path) -> Iterator[Check]:
     """Folders that were fetched: what of them is here, and whether it is whole."""
-    from manyhands.checkpoint.folder import MANIFEST, read_entries
-    from manyhands.checkpoint.manifest import Manifest
+    from manyhands.checkpoint.folder import read_entries
+    from manyhands.checkpoint.manifest import read_manifest
     from manyhands.weights.catalogue import SHORT_NAMES
     from manyhands.weights.names import short_path
 
@@ -312,8 +312,8 @@ def check_models(home: Path) -> Iterator[Check]:
             continue
         try:
             held = len(read_entries(folder))
-            manifest = folder / MANIFEST
-            total = len(Manifest.decode(manifest.read_bytes(), str(manifest)).tensors) if manifest.exists() else held
+            whole = read_manifest(folder)
+            total = held if whole is None else len(whole.tensors)
         except (ManyhandsError, OSError) as error:
             yield Check("model", "fail", f"{folder.name}: {error}", f"remove {folder}: it is fetched again when needed")
             continue

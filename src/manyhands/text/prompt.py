@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
+from manyhands.checkpoint.folder import MAX_CONFIG_BYTES
+from manyhands.checkpoint.plain_file import read_small
 from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.dialects import Dialect, find_dialect
@@ -183,8 +185,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        loaded = json.loads(read_small(path, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON ({error}): fetch it again") from error
     if not isinstance(loaded, dict):
         raise ModelError(f"{path} holds a {type(loaded).__name__}, not an object: fetch it again")

@@ -13,12 +13,12 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from manyhands.checkpoint.folder import RANKED, TOKENIZER
+from manyhands.checkpoint.plain_file import MAX_SMALL_BYTES, read_small
 from manyhands.checkpoint.ranked_tokenizer import from_tekken, from_tiktoken
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.tokenizer_parts import check_decoder
 
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_LONGEST: Final = 256 << 20  # bytes of a tokenizer.json; the largest of the hub have some 35 MB
 _LONGEST_RANKED: Final = 64 << 20  # of a tekken.json (15 to 20 MB) or tiktoken.model (3 MB)
 _LONGEST_BESIDE: Final = 16 << 20  # bytes of any file beside it
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")  # half a character, or a byte of an argument that is not UTF-8
@@ -136,7 +136,7 @@ def _absent(folder: Path) -> str:
 def _tokenizer_json(path: Path, config: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """What is in a tokenizer.json, or would be if there were one; and what the file calls bos_token and so on."""
     if path.name == TOKENIZER:
-        return _read(path, _LONGEST), {}
+        return _read(path, MAX_SMALL_BYTES), {}
     raw = _read(path, _LONGEST_RANKED).encode()
     made, named = (
         (from_tiktoken(raw, config, str(path)), {}) if path.suffix == ".model" else from_tekken(raw, str(path))
@@ -210,9 +210,7 @@ def _template_files(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path, longest: int) -> str:
-    if path.stat().st_size > longest:
-        raise ModelError(f"{path} is longer than {longest >> 20} MB: it is no file of a tokenizer")
-    return path.read_text(encoding="utf-8")
+    return read_small(path, longest).decode()
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.checkpoint.folder import MANIFEST, read_entries
 from manyhands.checkpoint.gguf_folder import FILES as LINKS
 from manyhands.checkpoint.gguf_folder import gguf_folder
-from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.manifest import read_manifest
 from manyhands.checkpoint.part_names import first_part, model_name
 from manyhands.checkpoint.partition import whole_layers
 from manyhands.core import ModelId, Span
@@ -203,8 +203,8 @@ def _layers(folder: Path) -> tuple[Sequence[Span], int]:
     try:
         num_layers = read_facts(folder).num_layers
         held = {entry.name for entry in read_entries(folder)}
-        path = folder / MANIFEST
-        names = Manifest.decode(path.read_bytes(), str(path)).names if path.exists() else sorted(held)
+        whole = read_manifest(folder)
+        names = sorted(held) if whole is None else whole.names
         return whole_layers(names, held, num_layers), num_layers
     except (ManyhandsError, OSError):
         return (), 0

@@ -1,0 +1,26 @@
+"""Files of a model folder, which may be anything: a pipe that nothing writes to, an endless device, a terabyte of holes."""
+
+import stat
+from pathlib import Path
+from typing import Final
+
+from manyhands.errors import ModelError
+
+MAX_SMALL_BYTES: Final = 256 << 20  # of a file of the tokenizer; the largest of the hub have some 35 MB
+MAX_TABLE_BYTES: Final = 64 << 20  # of an index or a manifest; that of 100,000 tensors has 16 MB
+
+
+def file_size(path: Path) -> int:
+    """Bytes of the file at `path`, or behind the link there. Raises OSError, ModelError for what is no file: to open a named
+    pipe is to wait for who writes to it."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelError(f"{path} is no plain file: put the file itself in its place")
+    return found.st_size
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """The bytes of the file at `path`. Raises OSError, ModelError for what is no file or has more than `limit` bytes."""
+    if (size := file_size(path)) > limit:
+        raise ModelError(f"{path} has {size} bytes; the limit is {limit}: fetch it again")
+    return path.read_bytes()
