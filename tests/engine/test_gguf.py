@@ -28,8 +28,9 @@ from manyhands.engine.memory import Memory
 from manyhands.engine.quants import packed_bytes
 from manyhands.engine.span import Piece as TorchPiece
 from manyhands.engine.torch import TorchEnds, TorchSpan
-from manyhands.engine.weights import Stored, as_fp32, held, kept_type, matrix
+from manyhands.engine.weights import Stored, as_fp32, held, kept_type, matrix, take
 from manyhands.program.families import read_program
+from manyhands.program.ops import Rows, Weight
 from manyhands.testing.gguf import write_gguf
 from tests.gguf_files import FAMILIES, tiny_gguf
 
@@ -86,6 +87,17 @@ def test_numbers_are_those_of_the_gguf_package(dtype: str) -> None:
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype])
     np.testing.assert_array_equal(dequantise(raw, dtype), expected)
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_part_of_a_vector_in_blocks_is_of_its_numbers(is_stacked: bool) -> None:
+    """It was cut out of its bytes: other numbers, or a ValueError."""
+    raw = np.random.default_rng(5).integers(0, 256, (3, 6 * 34), np.uint8)
+    raw[:, ::34], raw[:, 1::34] = 0, 0x2C
+    stored = Stored("Q8_0", raw if is_stacked else raw[1])
+    weight = Weight("b", (3, 192) if is_stacked else (192,), Rows(32, 2, 4, 16), stacked=is_stacked)
+    expected = dequantise(raw, "Q8_0")[1].reshape(-1, 4)[8:24, :2].reshape(-1)
+    np.testing.assert_array_equal(as_fp32(take(weight, lambda _: stored, 1)), expected)
 
 
 @pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])

@@ -151,7 +151,9 @@ class Manifest:
         try:
             body = json.loads(raw)
             if body["manyhands"] != VERSION:
-                raise ValueError(f"version {body['manyhands']!a:.20}, this program reads {VERSION}; make it anew: remove it")
+                raise ValueError(
+                    f"version {body['manyhands']!a:.20}, this program reads {VERSION}; make it anew: remove it"
+                )
             tensors = tuple(_decode_row(row) for row in body["tensors"])
             return cls(_hex(body["config"]), tensors, _decode_files(body["files"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
