@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.errors import BadRequest
 from manyhands.text.prompt import Tokenizer, render_chat, render_text
-from manyhands.text.template import RenderBudget, TooCostly, compile_template
+from manyhands.text.template import MAX_NODES, MAX_TEMPLATE, RenderBudget, TooCostly, compile_template, find_variables
 from tests.text.test_detokenize import byte_level
 from tests.text.test_templates import FAMILIES
 
@@ -121,3 +121,53 @@ def test_a_namespace_has_no_private_names(name: str) -> None:
         compile_template(f"{{% set n = namespace() %}}{{% set n.{name} = 1 %}}{{{{ n.{name} }}}}").render(
             HI, {}, RenderBudget()
         )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' | center(10000000000) }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{{ 'a\nb' | indent(10000000000) }}",
+        "{% if 'x' | center(10000000000) %}y{% endif %}",
+        "{% set a = 'x' | center(10000000000) %}",
+    ],
+)
+def test_nothing_is_computed_while_a_template_is_compiled(source: str) -> None:
+    """Filters of constants were, on the gateway's event loop, without a budget: gigabytes of 30 characters."""
+    assert not compile_template(source).is_simple
+    assert find_variables(f"{source}{{{{ from_outside }}}}") == {"from_outside"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if",
+        "{{ a | no_such_filter }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ " + "a + " * 5000 + "a }}",
+        "{% for i in a %}" * 25 + "{% endfor %}" * 25,
+        "{% if a %}" * 200 + "{% endif %}" * 200,
+        "{{ " + "9" * 5000 + " }}",
+    ],
+    ids=lambda source: source[:16],
+)
+def test_what_is_no_template_is_refused_in_one_line(source: str) -> None:
+    """It was called a bug in the gateway."""
+    with pytest.raises(
+        BadRequest, match=r"^the chat template of this model cannot be read \(.{1,200}\): use /v1/comp.*t$"
+    ):
+        compile_template(source)
+    assert find_variables(source) <= {"a"}
+
+
+def test_templates_have_a_length_and_a_number_of_parts() -> None:
+    """35 kB of a ~ b took minutes: for each all others were walked over."""
+    assert compile_template("x" * MAX_TEMPLATE).render([], {}, RenderBudget()) == "x" * MAX_TEMPLATE
+    with pytest.raises(BadRequest, match=f"it has {MAX_TEMPLATE + 1} characters; at most {MAX_TEMPLATE}"):
+        compile_template("x" * (MAX_TEMPLATE + 1))
+    joins = "{{ a ~ b ~ (c ~ a) }}" * (MAX_NODES // 10)
+    assert compile_template(joins).render([], {"a": 1, "b": 2, "c": 3}, RenderBudget()) == "1231" * (MAX_NODES // 10)
+    with pytest.raises(BadRequest, match=f"more than {MAX_NODES} names"):
+        compile_template("{{a-b}}" * (MAX_NODES // 3 + 1))
+    assert find_variables("{{a-b}}" * (MAX_NODES // 3 + 1)) == frozenset()

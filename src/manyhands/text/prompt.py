@@ -140,7 +140,7 @@ def _up_to_mark(text: str, begun: str) -> str:
 
 
 def find_template(tokenizer: Tokenizer, *, has_tools: bool) -> ChatTemplate:
-    """The template for a conversation; there may be one for tools. Raises BadRequest, TemplateError."""
+    """The template for a conversation; there may be one for tools. Raises BadRequest."""
     source = tokenizer.chat_template
     if isinstance(source, dict):
         source = (source.get("tool_use") if has_tools else None) or source.get("default")

@@ -9,15 +9,18 @@ what one operation may build. What these cannot see, say one filter over a long 
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,6 +29,9 @@ from jinja2.utils import Namespace
 from manyhands.errors import BadRequest
 
 Object = dict[str, Any]
+# A template is compiled where it is used, on a gateway's event loop: at most a second or two.
+MAX_TEMPLATE: Final = 1 << 17  # characters; gpt-oss has 17,000
+MAX_NODES: Final = 1 << 15  # names, constants, operations, tags; gpt-oss has some 3,000
 # Names under which the bounds reach a compiled template; no template can spell them.
 _PASS, _JOIN = "pass_5f1c0e", "join_5f1c0e"
 # Operations whose result is no longer than what goes in, or a constant more.
@@ -100,21 +106,43 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
 
+class _Generator(CodeGenerator):
+    """Computes nothing ahead: {{ "x" | center(10 ** 9) }} would cost its gigabyte, and no budget, while it is compiled."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+class _Tracker(_Generator, TrackingCodeGenerator):
+    """Finds the variables that a template takes from outside, and computes nothing ahead either."""
+
+    def __init__(self, environment: "_Environment") -> None:
+        super().__init__(environment)
+        self.optimizer = None
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja as chat templates expect it, with every loop, macro and growing operation under the render's budget."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
+    code_generator_class = _Generator
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _to_json
         self.globals |= {"raise_exception": _raise, "strftime_now": _now, "namespace": _Namespace}
         self.budget = RenderBudget()  # of the render that runs: one at a time
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        if len(source) > MAX_TEMPLATE:
+            raise TemplateError(f"it has {len(source)} characters; at most {MAX_TEMPLATE} are read")
         tree = super()._parse(source, name, filename)
-        for concat in list(tree.find_all(nodes.Concat)):
-            _join_within_bounds(tree, concat)
+        every = [tree, *islice(tree.find_all(nodes.Node), MAX_NODES)]
+        if len(every) > MAX_NODES:
+            raise TemplateError(f"it has more than {MAX_NODES} names, constants, operations and tags")
+        _join_within_bounds(every)
         blocks: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
         for block in blocks:
             count = nodes.Call(nodes.Name(_PASS, "load"), [], [], None, None)
@@ -143,17 +171,23 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
-def _join_within_bounds(tree: nodes.Node, concat: nodes.Concat) -> None:
-    """Replace `a ~ b` by a call of RenderBudget.join, wherever in `tree` it stands."""
-    call = nodes.Call(nodes.Name(_JOIN, "load"), concat.nodes, [], None, None, lineno=concat.lineno)
-    assert concat.environment is not None
-    call.set_environment(concat.environment)
-    for parent in [tree, *tree.find_all(nodes.Node)]:
+def _join_within_bounds(every: Iterable[nodes.Node]) -> None:
+    """Replace `a ~ b` by a call of RenderBudget.join, wherever it stands below one of `every` node of a tree."""
+    for parent in every:
         for name, value in parent.iter_fields():
-            if value is concat:
-                setattr(parent, name, call)
-            elif isinstance(value, list) and any(item is concat for item in value):
-                setattr(parent, name, [call if item is concat else item for item in value])
+            if isinstance(value, list):
+                value[:] = map(_joined, value)  # in place: a call has the list of the operation that it replaces
+            elif isinstance(value, nodes.Concat):
+                setattr(parent, name, _joined(value))
+
+
+def _joined(node: Any) -> Any:
+    if not isinstance(node, nodes.Concat):
+        return node
+    name = nodes.Name(_JOIN, "load")
+    call = nodes.Call(name, node.nodes, [], None, None, lineno=node.lineno)
+    call.environment = name.environment = node.environment
+    return call
 
 
 def _magnitude(value: Any) -> float:
@@ -208,19 +242,37 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-@lru_cache(maxsize=16)
 def compile_template(source: str) -> ChatTemplate:
-    """A ChatTemplate, made once. Raises TemplateError."""
-    return ChatTemplate(source)
+    """A ChatTemplate, made once. Raises BadRequest for what is none, or more than is read."""
+    made = _compiled(source)
+    if isinstance(made, str):
+        raise BadRequest(
+            f"the chat template of this model cannot be read ({made}): use /v1/completions with a plain prompt"
+        )
+    return made
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> ChatTemplate | str:
+    """A ChatTemplate, or why it cannot be read."""
+    try:
+        return ChatTemplate(source)
+    except (
+        Exception
+    ) as error:  # a template is compiled to Python: what is too deep or too wide makes that raise what it likes
+        return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @lru_cache(maxsize=16)
 def find_variables(source: str) -> frozenset[str]:
-    """The variables that a template takes from outside; none if it is no template."""
+    """The variables that a template takes from outside; none if it is no template that can be read."""
     try:
-        return frozenset(meta.find_undeclared_variables(_Environment().parse(source)))
-    except TemplateError:
+        environment = _Environment()
+        tracker = _Tracker(environment)
+        tracker.visit(environment.parse(source))
+    except Exception:  # as in _compiled, which says why
         return frozenset()
+    return frozenset(tracker.undeclared_identifiers - {_PASS, _JOIN})
 
 
 def _with_thoughts(message: Mapping[str, Any]) -> Object:
