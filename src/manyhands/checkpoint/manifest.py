@@ -151,9 +151,7 @@ class Manifest:
         try:
             body = json.loads(raw)
             if body["manyhands"] != VERSION:
-                raise ValueError(
-                    f"version {body['manyhands']!a:.20}, this program reads {VERSION}; make it anew: remove it"
-                )
+                raise ValueError(f"version {body['manyhands']!a:.20}, read is {VERSION}; make it anew: remove it")
             tensors = tuple(_decode_row(row) for row in body["tensors"])
             return cls(_hex(body["config"]), tensors, _decode_files(body["files"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -262,14 +260,12 @@ def described_tensors(folder: Path) -> Sequence[TensorDigest] | Sequence[TensorE
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest that lies in `folder`, None if there is none. Raises ModelError."""
+    """The manifest that lies in `folder`, None if there is none. Raises ModelError, OSError."""
     path = folder / MANIFEST
     try:
         return Manifest.decode(read_small(path, MAX_TABLE_BYTES), str(path))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def check_small(whole: Manifest, folder: Path) -> None:
