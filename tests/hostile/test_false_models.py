@@ -37,6 +37,7 @@ from manyhands.swarm.record import MAX_LAYERS, Record
 from manyhands.swarm.record_store import MAX_NOTES
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_swarm
+from manyhands.testing.tiny import make_tiny
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tokenizer_parts import check_decoder, is_plain
 from manyhands.weights.provider import STALL_S, ProviderError
@@ -357,3 +358,29 @@ def test_a_decoder_that_bloats_is_refused_when_it_is_loaded(decoder: Any, tmp_pa
 
     with pytest.raises(ModelError, match="decoder"):
         load_tokenizer(hostile(make_model(tmp_path / "m"), change))
+
+
+@pytest.mark.parametrize("place", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("key", ["normalizer", "normali\\u007aer"])
+def test_normalizers_cannot_end_the_process_that_loads_them(place: str, key: str, tmp_path: Path) -> None:
+    """Added tokens are normalised by the library while it loads them: of "x" came 10 ** 12 characters, and SIGABRT."""
+    folder = make_tiny("llama", tmp_path / "tiny", layers=1)
+    body = json.loads((folder / "tokenizer.json").read_text())
+    token = {
+        "content": "x",
+        "normalized": True,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "special": False,
+    }
+    part = {"type": "Replace", "pattern": {"String": "x"}, "content": "x" * 100}
+    body["normalizer"] = {"type": "Sequence", "normalizers": [part] * 6}
+    if place == "tokenizer.json":
+        body["added_tokens"].append({"id": 300, **token})
+    else:
+        config = json.loads((folder / place).read_text())
+        (folder / place).write_text(json.dumps({**config, "added_tokens_decoder": {"300": token}}))
+    (folder / "tokenizer.json").write_text(json.dumps(body).replace('"normalizer"', f'"{key}"'))
+    with pytest.raises(ModelError, match=r"normalizers that could make 1e\+12 characters of one"):
+        load_tokenizer(folder)

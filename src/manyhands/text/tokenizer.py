@@ -16,7 +16,7 @@ from manyhands.checkpoint.folder import RANKED, TOKENIZER
 from manyhands.checkpoint.plain_file import MAX_SMALL_BYTES, read_small
 from manyhands.checkpoint.ranked_tokenizer import from_tekken, from_tiktoken
 from manyhands.errors import BadRequest, ModelError
-from manyhands.text.tokenizer_parts import check_decoder
+from manyhands.text.tokenizer_parts import check_decoder, check_normalizers
 
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LONGEST_RANKED: Final = 64 << 20  # of a tekken.json (15 to 20 MB) or tiktoken.model (3 MB)
@@ -105,6 +105,8 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     try:
         config = _object(folder / "tokenizer_config.json")
         text, named = _tokenizer_json(path, config)
+        stated = (config.get("added_tokens_decoder") or {}).values()
+        check_normalizers(text, sum(len(each["content"]) for each in stated if each.get("normalized")))
         backend = Tokenizer.from_str(text)
         made = _load(folder, backend, config, named)
         backend.encode("")  # what stands before and behind a text may have no ids

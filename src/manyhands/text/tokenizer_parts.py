@@ -6,8 +6,10 @@
 tokenizer as grammars need it.
 """
 
+import base64
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from typing import Any, Final
@@ -23,6 +25,12 @@ MAX_TOKEN_BYTES: Final = 4096
 MAX_TOKEN_ID: Final = (1 << 22) - 1  # tables have a row for each id; the largest vocabularies of the hub have 262,144
 _MAX_CONTENT: Final = 16  # characters that a Replace or Prepend puts in
 _MAX_GROWTH: Final = 32.0  # characters that all parts together make of one
+# The library normalises added tokens while it loads them, and ends the process where it has no memory for one.
+_MAX_NORMALISED: Final = 1 << 26  # characters of all of them together
+_ESCAPED_LETTER: Final = re.compile(r"\\u00(?:[46][1-9a-fA-F]|[57][0-9aA])")
+_IS_NORMALISED: Final = re.compile(r'"normalized"\s*:\s*true')
+_NORMALIZER: Final = re.compile(r'"normalizer"\s*:\s*')
+_CONTENT: Final = re.compile(r'"content"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _MAX_AROUND: Final = 16 << 10  # bytes of JSON of what is put before and behind a text
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,6 +87,51 @@ def check_vocabulary(vocabulary: Mapping[str, int]) -> int:
     if highest > MAX_TOKEN_ID:
         raise ModelError(f"a token of the id {highest}; at most {MAX_TOKEN_ID} are read")
     return longest
+
+
+def check_normalizers(text: str, further: int) -> None:
+    """Raise ModelError if the normalizers of a tokenizer.json, `text`, could make too much of its added tokens and of `further`
+    characters of others that are normalised: before the library reads it. Raises ValueError, RecursionError for other texts.
+
+    It is not parsed: of the largest that takes a second and 300 MB. All that might be a normalizer counts.
+    """
+    if _ESCAPED_LETTER.search(text):  # a key may be spelled otherwise
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    if not further and not _IS_NORMALISED.search(text):
+        return
+    growth = max((_normalised(_decoded_at(text, match.end())) for match in _NORMALIZER.finditer(text)), default=1.0)
+    size = further + sum(match.end(1) - match.start(1) for match in _CONTENT.finditer(text))
+    if growth * size > _MAX_NORMALISED:
+        raise ModelError(
+            f"its tokenizer.json has normalizers that could make {growth:.3g} characters of one, and {size} characters of "
+            f"added tokens; {_MAX_NORMALISED} together are read"
+        )
+
+
+def _decoded_at(text: str, start: int) -> Any:
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[0]
+    except ValueError:
+        return None  # the library refuses it, too
+
+
+def _normalised(part: Any) -> float:
+    """How many characters a normalizer, as JSON has it, may make of one; of what is none 1."""
+    if not isinstance(part, dict):
+        return 1.0
+    inner, content, map = part.get("normalizers"), part.get("content"), part.get("precompiled_charsmap")
+    prepended = part.get("prepend")
+    growth = math.prod(_normalised(each) for each in inner) if isinstance(inner, list) else 1.0
+    growth *= 1.0 + len(prepended) if isinstance(prepended, str) else 1.0
+    growth *= _growth_of({"type": "Replace", "pattern": {}, **part}) if isinstance(content, str) else 1.0
+    return growth * (_longest_mapped(map) if isinstance(map, str) else 1.0)
+
+
+def _longest_mapped(charsmap: str) -> float:
+    """What a Precompiled makes of a character at most: behind the trie, whose size comes first, texts that end in zeros."""
+    raw = base64.b64decode(charsmap + "===")
+    texts = raw[4 + int.from_bytes(raw[:4], "little") :]
+    return max(1.0, *(len(each.decode(errors="replace")) for each in texts.split(b"\0")))
 
 
 def check_decoder(backend: Any) -> None:
