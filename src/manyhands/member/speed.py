@@ -23,9 +23,7 @@ def decode_layer_s(model: SpanModel, span: Span, positions: int) -> float:
     row = Payload(model.wire_dtype, model.hidden_size, numbers)
     work = Work(cache, span, position, 1, position, row, None, is_last=True)
     times = []
-    if (
-        model.runner.session_bytes and position
-    ):  # states exist only after the positions before; keys and values may be unset
+    if position and model.runner.session_bytes:  # states have gone through the positions before
         model.runner.step(numbers * position, [Piece(cache, 0, position)], model.num_threads)
     for _ in range(WARM_UP + STEPS):
         cache.length = position

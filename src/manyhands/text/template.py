@@ -257,9 +257,7 @@ def _compiled(source: str) -> ChatTemplate | str:
     """A ChatTemplate, or why it cannot be read."""
     try:
         return ChatTemplate(source)
-    except (
-        Exception
-    ) as error:  # a template is compiled to Python: what is too deep or too wide makes that raise what it likes
+    except Exception as error:  # it is compiled to Python, which raises many things for what is too deep or too wide
         return " ".join(str(error).split())[:200] or type(error).__name__
 
 
