@@ -1,16 +1,20 @@
 """Rotary tables: our exp and log, and every scaling against transformers' own functions."""
 
+import copy
+import json
 import math
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig
+from transformers import CONFIG_MAPPING, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from manyhands.errors import ModelError
+from manyhands.program.families import FAMILIES, build_program
 from manyhands.program.fields import Fields
 from manyhands.program.rope import RopeReader, exp, log
 
@@ -109,3 +113,54 @@ def test_scalings_that_switch_hold_the_model_to_the_length_before(kind: str) -> 
 def test_what_cannot_be_computed_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match="rope_parameters: " + message.replace("+", "[+]")):
         RopeReader(Fields({"rope_parameters": given})).plain(16)
+
+
+# The last two are read by ministral3 alone.
+LINEAR: dict[str, Any] = {
+    "rope_type": "linear",
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
+# As configs write them: fields beside the others, in an object, in both.
+PLACES: dict[str, dict[str, Any]] = {
+    "nowhere": {},
+    "beside": {"rope_theta": 12345.0},
+    "without a base": {"rope_parameters": LINEAR},
+    "old": {"rope_theta": 12345.0, "rope_scaling": LINEAR},
+    "new": {"rope_parameters": {**LINEAR, "rope_theta": 12345.0}},
+    "in both": {"rope_theta": 777.0, "rope_parameters": {**LINEAR, "rope_theta": 12345.0}},
+}
+# Where a family has a base frequency of another name, tables by type of layer, or must have a scaling: one line says so.
+REFUSED = {
+    "gpt_oss": {"nowhere", "beside"},
+    "gpt_neox": {"beside", "old", "in both"},
+    "gemma3_text": {"without a base", "new", "in both"},
+    "gemma4_text": set(PLACES) - {"nowhere"},
+    "olmo3": set(PLACES) - {"nowhere"},
+    "nemotron_h": {"old", "without a base", "new", "in both"},
+    "phi3": set(PLACES) - {"nowhere", "beside"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"kimi_k2"}))
+def test_rotary_fields_mean_what_transformers_makes_of_them(family: str, place: str) -> None:
+    """The tables of a config, wherever it has the fields, are those of the config as transformers normalises it."""
+    from manyhands.testing.tiny import _config
+
+    config = json.loads(_config(family, 3, 64, 264, 512, {}).to_json_string())
+    config = {key: value for key, value in config.items() if not key.startswith(("rope_", "time_step_"))}
+    config |= copy.deepcopy(PLACES[place])
+    if family != "ministral3":
+        for field in ("rope_scaling", "rope_parameters"):
+            config.get(field, {}).pop("llama_4_scaling_beta", None)
+    try:
+        normal = CONFIG_MAPPING[family].from_dict(copy.deepcopy(config)).to_dict()
+        ours = build_program(config)
+    except (ModelError, StrictDataclassError) as error:
+        assert place in REFUSED.get(family, ()), error
+        return
+    assert place not in REFUSED.get(family, ())
+    assert ours.ropes == build_program(normal).ropes

@@ -23,6 +23,7 @@ from manyhands.program.rope import RopeReader
 
 _MINISTRAL3 = {
     "rope_type": "yarn",
+    "rope_theta": 1000000.0,
     "factor": 16.0,
     "original_max_position_embeddings": 16384,
     "mscale": 1.0,
@@ -89,12 +90,13 @@ def ministral(f: Fields) -> Program:
 
 
 def ministral3(f: Fields) -> Program:
-    """mistral with yarn, up to the position from which queries are scaled."""
+    """mistral with yarn, up to the position from which queries are scaled. Rotary fields without a base have 10000, as in
+    transformers; the ones that are assumed where there are none have their own."""
     s = Sizes.read(f, head=128)
     f.assume(rope_parameters=_MINISTRAL3)
     window, pairs = f.optional_count("sliding_window"), f.stored("interleaved_rope")
     style = AttentionStyle(head_scale(s.head), pairs=pairs, window=window)
-    return usual(f, s, RopeReader(f, theta=1000000.0, growing=True), [style] * s.layers, EndsStyle(), eps=1e-5)
+    return usual(f, s, RopeReader(f, growing=True), [style] * s.layers, EndsStyle(), eps=1e-5)
 
 
 def qwen_windows(f: Fields, layers: int) -> list[int | None]:
