@@ -107,11 +107,16 @@ class RopeReader:
         if new is not None:
             if not new or not all(isinstance(value, dict) for value in new.values()):
                 raise self.fields.refuse("rope_parameters", "an object for each type of layer is needed")
-            return self._rope(new.get(kind, {}), width, theta, False)
+            return self._of_type(new.get(kind, {}), width, theta)
         if field is None:
             self.fields.only("rope_theta", theta)
         base = self.fields.number(field, theta) if field else theta
-        return self._rope((self.fields.raw("rope_scaling") or {}) if scaled else {}, width, base, False)
+        return self._of_type((self.fields.raw("rope_scaling") or {}) if scaled else {}, width, base)
+
+    def _of_type(self, given: Mapping[str, Any], width: int, theta: float) -> Rope:
+        """Of a type's table transformers does not read `truncate`: it rounds, whatever is said there."""
+        Fields(given, f"{self.fields.where}: rope_parameters").only("truncate", True)
+        return self._rope(given, width, theta, False)
 
     def attention_scale(self) -> tuple[float, float]:
         """(mscale_all_dim, factor) of a scaling, which latent attention also applies to its scores; else (0, 1)."""
