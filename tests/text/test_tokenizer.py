@@ -125,6 +125,18 @@ def test_the_config_says_how_a_token_is_matched(token: str, change: str, tmp_pat
         )
 
 
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_named_token_is_special_whatever_tokenizer_json_says(normalized: bool, tmp_path: Path) -> None:
+    """An added token that tokenizer.json does not mark as special, and tokenizer_config.json calls eos_token."""
+    KINDS["byte_level"]().save_pretrained(tmp_path)
+    backend = load_tokenizer(tmp_path).backend_tokenizer
+    backend.add_tokens([AddedToken("<tool>", normalized=normalized)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    rewrite(tmp_path, eos_token="<tool>")
+    ours = compare(tmp_path)
+    assert ours.decode(ours.encode("the<tool>"), skip_special_tokens=True) == "the"
+
+
 def test_special_tokens_of_an_older_file(tmp_path: Path) -> None:
     KINDS["byte_level"]().save_pretrained(tmp_path)
     rewrite(tmp_path, bos_token=None, eos_token=None)

@@ -160,6 +160,7 @@ def _load(folder: Path, backend: Any, config: Mapping[str, Any], usual: Mapping[
     further = list(further.values()) if isinstance(further, dict) else further
     extra = [content for token in further if (content := _content(token)) is not None]
     _add(backend, config.get("added_tokens_decoder") or {}, [*named.values(), *extra])
+    _make_special(backend, named.values())
     return TextTokenizer(backend, named, _templates(folder, config))
 
 
@@ -180,6 +181,14 @@ def _add(backend: Any, decoder: Mapping[str, Any], special: Sequence[str]) -> No
     backend.add_tokens(changed)
     contents = {token.content for token in _added(backend)}
     backend.add_special_tokens([AddedToken(text, special=True) for text in special if text not in contents])
+
+
+def _make_special(backend: Any, named: Collection[str]) -> None:
+    """Added tokens that the config calls eos_token and so on are special, also where tokenizer.json does not say so."""
+    plain = [token for token in _added(backend) if token.content in named and not token.special]
+    for token in plain:
+        token.special = True
+    backend.add_tokens(plain)
 
 
 def _added(backend: Any) -> Collection[AddedToken]:
