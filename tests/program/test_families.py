@@ -287,6 +287,11 @@ def test_what_bears_on_arithmetic_is_used_or_refused_by_name(field: str, value: 
     assert field.removeprefix("rope_scaling") in said or "rope_parameters" in said
 
 
+def test_sliding_layers_without_a_window_are_refused_with_the_switch() -> None:
+    with pytest.raises(ModelError, match=r"layer_types is \['sliding.* needs sliding_window \(and use_sliding_window"):
+        build_program({**QWEN25, "layer_types": ["sliding_attention"] * 24})
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_an_unknown_field_is_refused_in_every_family(family: str, tmp_path: Path) -> None:
     config = json.loads((make_tiny(family, tmp_path, layers=3) / "config.json").read_text())

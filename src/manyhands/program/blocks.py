@@ -263,7 +263,10 @@ def windows(fields: Fields, layers: int, default: Sequence[str], window: int | N
     """Each layer's attention window by `layer_types`; `window` is that of its sliding layers."""
     types = fields.per_layer("layer_types", layers, default, ("full_attention", "sliding_attention"))
     if window is None and "sliding_attention" in types:
-        raise fields.refuse("sliding_window", "layer_types has sliding_attention: a window is needed")
+        raise fields.refuse(
+            "layer_types",
+            "sliding_attention needs sliding_window (and use_sliding_window, where the family has that switch)",
+        )
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
