@@ -254,3 +254,11 @@ def test_the_width_of_a_block_of_lfm2_is_that_of_transformers() -> None:
             width = Lfm2MLP(CONFIG_MAPPING["lfm2"](**config)).w1.out_features
         shapes = layer_tensors(build_program(config).layers[0])
         assert shapes["model.layers.0.feed_forward.w1.weight"] == (width, 64), given
+
+
+@pytest.mark.parametrize("family", ["arcee", "ernie4_5", "llama", "mistral", "nemotron", "seed_oss"])
+def test_heads_whose_width_is_null_share_the_rows_as_in_transformers(family: str) -> None:
+    """Also where the family has a width of its own for configs that do not say."""
+    config = {**tiny(family), "head_dim": None}
+    attend = build_program(config).layers[0].attention
+    assert attend is not None and attend.width == CONFIG_MAPPING[family](**config).head_dim == 16

@@ -48,8 +48,10 @@ class Sizes:
     def read(cls, fields: Fields, *, kv: bool = True, free_head: bool = True, head: int | None = None) -> "Sizes":
         """Raises ModelError for impossible ones. `kv`: num_key_value_heads is required (else it defaults to all heads).
 
-        Without `free_head`, heads must fill the hidden size; `head` is the family's own default of head_dim.
+        Without `free_head`, heads must fill the hidden size; `head` is the family's own default of head_dim, which one that is
+        null does not mean: heads share the hidden size then.
         """
+        head = None if fields.is_null("head_dim") else head
         hidden = fields.count("hidden_size", high=1 << 17)
         heads = fields.count("num_attention_heads", high=4096)
         kv_heads = fields.count("num_key_value_heads", None if kv else heads, high=4096)
