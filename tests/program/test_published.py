@@ -262,3 +262,18 @@ def test_heads_whose_width_is_null_share_the_rows_as_in_transformers(family: str
     config = {**tiny(family), "head_dim": None}
     attend = build_program(config).layers[0].attention
     assert attend is not None and attend.width == CONFIG_MAPPING[family](**config).head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        *((family, "num_key_value_heads") for family in ("dots1", "ernie4_5", "qwen2", "qwen3", "seed_oss", "smollm3")),
+        *((family, "rope_parameters") for family in ("gemma4_text", "llama", "ministral3", "qwen3_next")),
+        ("gemma4_text", "per_layer_config"),
+    ],
+)
+def test_a_field_that_is_null_means_what_transformers_makes_of_it(family: str, field: str) -> None:
+    config = {**tiny(family), field: None}
+    theirs = CONFIG_MAPPING[family](**config).to_dict()
+    stated = {**config, field: theirs.get(field) or {}}
+    assert build_program(config) == build_program(stated)

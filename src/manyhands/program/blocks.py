@@ -46,7 +46,8 @@ class Sizes:
 
     @classmethod
     def read(cls, fields: Fields, *, kv: bool = True, free_head: bool = True, head: int | None = None) -> "Sizes":
-        """Raises ModelError for impossible ones. `kv`: num_key_value_heads is required (else it defaults to all heads).
+        """Raises ModelError for impossible ones. `kv`: num_key_value_heads is required, perhaps null (else it
+        defaults to all heads).
 
         Without `free_head`, heads must fill the hidden size; `head` is the family's own default of head_dim, which one that is
         null does not mean: heads share the hidden size then.
@@ -54,7 +55,8 @@ class Sizes:
         head = None if fields.is_null("head_dim") else head
         hidden = fields.count("hidden_size", high=1 << 17)
         heads = fields.count("num_attention_heads", high=4096)
-        kv_heads = fields.count("num_key_value_heads", None if kv else heads, high=4096)
+        is_needed = kv and not fields.is_null("num_key_value_heads")
+        kv_heads = fields.count("num_key_value_heads", None if is_needed else heads, high=4096)
         if heads % kv_heads:
             raise fields.refuse("num_key_value_heads", f"a divisor of the {heads} attention heads is needed")
         if hidden % heads and not (free_head and (head or fields.has("head_dim"))):

@@ -43,6 +43,7 @@ OFF: Final[Mapping[str, object]] = {
     "use_qkv_bias": False,
     "use_sliding_window": False,
 }
+ABSENT: Final = frozenset({"rope_parameters", "rope_scaling"})  # where they are null, in every family
 ACTIVATIONS: Final = {
     "silu": "silu",
     "swish": "silu",
@@ -63,7 +64,7 @@ class Fields:
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
-        self._null = values.keys() - self._values.keys()
+        self._null = values.keys() - self._values.keys() - ABSENT
         self._used: set[str] = set()
         self._conventions: set[str] = set()  # of GGUF files that were asked about
         self._methods: set[str] = set()  # of quantisation, too

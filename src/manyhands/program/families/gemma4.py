@@ -86,7 +86,7 @@ def _full_sizes(f: Fields, s: Sizes, full: list[str], is_shared: bool) -> Sizes:
     if is_shared and found is not None:
         kv_heads = found
     given = f.raw("per_layer_config")
-    if given == {}:  # they have the sizes of the others
+    if given == {} or f.is_null("per_layer_config"):  # they have the sizes of the others
         return s
     if given is not None:
         each = list(given.values()) if isinstance(given, dict) and sorted(given) == sorted(full) else []
