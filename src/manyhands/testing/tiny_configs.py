@@ -57,6 +57,10 @@ def _deepseek(hidden: int) -> Overrides:
     return {**_mla(hidden), **routing, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
 
 
+def _indexed(hidden: int) -> Overrides:
+    return {**_deepseek(hidden), "index_n_heads": 8, "index_head_dim": hidden // 2}
+
+
 def _glm4_lite(hidden: int) -> Overrides:
     routing = {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
     return {**_mla(hidden), **routing, "moe_intermediate_size": hidden // 2}
@@ -202,6 +206,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "bamba": ("bamba", _bamba),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "deepseek_v2": ("deepseek_v2", _deepseek_v2),
+    "deepseek_v32": ("deepseek_v32", _indexed),
     "dots1": ("dots1", lambda hidden: {**_beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
     "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
     "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),
@@ -212,6 +217,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
     "glm4_moe": ("glm4_moe", lambda hidden: {**_beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
     "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),
+    "glm_moe_dsa": ("glm_moe_dsa", _indexed),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
     "granitemoe": ("granitemoe", lambda hidden: {**_granite(hidden), "num_local_experts": 4, "num_experts_per_tok": 2}),

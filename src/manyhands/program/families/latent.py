@@ -1,4 +1,5 @@
-"""Recipes of families with latent attention: deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, minicpm3, youtu."""
+"""Recipes of families with latent attention: deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, minicpm3, youtu; and of those
+whose indexer chooses positions, deepseek_v32, glm_moe_dsa."""
 
 import math
 from dataclasses import dataclass
@@ -165,10 +166,39 @@ def deepseek_v2(f: Fields) -> Program:
     return _deepseek(f, s, ExpertBlocks.read(f, route, from_layer(f, s)), pairs=True)
 
 
-def _deepseek(f: Fields, s: Sizes, blocks: ExpertBlocks, *, pairs: bool) -> Program:
+def deepseek_v32(f: Fields) -> Program:
+    """deepseek_v3 whose attention goes over at most index_topk positions that an indexer chooses (DeepSeek-V3.2)."""
+    f.only("indexer_rope_interleave", False)
+    return _indexed(f)
+
+
+def glm_moe_dsa(f: Fields) -> Program:
+    """deepseek_v32 with sizes of its own, whose indexer turns pairs (GLM-5)."""
+    f.assume(q_lora_rank=2048, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5, n_group=1, topk_group=1)
+    f.only("indexer_rope_interleave", True)
+    f.ignore("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
+    return _indexed(f)
+
+
+def _indexed(f: Fields) -> Program:
+    """Held to the context in which the indexer chooses all positions."""
+    s = sizes(f)
+    dense = min(f.count("first_k_dense_replace", 3, low=0), s.layers)
+    default = ["dense"] * dense + ["sparse"] * (s.layers - dense)
+    kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
+    f.per_layer("layer_types", s.layers, ["indexed_attention"] * s.layers, ("indexed_attention",))
+    f.only("rope_interleave", True)
+    f.ignore("index_head_dim", "index_n_heads")
+    blocks = ExpertBlocks.read(f, grouped_route(f), [kind == "sparse" for kind in kinds])
+    return _deepseek(f, s, blocks, pairs=True, most=f.count("index_topk", 2048))
+
+
+def _deepseek(f: Fields, s: Sizes, blocks: ExpertBlocks, *, pairs: bool, most: int | None = None) -> Program:
+    """`most`: positions to which the model is held."""
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
     norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), RopeReader(f)
     scale, split = latent_scale(rope, z.plain + z.rotary), f.stored("split_kv_b")
+    rope.context = min(rope.context, most or rope.context)
 
     def layer(n: TensorNames, i: int) -> Ops:
         first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias, split=split)
