@@ -2,9 +2,11 @@
 one for families with states, which torch does not run."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
@@ -64,6 +66,21 @@ class Pair:
         with torch.inference_mode():
             out: Tensor = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return out
+
+    def least_gap(self, ids: Sequence[int]) -> float:
+        """How near a row's choice of positions comes to another, in transformers: the difference between the scores of the last
+        chosen and the next, of the row's highest; infinity where nothing is left out."""
+        gaps, topk, length = [math.inf], torch.Tensor.topk, len(ids)
+
+        def watched(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
+            if scores.shape[-2:] == (length, length) and k < length:
+                best = scores[0, k:].sort(-1, descending=True).values
+                gaps.append(float(((best[:, k - 1] - best[:, k]) / best[:, 0].abs()).min()))
+            return topk(scores, k, dim, **options)
+
+        with patch.object(torch.Tensor, "topk", watched):
+            self.theirs(ids)
+        return min(gaps)
 
     def ours(self, ids: Sequence[int], cache: Cache, start: int = 0) -> Tensor:
         """Our logits [T, vocab] for ids at positions from `start` on."""

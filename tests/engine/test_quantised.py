@@ -142,6 +142,7 @@ DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"
 FP8: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "tiles": ("llama", {**DEEPSEEK, "weight_block_size": [40, 24]}, (40, 24)),
     "experts": ("deepseek_v3", {**DEEPSEEK, "weight_block_size": [128, 128]}, (128, 128)),
+    "an index": ("deepseek_v32", {**DEEPSEEK, "scale_fmt": "ue8m0", "weight_block_size": [16, 32]}, (16, 32)),
     "fused": ("phi3", {**DEEPSEEK, "weight_block_size": [16, 32]}, (16, 32)),
     "linear attention": ("qwen3_next", {**DEEPSEEK, "weight_block_size": [128, 128]}, (128, 128)),
     "linear attention, apart": ("qwen3_5_moe_text", {**DEEPSEEK, "weight_block_size": [16, 32]}, (16, 32)),

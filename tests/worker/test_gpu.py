@@ -14,6 +14,7 @@ from manyhands.cli import checks
 from manyhands.config import WorkerConfig
 from manyhands.core import Precision, Span
 from manyhands.engine import library
+from manyhands.engine.cuda.operations import check
 from manyhands.engine.cuda.span import CudaEnds, CudaSpan
 from manyhands.engine.library import FORCED
 from manyhands.errors import DeviceLost, ModelError
@@ -94,6 +95,18 @@ def test_what_it_cannot_hold_is_refused_before_weights_are_read(
     for precision in refused:
         with pytest.raises(ModelError, match="cuda:0 holds no caches of 8 bit: leave --cache-dtype out, or --device"):
             describe(folder, precision)
+
+
+def test_a_model_with_an_indexer_is_refused(
+    tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its config, and by the kernels where they are asked all the same."""
+    folder = make_tiny("deepseek_v32", tmp_path)
+    monkeypatch.setenv(FORCED, "cuda:0")
+    with pytest.raises(ModelError, match=r"deepseek_v32 has an indexer .* cuda:0 does not compute: leave --device out"):
+        describe(folder, "bf16")
+    with pytest.raises(ModelError, match="a GPU does not compute an indexer"):
+        check(library.INDEX, (1, 2, 3, 4, 5, 6))
 
 
 def test_a_parked_session_goes_on_in_the_blocks_that_it_has(

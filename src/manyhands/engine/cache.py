@@ -30,7 +30,8 @@ def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> i
     if op is None:
         return 0
     if isinstance(op, LatentAttention):  # values are the beginning of the keys
-        return -(-(op.rank + op.rotary_width) // WIDE) * WIDE * item
+        widths = op.rank + op.rotary_width, 0 if op.index is None else op.index.width
+        return sum(-(-width // WIDE) * WIDE for width in widths) * item
     numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
     scales = -(-op.width // _CODES) + -(-op.value_width // _CODES)
     return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item)

@@ -8,6 +8,7 @@ import numpy as np
 from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library
 from manyhands.engine.compiled import Compiled, Emitted, Registers
+from manyhands.engine.latents import add_latent
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Make, Packer
@@ -226,25 +227,10 @@ class _Compiler:
 
     @add.register
     def _(self, op: LatentAttention) -> None:
-        """As attention with one key head over (latent, rotary key), whose beginning is the value too; products of all heads
-        before and after."""
-        heads, width, rank, key_width = op.heads, op.width, op.rank, op.rank + op.rotary_width
-        query, latent, rotary = (self.source(name) for name in (op.query, op.latent, op.rotary))
-        whole, key = self.target(" query", heads * key_width), self.target(" key", key_width)
-        seen, target = self.target(" latents", heads * rank), self.target(op.target, heads * op.value_width)
-        step = width + op.rotary_width
-        self._heads(query, whole, op.key_weight, heads, True, (0, width, 0, rank, heads, step, key_width))
-        self.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, step, key_width))
-        self.emit(library.COPY, (latent, key, 0, 0, rank, 1, 0, 0))
-        self.emit(library.COPY, (rotary, key, 0, rank, op.rotary_width, 1, 0, 0))
-        self.emit(library.ATTENTION, (whole, key, key, seen, heads, 1, key_width, rank, 0, 1), (op.scale, 0.0))
-        columns = (0, rank, 0, op.value_width, heads, rank, op.value_width)
-        self._heads(seen, target, op.value_weight, heads, False, columns)
+        add_latent(self, op)
 
-    def _heads(
-        self, source: int, target: int, weight: Weight, heads: int, turned: bool, columns: Sequence[int]
-    ) -> None:
-        """A product of each head's columns with its rows of a weight, or with those rows as columns."""
+    def by_head(self, weight: Weight, heads: int, turned: bool) -> Stored:
+        """A weight's rows of each head, packed, or those rows as columns."""
 
         def make() -> Stored:
             whole = None if weight.stacked else as_numbers(take(weight, self._read))
@@ -256,8 +242,7 @@ class _Compiler:
 
             return matrices(heads, part, self._kept(weight), self._memory, self._back_end)
 
-        held = self._pack(make)
-        self.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))
+        return self._pack(make)
 
     @add.register
     def _(self, op: Convolution) -> None:

@@ -15,6 +15,7 @@ class Touched(NamedTuple):
     is_whole: bool
 
 
+CHOSEN: Final = 11  # of attention's numbers: the register of chosen positions
 # By kind: places of the registers read among an operation's numbers, and of the one written.
 _PLACES: Final = {
     library.NORM: ((0,), 1),
@@ -30,6 +31,7 @@ _PLACES: Final = {
     library.CONVOLVE: ((0,), 1),
     library.DECAY: ((0,), 1),
     library.DELTA: ((0, 1, 2, 3, 4), 5),
+    library.INDEX: ((0, 1, 2), 3),
 }
 
 
@@ -39,6 +41,8 @@ def touched(kind: int, numbers: Sequence[int]) -> Touched:
         target = (*numbers, 0)[2]
         return Touched((target, numbers[0]), target, True)
     reads, writes = _PLACES[kind]
+    if kind == library.ATTENTION and any(numbers[CHOSEN:]):
+        reads = (*reads, CHOSEN)
     is_part = kind == library.COPY or (kind == library.PRODUCT and len(numbers) > 4)
     return Touched(tuple(numbers[place] for place in reads), numbers[writes], not is_part)
 

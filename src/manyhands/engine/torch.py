@@ -30,6 +30,7 @@ from manyhands.program.ops import (
     ExpertRouting,
     Experts,
     Gate,
+    Index,
     LatentAttention,
     Multiply,
     Norm,
@@ -201,7 +202,7 @@ class _Layer:
         given = self.round(self.registers[op.query])
         query = given.reshape(len(given), op.kv_heads, -1, op.width)
         sinks, out = self.weights.optional(op.sinks), []
-        for rows, keys_LK, values_LK, seen_TL in self._cached(op, op.key, op.value, op.window):
+        for rows, (keys_LK, values_LK), seen_TL in self._cached(op.heads, (op.key, op.value), op.window):
             keys, values = heads(keys_LK, op.kv_heads), heads(values_LK, op.kv_heads)
             scores = torch.einsum("tkgd,lkd->kgtl", query[rows], keys).flatten(0, 1)
             weights, total = self._softmax(soft_capped(scores * op.scale, op.soft_cap), seen_TL, sinks)
@@ -218,29 +219,44 @@ class _Layer:
         value_HVR = self.weights.each_head(op.value_weight, op.heads)
         latent = self.round(torch.einsum("nhw,hwr->nhr", plain, key_HWR))
         both, out = torch.cat([latent, rotary], -1), []
-        for rows, latents_LR, keys_LW, seen_TL in self._cached(op, op.latent, op.rotary, None):
+        names, most = [op.latent, op.rotary], op.heads
+        if op.index is not None:
+            names, most = [*names, op.index.key], max(most, op.index.heads)
+        for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names, None):
+            seen_TL = seen_TL if op.index is None else self._chosen(op.index, rows, index_LI[0], seen_TL)
             scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
             weights, total = self._softmax(scores, seen_TL, None)
             out.append((torch.einsum("htl,lr->htr", weights, latents_LR) / total).transpose(0, 1))
         self.registers[op.target] = torch.einsum("nhr,hvr->nhv", self.round(torch.cat(out)), value_HVR).flatten(1)
 
     def _cached(
-        self, op: Attention | LatentAttention, first: str, second: str, window: int | None
-    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Writes what two registers hold into the caches. By piece, and by blocks of its rows (SCORES): the rows, all that is
-        cached, what a row sees."""
+        self, scored: int, names: Sequence[str], window: int | None
+    ) -> Iterator[tuple[slice, list[Tensor], Tensor]]:
+        """Writes what these registers hold into the caches. By piece, and by blocks of its rows (SCORES, of so many heads):
+        the rows, all that is cached, what a row sees."""
         row = 0
         for piece, cached in self.pieces:
             last, end = row + piece.count, piece.start + piece.count
-            for tensor, name in zip(cached, (first, second), strict=True):
+            for tensor, name in zip(cached, names, strict=True):
                 tensor[piece.start : end] = self.registers[name][row:last].to(tensor.dtype)
-            keys, values = cached[0][:end].float(), cached[1][:end].float()
-            other, block = torch.arange(end, device=self.positions_N.device), max(1, SCORES // (op.heads * end))
+            held = [tensor[:end].float() for tensor in cached]
+            other, block = torch.arange(end, device=self.positions_N.device), max(1, SCORES // (scored * end))
             for at in range(row, last, block):
                 rows = slice(at, min(at + block, last))
                 own = self.positions_N[rows, None]
-                yield rows, keys, values, (other <= own) & (other > own - (window or end))
+                yield rows, held, (other <= own) & (other > own - (window or end))
             row = last
+
+    def _chosen(self, index: Index, rows: slice, keys_LI: Tensor, seen_TL: Tensor) -> Tensor:
+        """Of what rows see, the positions that an index chooses [T, L]."""
+        if seen_TL.shape[1] <= index.top_k:
+            return seen_TL
+        query = heads(self.round(self.registers[index.query][rows]), index.heads)
+        products = torch.einsum("thi,li->thl", query, keys_LI).clamp_min(0.0)
+        scores = torch.einsum("th,thl->tl", self.registers[index.weight][rows], products)
+        scores = scores.nan_to_num(-math.inf, math.inf, -math.inf).masked_fill(~seen_TL, -math.inf)
+        first = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : index.top_k]
+        return torch.zeros_like(seen_TL).scatter(-1, first, True) & seen_TL
 
     def _softmax(self, scores_HTL: Tensor, seen_TL: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weights, rounded but not divided yet, and the sum [H, T, 1] of the unrounded ones that divides them."""

@@ -31,9 +31,27 @@ class Attention:
     sinks: Weight | None = None
 
     @property
-    def cache_widths(self) -> tuple[int, int]:
+    def cache_widths(self) -> tuple[int, ...]:
         """Values that a position keeps in the cache, in the storage dtype: of keys, of values."""
         return self.kv_heads * self.width, self.kv_heads * self.value_width
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Which positions a row of latent attention sees: those of the `top_k` highest scores, of equal scores the earlier ones;
+    all, where there are no more.
+
+    query [heads * width], key [width], weight [heads]; keys are cached. The score of a position is the sum over heads, in
+    order, of weight_h * max(q_h . k, 0); one that is no number counts as -infinity. Factors that the scores of a row have in
+    common do not change which are the highest, and are left out.
+    """
+
+    query: str
+    key: str
+    weight: str
+    heads: int
+    width: int
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,7 @@ class LatentAttention:
     a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
     l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is expanded, in prefill either, so that
     chunks change no bit. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or `stacked` by head.
+    With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ...
     """
 
     query: str
@@ -58,11 +77,12 @@ class LatentAttention:
     scale: float
     key_weight: Weight
     value_weight: Weight
+    index: Index | None = None
 
     @property
-    def cache_widths(self) -> tuple[int, int]:
-        """Values that a position keeps in the cache, in the storage dtype: of latents, of rotary keys."""
-        return self.rank, self.rotary_width
+    def cache_widths(self) -> tuple[int, ...]:
+        """Values that a position keeps in the cache, in the storage dtype: of latents, of rotary keys, of index keys if any."""
+        return (self.rank, self.rotary_width, *(() if self.index is None else (self.index.width,)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ layer and are written before they are read. A target may be its source. Widths f
 even; with fp32 storage a rounding does nothing) at these and no others:
   1. a row that a product reads (`Product`, the products inside `Experts`, `LatentAttention` and `Head`): the register
      keeps its fp32 values, the product reads them rounded; several products that read one register read the same row;
-  2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`: rounded once,
-     where attention reads or caches them (so after head norm and rotary embedding);
+  2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`, queries and keys
+     of its `Index`: rounded once, where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
   4. the residual stream: the result of `Embed` and of every `Add` to it;
   5. the rows that a `Convolution` reads.
@@ -25,6 +25,7 @@ from typing import Final, Literal
 from manyhands.program.cached_ops import Attention as Attention
 from manyhands.program.cached_ops import Convolution as Convolution
 from manyhands.program.cached_ops import Decay as Decay
+from manyhands.program.cached_ops import Index as Index
 from manyhands.program.cached_ops import LatentAttention as LatentAttention
 from manyhands.program.cached_ops import LinearAttention as LinearAttention
 from manyhands.program.cached_ops import Softplus as Softplus
@@ -238,8 +239,8 @@ class Layer:
         return next((op for op in self.ops if isinstance(op, Attention | LatentAttention)), None)
 
     @property
-    def cache_widths(self) -> tuple[int, int]:
-        """Values that a position keeps in the cache, in two parts."""
+    def cache_widths(self) -> tuple[int, ...]:
+        """Values that a position keeps in the cache, part by part."""
         return (0, 0) if self.attention is None else self.attention.cache_widths
 
     @property
@@ -283,6 +284,13 @@ class Program:
     embed: Embed
     layers: tuple[Layer, ...]
     head: Head
+
+    @property
+    def has_index(self) -> bool:
+        """Whether some layers choose the positions that attention sees."""
+        return any(
+            isinstance(op, LatentAttention) and op.index is not None for layer in self.layers for op in layer.ops
+        )
 
     @property
     def has_states(self) -> bool:

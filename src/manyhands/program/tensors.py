@@ -69,10 +69,12 @@ def layer_tensors(layer: Layer) -> dict[str, tuple[int, ...]]:
 
 
 def wide_weights(layer: Layer) -> frozenset[str]:
-    """Names (with EXPERT) of matrices that are not rounded to small weights: of routers, and of latent attention."""
+    """Names (with EXPERT) of matrices that are not rounded to small weights: of routers, of latent attention, and of what
+    weighs the heads of its index."""
     routers = {op.source for op in layer.ops if isinstance(op, ExpertRouting)}
     parts = (part for op in layer.ops if isinstance(op, Product) for part in op.parts)
-    latent = (op for op in layer.ops if isinstance(op, LatentAttention))
+    latent = [op for op in layer.ops if isinstance(op, LatentAttention)]
+    routers |= {op.index.weight for op in latent if op.index is not None}
     names = [part.weight.name for part in parts if part.target in routers]
     return frozenset([*names, *(weight.name for op in latent for weight in op_weights(op))])
 

@@ -58,7 +58,7 @@ def _deepseek(hidden: int) -> Overrides:
 
 
 def _indexed(hidden: int) -> Overrides:
-    return {**_deepseek(hidden), "index_n_heads": 8, "index_head_dim": hidden // 2}
+    return {**_deepseek(hidden), "index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
 
 
 def _glm4_lite(hidden: int) -> Overrides:

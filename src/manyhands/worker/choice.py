@@ -47,6 +47,10 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
             f"{program.family} has convolutions or linear attention, which {device} does not compute: leave --device out, or "
             "give --device cuda"
         )
+    if device is not None and torch_device() is None and program.has_index:
+        raise ModelError(
+            f"{program.family} has an indexer that chooses positions, which {device} does not compute: leave --device out"
+        )
     if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):
         raise ModelError(
             f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "

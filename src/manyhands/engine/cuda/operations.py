@@ -47,6 +47,8 @@ FAST: Final = Tiles()
 def check(kind: int, numbers: Sequence[int]) -> None:
     """Raises ModelError for an operation that the kernels do not compute."""
     states.check(kind, numbers)
+    if kind == library.INDEX:
+        raise ModelError("a GPU does not compute an indexer that chooses positions")
     if kind != library.PRODUCT:
         return
     if numbers[0] == numbers[1]:  # blocks read rows while others write

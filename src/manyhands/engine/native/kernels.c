@@ -705,6 +705,44 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
 #endif
 }
 
+/* Scores of the positions of `blocks` blocks from `first` on: of each the sum over query heads, in order, of weight times what is positive of
+ * the chain of query and key; -infinity where that is no number. queries: [groups][width]; scratch: index_scratch bytes. */
+static void index_blocks(const Kind *kind, const float *queries, const float *weights, const Keys *cached, int64_t first, int64_t blocks,
+                         float *scores, float *scratch)
+{
+    int64_t depth = ceil_div(kind->width, DEPTH), heads = kind->groups, is_tiled = in_tiles(kind, heads);
+    float *products = scratch + ceil_div(heads, TILE_ROWS) * TILE_ROWS * depth * DEPTH;
+    Source source = few_rows(scratch, heads, depth);
+    source.form = is_tiled ? TILED : AS_THEY_ARE;
+    prepare(queries, kind->width, kind->width, kind->rounds, &source, 0, heads);
+#ifdef TILES
+    if (is_tiled)
+        tiles_begin(SIDE, SIDE);
+#endif
+    for (int64_t block = first; block < first + blocks; block++, scores += BLOCK) {
+        const char *keys = cached->blocks[block] + cached->offset;
+#ifdef TILES
+        for (int64_t h = 0; is_tiled && h < heads; h += TILE_ROWS)
+            tile_scores(tile_of(&source, 0, h), heads - h > SIDE, keys, depth, products + h * BLOCK);
+#endif
+        if (!is_tiled)
+            memset(products, 0, (size_t)(heads * BLOCK) * 4);
+        for (int64_t p = 0; p < BLOCK / SIDE; p++) {
+            V total = set(0);
+            if (!is_tiled)
+                chains(plain_type(kind), heads, 0, source.rows, source.row_step, source.step_step, keys + p * depth * step_bytes(plain_type(kind)),
+                       depth, products + p * SIDE, BLOCK);
+            for (int64_t h = 0; h < heads; h++)
+                total = fma_(set(weights[h]), more(load(products + h * BLOCK + p * SIDE), set(0)), total);
+            store(scores + p * SIDE, pick(is_nan(total), set(-__builtin_inff()), total));
+        }
+    }
+#ifdef TILES
+    if (is_tiled)
+        tiles_end();
+#endif
+}
+
 /* Stored numbers -> fp32, times `scale` (if it is not 1). */
 static void widen(const void *stored, int64_t type, float scale, float *out, int64_t n, int64_t rounds)
 {
@@ -950,4 +988,4 @@ enum { HAS_TILES = 1 };
 enum { HAS_TILES = 0 };
 #endif
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
-                                        attend, widen, narrow, soften, route, convolve, delta, apply, round_weights};
+                                        attend, index_blocks, widen, narrow, soften, route, convolve, delta, apply, round_weights};

@@ -81,6 +81,8 @@ typedef struct {
     void (*remember)(const Kind *kind, const float *key, const float *value, char *keys, int64_t within);
     void (*attend)(const Kind *kind, const float *queries, int64_t query_stride, const Keys *cached, int64_t position,
                    int64_t rows, const float *sinks, float *out, int64_t out_stride, float *scratch);
+    void (*index)(const Kind *kind, const float *queries, const float *weights, const Keys *cached, int64_t first, int64_t blocks,
+                  float *scores, float *scratch);
     void (*widen)(const void *stored, int64_t type, float scale, float *out, int64_t n, int64_t rounds);
     void (*narrow)(const float *x, void *stored, int64_t type, int64_t n);
     void (*soften)(float *logits, int64_t n, float scale, float soft_cap);
@@ -217,12 +219,16 @@ static inline int64_t value_bytes(const Kind *kind)
 }
 static inline int64_t block_bytes(const Kind *kind) { return key_bytes(kind) + (kind->is_latent ? 0 : value_bytes(kind)); }
 
-/* Bytes of scratch that attend needs. */
+/* Bytes of scratch that attend needs; and index. */
 enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2, FEW_TILED_GROUPS = 4 }; /* rows (positions times query heads) that it takes at once in tiles, and otherwise: their
                             scores and sums stay in L1 and L2; rows for which tiles do not pay */
 static inline int64_t attend_scratch(const Kind *kind)
 {
     int64_t floats = ceil_div(kind->width, DEPTH) * DEPTH + ceil_div(kind->value_width, SIDE) * SIDE;
     return TILE_ROWS * floats * 4 + (kind->is_latent ? value_bytes(kind) : 0);
+}
+static inline int64_t index_scratch(const Kind *kind) /* of queries, and of their products with a block */
+{
+    return ceil_div(kind->groups, TILE_ROWS) * TILE_ROWS * (ceil_div(kind->width, DEPTH) * DEPTH + BLOCK) * 4;
 }
 #endif

@@ -1,5 +1,6 @@
 /* The border: what Python passes is checked here, so that no kernel reads or writes beyond what it was given. */
 #define _GNU_SOURCE
+#include "index.h"
 #include "states.h"
 
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 14; }
+EXPORT int mh_version(void) { return 15; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -55,6 +56,7 @@ EXPORT void mh_plan_free(Plan *plan)
     free(plan->prepared);
     free(plan->angles);
     free(plan->expert_rows);
+    free(plan->index_room);
     free(plan);
 }
 
@@ -231,7 +233,8 @@ static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, tur
 }
 
 /* query, key, value, target, heads, key heads, width, value width, window (0: none), is_latent (a value is the beginning of its
- * key, and the register of values is the one of keys), has_codes (not latent); scale, soft cap (0: none); sinks */
+ * key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its width is how
+ * many are chosen; latent, of one key head, without window); scale, soft cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
@@ -245,6 +248,10 @@ static int check_attention(Plan *plan, Op *op)
         return BAD_SHAPE;
     if (n[9] < 0 || n[9] > 1 || n[10] < 0 || n[10] > 1 || (n[9] && (n[10] || n[7] > n[6] || n[1] != n[2])))
         return BAD_SHAPE;
+    if (n[11] && (!has(plan, n[11]) || n[11] == n[3]))
+        return BAD_REGISTER;
+    if (n[11] && (!n[9] || n[5] != 1 || n[8] || plan->positions > MOST_CHOSEN_FROM))
+        return BAD_SHAPE;
     const int64_t *w = plan->widths;
     if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || (!n[9] && w[n[2]] != n[5] * n[7]) || w[n[3]] != n[4] * n[7])
         return BAD_SHAPE;
@@ -253,6 +260,23 @@ static int check_attention(Plan *plan, Op *op)
     Kind kind = plan_kind(plan, op);
     op->cache = plan->block_bytes;
     plan->block_bytes += n[5] * block_bytes(&kind);
+    return DONE;
+}
+
+/* query, key, weights, target, heads, width: of each row the positions that it sees, as many as the target is wide */
+static int check_index(Plan *plan, Op *op)
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    for (int i = 0; i < 4; i++)
+        if (!has(plan, n[i]) || (i < 3 && n[i] == n[3]))
+            return BAD_REGISTER;
+    if (!is_count(n[4], MAX_HEADS) || !is_count(n[5], MAX_HEADS) || plan->positions > MOST_CHOSEN_FROM)
+        return BAD_SHAPE;
+    if (w[n[0]] != n[4] * n[5] || w[n[1]] != n[5] || w[n[2]] != n[4])
+        return BAD_SHAPE;
+    Kind kind = index_kind(plan, op);
+    op->cache = plan->block_bytes;
+    plan->block_bytes += block_bytes(&kind);
     return DONE;
 }
 
@@ -340,6 +364,7 @@ static int check(Plan *plan, Op *op)
     case CONVOLVE: return check_convolve(plan, op);
     case DECAY: return check_decay(plan, op);
     case DELTA: return check_delta(plan, op);
+    case INDEX: return check_index(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

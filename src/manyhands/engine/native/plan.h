@@ -12,7 +12,7 @@ EXPORT int mh_supports(int64_t target);
 /* What a call answers: done, or why not (engine/library.py has the texts). */
 enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 /* As in engine/library.py. */
-enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA, KINDS };
+enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA, INDEX, KINDS };
 
 /* What Python holds for as long as the plan lives. */
 typedef struct {
@@ -25,7 +25,7 @@ typedef struct {
     int64_t kind, numbers[MAX_NUMBERS];
     double reals[MAX_REALS];
     Tensor tensors[MAX_TENSORS];
-    int64_t cache; /* attention: where the layer begins in a block of a cache, in bytes; operations with states: in a block of states;
+    int64_t cache; /* attention, and index keys: where the layer's begin in a block of a cache, in bytes; operations with states: in a block of states;
                       rotary: where its angles begin in those of a row */
     int64_t now;   /* operations with states: where theirs begins in the state behind the last position, in bytes */
     int64_t owns;  /* rotary: it is the first with these angles, and computes them */
@@ -45,6 +45,8 @@ typedef struct {
     int64_t rows;
     float *expert_rows; /* EXPERTS: what it keeps of every row and route */
     int64_t expert_floats, expert_room;
+    char *index_room; /* INDEX: scores of some rows; attention: keys of the positions that some rows see */
+    int64_t index_bytes;
 } Plan;
 
 /* Rows [row, row + count) of a step are the positions from `start` on of a session. Its cache has `num_blocks` blocks of 64 positions,

@@ -1,4 +1,5 @@
 /* Runs a plan's operations one after the other, each cut into tasks for a team: over columns, rows and heads, never over a sum. */
+#include "index.h"
 #include "states.h"
 
 #include <string.h>
@@ -274,7 +275,8 @@ static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
     return failed ? failed : team_run(team, members, product_task, &job, tasks, SCRATCH_BYTES);
 }
 
-static int run_attention(Team *team, int64_t threads, Job job)
+/* Rows that see all their positions. */
+static int attend_all(Team *team, int64_t threads, Job job)
 {
     const int64_t *n = job.op->numbers;
     int64_t pieces = 0, keys = 0, groups = n[4] / n[5];
@@ -283,12 +285,24 @@ static int run_attention(Team *team, int64_t threads, Job job)
         pieces += ceil_div(job.segments[i].count, ATTEND_ROWS);
         keys += job.segments[i].count * (job.segments[i].start + job.segments[i].count);
     }
-    job.per_task = 1;
-    int failed = team_run(team, members_for(threads, job.rows * n[5] * (n[6] + n[7]) * 16), remember_task, &job, job.rows, 0);
+    if (!pieces)
+        return 0;
     int64_t members = members_for(threads, keys * n[4] * (n[6] + n[7])), parts = ceil_div(2 * members, pieces * n[5]);
     job.per_task = members == 1 ? groups : ceil_div(groups, at_most(parts, ceil_div(groups, LEAST_HEADS)));
     job.per_group = ceil_div(groups, job.per_task);
-    return failed ? failed : team_run(team, members, attend_task, &job, pieces * n[5] * job.per_group, attend_scratch(&kind));
+    return team_run(team, members, attend_task, &job, pieces * n[5] * job.per_group, attend_scratch(&kind));
+}
+
+static int run_attention(Plan *plan, Team *team, int64_t threads, Job job)
+{
+    const int64_t *n = job.op->numbers;
+    Segment some[CHUNK];
+    int failed = team_run(team, members_for(threads, job.rows * n[5] * (n[6] + n[7]) * 16), remember_task, &job, job.rows, 0);
+    if (n[11] && !failed) {
+        failed = attend_chosen(plan, team, threads, job.op, job.segments, job.num_segments);
+        job.num_segments = seeing_all(job.segments, job.num_segments, plan->widths[n[11]], some), job.segments = some;
+    }
+    return failed ? failed : attend_all(team, threads, job);
 }
 
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows)
@@ -303,7 +317,9 @@ int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segme
         else if (job.op->kind == EXPERTS)
             failed = experts_run(plan, team, threads, job.op, rows);
         else if (job.op->kind == ATTENTION)
-            failed = run_attention(team, threads, job);
+            failed = run_attention(plan, team, threads, job);
+        else if (job.op->kind == INDEX)
+            failed = index_run(plan, team, threads, job.op, segments, num_segments, rows);
         else if (job.op->kind == CONVOLVE || job.op->kind == DELTA)
             failed = states_run(plan, team, threads, job.op, segments, num_segments, rows);
         else

@@ -19,10 +19,11 @@ from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.shared import ExpertBlocks, from_layer, grouped_route
 from manyhands.program.fields import Fields
-from manyhands.program.ops import ExpertRouting, LatentAttention, Product, Program, Rotary, Rows, Weight
+from manyhands.program.ops import ExpertRouting, Index, LatentAttention, Part, Product, Program, Rotary, Rows, Weight
 from manyhands.program.rope import RopeReader, yarn_scale
 
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
+_INDEX_NORM = NormStyle("layer", 1e-6, bias=True)  # of index keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,73 @@ def sizes(f: Fields) -> Sizes:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class IndexStyle:
+    """An indexer: its heads, and how the first columns of each turn."""
+
+    heads: int
+    width: int
+    top_k: int
+    pairs: bool
+
+    @classmethod
+    def read(cls, f: Fields, rotary: int, context: int, *, pairs: bool) -> "IndexStyle":
+        """For heads of which `rotary` columns turn. Raises ModelError."""
+        return cls(
+            heads=f.count("index_n_heads", high=4096),
+            width=f.count("index_head_dim", 128, low=rotary, high=1 << 14),
+            top_k=min(f.count("index_topk", 2048), context),
+            pairs=pairs,
+        )
+
+    def early(self, n: TensorNames, s: Sizes) -> tuple[Part, ...]:
+        """Products of "h": the key, and the weights of heads."""
+        return (
+            n.part("ik", "self_attn.indexer.wk", self.width, s.hidden, False),
+            n.part("iw", "self_attn.indexer.weights_proj", self.heads, s.hidden, False),
+        )
+
+    def query(self, n: TensorNames, rank: int) -> Part:
+        """Queries, of the latent that attention's are made of."""
+        return n.part("iq", "self_attn.indexer.wq_b", self.heads * self.width, rank, False)
+
+    def late(self, n: TensorNames) -> Ops:
+        """What follows the products."""
+        return (
+            _INDEX_NORM.op(n, "self_attn.indexer.k_norm", self.width, "ik", "ik"),
+            Rotary("iq", self.heads, self.width, 0, pairs=self.pairs),
+            Rotary("ik", 1, self.width, 0, pairs=self.pairs),
+        )
+
+    def op(self) -> Index:
+        """What chooses, by these registers."""
+        return Index("iq", "ik", "iw", self.heads, self.width, self.top_k)
+
+
 def latent_attention(
-    n: TensorNames, s: Sizes, z: LatentSizes, scale: float, *, pairs: bool, bias: bool, split: bool = False
+    n: TensorNames,
+    s: Sizes,
+    z: LatentSizes,
+    scale: float,
+    *,
+    pairs: bool,
+    bias: bool,
+    split: bool = False,
+    index: IndexStyle | None = None,
 ) -> Ops:
-    """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key."""
+    """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key. An `index` takes
+    such queries."""
     width, down = z.plain + z.rotary, "self_attn.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
-    query: Ops = (Product("h", (n.part("q", "self_attn.q_proj", s.heads * width, s.hidden, False), latent, rotary)),)
+    early: tuple[Part, ...] = (latent, rotary, *(index.early(n, s) if index else ()))
+    query: Ops = (Product("h", (n.part("q", "self_attn.q_proj", s.heads * width, s.hidden, False), *early)),)
     if z.query_rank is not None:
+        first = (index.query(n, z.query_rank),) if index else ()
         query = (
-            Product("h", (n.part("q", "self_attn.q_a_proj", z.query_rank, s.hidden, bias), latent, rotary)),
+            Product("h", (n.part("q", "self_attn.q_a_proj", z.query_rank, s.hidden, bias), *early)),
             _LATENT_NORM.op(n, "self_attn.q_a_layernorm", z.query_rank, "q", "q"),
-            Product("q", (n.part("q", "self_attn.q_b_proj", s.heads * width, z.query_rank, False),)),
+            Product("q", (*first, n.part("q", "self_attn.q_b_proj", s.heads * width, z.query_rank, False))),
         )
     key, value = _keys_values(n, s, z, split)
     attend = LatentAttention(
@@ -95,9 +150,11 @@ def latent_attention(
         scale=scale,
         key_weight=key,
         value_weight=value,
+        index=index.op() if index else None,
     )
     return (
         *query,
+        *(index.late(n) if index else ()),
         _LATENT_NORM.op(n, "self_attn.kv_a_layernorm", z.rank, "c", "c"),
         Rotary("q", s.heads, width, 0, offset=z.plain, pairs=pairs),
         Rotary("r", 1, z.rotary, 0, pairs=pairs),
@@ -168,40 +225,68 @@ def deepseek_v2(f: Fields) -> Program:
 
 def deepseek_v32(f: Fields) -> Program:
     """deepseek_v3 whose attention goes over at most index_topk positions that an indexer chooses (DeepSeek-V3.2)."""
+    f.assume(index_n_heads=64)
     f.only("indexer_rope_interleave", False)
-    return _indexed(f)
+    return _indexed(f, pairs=False)
 
 
 def glm_moe_dsa(f: Fields) -> Program:
-    """deepseek_v32 with sizes of its own, whose indexer turns pairs (GLM-5)."""
+    """deepseek_v32 with sizes of its own, whose indexer turns pairs (GLM-5). Layers may use what the one before has chosen."""
     f.assume(q_lora_rank=2048, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5, n_group=1, topk_group=1)
+    f.assume(index_n_heads=32)
     f.only("indexer_rope_interleave", True)
-    f.ignore("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
-    return _indexed(f)
+    f.ignore("index_share_for_mtp_iteration")
+    return _indexed(f, pairs=True, is_shared="shared" in _indexers(f, f.count("num_hidden_layers", high=1024)))
 
 
-def _indexed(f: Fields) -> Program:
-    """Held to the context in which the indexer chooses all positions."""
-    s = sizes(f)
+def _indexers(f: Fields, layers: int) -> list[str]:
+    """Which layers have an indexer ("full"), and which use the choice of the one before ("shared")."""
+    step, offset = f.count("index_topk_freq", 1, low=0), f.count("index_skip_topk_offset", 2, low=0)
+    kinds = ["shared" if max(i - offset + 1, 0) % max(step, 1) else "full" for i in range(layers)]
+    pattern = f.raw("index_topk_pattern", kinds)
+    if not isinstance(pattern, str | list) or len(pattern) != layers:
+        raise f.refuse("index_topk_pattern", f"F or S for each of the {layers} layers is needed")
+    kinds = [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in pattern]
+    if not set(kinds) <= {"full", "shared"}:
+        raise f.refuse("index_topk_pattern", f"F or S for each of the {layers} layers is needed")
+    return f.per_layer("indexer_types", layers, kinds, ("full", "shared"))
+
+
+def _indexed(f: Fields, *, pairs: bool, is_shared: bool = False) -> Program:
+    """`is_shared`: layers that use the choice of another cannot be computed where that is not; the model is held to the context
+    in which all positions are chosen, and has no index then."""
+    s, rope = sizes(f), RopeReader(f)
     dense = min(f.count("first_k_dense_replace", 3, low=0), s.layers)
     default = ["dense"] * dense + ["sparse"] * (s.layers - dense)
     kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
-    f.per_layer("layer_types", s.layers, ["indexed_attention"] * s.layers, ("indexed_attention",))
+    names = ("indexed_attention", "deepseek_sparse_attention")
+    f.per_layer("layer_types", s.layers, [names[0]] * s.layers, names)
     f.only("rope_interleave", True)
-    f.ignore("index_head_dim", "index_n_heads")
+    f.only("moe_router_dtype", "float32")
+    if f.is_null("q_lora_rank"):
+        raise f.refuse("q_lora_rank", "a whole number is needed: the indexer's queries are made of that latent")
     blocks = ExpertBlocks.read(f, grouped_route(f), [kind == "sparse" for kind in kinds])
-    return _deepseek(f, s, blocks, pairs=True, most=f.count("index_topk", 2048))
+    index = IndexStyle.read(f, f.count("qk_rope_head_dim", 64, high=1 << 14), rope.context, pairs=pairs)
+    if is_shared:
+        rope.context = index.top_k
+    return _deepseek(f, s, blocks, pairs=True, rope=rope, index=None if is_shared else index)
 
 
-def _deepseek(f: Fields, s: Sizes, blocks: ExpertBlocks, *, pairs: bool, most: int | None = None) -> Program:
-    """`most`: positions to which the model is held."""
+def _deepseek(
+    f: Fields,
+    s: Sizes,
+    blocks: ExpertBlocks,
+    *,
+    pairs: bool,
+    rope: RopeReader | None = None,
+    index: IndexStyle | None = None,
+) -> Program:
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
-    norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), RopeReader(f)
+    norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), rope or RopeReader(f)
     scale, split = latent_scale(rope, z.plain + z.rotary), f.stored("split_kv_b")
-    rope.context = min(rope.context, most or rope.context)
 
     def layer(n: TensorNames, i: int) -> Ops:
-        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias, split=split)
+        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias, split=split, index=index)
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
         return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
 

@@ -1,0 +1,60 @@
+"""Latent attention as native operations (compile.py has the others)."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from manyhands.engine import library
+from manyhands.engine.library import TYPES, Array
+from manyhands.engine.weights import Stored
+from manyhands.program.ops import LatentAttention, Weight
+
+
+class Emitter(Protocol):
+    """What takes native operations, and knows the registers that names are bound to."""
+
+    def emit(
+        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
+    ) -> None: ...
+
+    def source(self, name: str) -> int: ...
+
+    def target(self, name: str, width: int, apart: Sequence[int] = ()) -> int: ...
+
+    def by_head(self, weight: Weight, heads: int, turned: bool) -> Stored: ...
+
+
+def add_latent(to: Emitter, op: LatentAttention) -> None:
+    """As attention with one key head over (latent, rotary key), whose beginning is the value too; products of all heads
+    before and after; before it what chooses the positions, if any."""
+    heads, width, rank, key_width = op.heads, op.width, op.rank, op.rank + op.rotary_width
+    chosen = _choice(to, op)
+    query, latent, rotary = (to.source(name) for name in (op.query, op.latent, op.rotary))
+    whole, key = to.target(" query", heads * key_width), to.target(" key", key_width)
+    seen, target = to.target(" latents", heads * rank), to.target(op.target, heads * op.value_width)
+    step = width + op.rotary_width
+    _product(to, query, whole, op.key_weight, heads, True, (0, width, 0, rank, heads, step, key_width))
+    to.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, step, key_width))
+    to.emit(library.COPY, (latent, key, 0, 0, rank, 1, 0, 0))
+    to.emit(library.COPY, (rotary, key, 0, rank, op.rotary_width, 1, 0, 0))
+    shape = (heads, 1, key_width, rank, 0, 1, 0, *chosen)
+    to.emit(library.ATTENTION, (whole, key, key, seen, *shape), (op.scale, 0.0))
+    _product(to, seen, target, op.value_weight, heads, False, (0, rank, 0, op.value_width, heads, rank, op.value_width))
+
+
+def _choice(to: Emitter, op: LatentAttention) -> tuple[int, ...]:
+    """The register of the positions that a row sees, or none."""
+    index = op.index
+    if index is None:
+        return ()
+    sources = [to.source(name) for name in (index.query, index.key, index.weight)]
+    chosen = to.target(" chosen", index.top_k, sources)
+    to.emit(library.INDEX, (*sources, chosen, index.heads, index.width))
+    return (chosen,)
+
+
+def _product(
+    to: Emitter, source: int, target: int, weight: Weight, heads: int, turned: bool, columns: Sequence[int]
+) -> None:
+    """Of each head's columns with its rows of a weight, or with those rows as columns."""
+    held = to.by_head(weight, heads, turned)
+    to.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))

@@ -1,0 +1,15 @@
+/* Positions that an indexer chooses (index.c). */
+#ifndef MANYHANDS_INDEX_H
+#define MANYHANDS_INDEX_H
+#include "plan.h"
+
+enum { MOST_CHOSEN_FROM = 1 << 24 }; /* positions: a register holds their numbers, which are exact in fp32 */
+/* INDEX: index keys of all rows into their caches, and of each row the positions that it sees into the target. 0, or -1: no memory. */
+int index_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows);
+/* The index keys of a layer: what an operation's block of a cache holds of them. */
+Kind index_kind(const Plan *plan, const Op *op);
+/* Of segments the parts whose rows see all their positions, as at most `most` are chosen: how many. */
+int64_t seeing_all(const Segment *segments, int64_t num_segments, int64_t most, Segment *out);
+/* ATTENTION of the other rows, over what the register of chosen positions names. 0, or -1: no memory. */
+int attend_chosen(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments);
+#endif

@@ -1,0 +1,165 @@
+"""Models with an indexer: configs as they are published, and layers that share what another has chosen."""
+
+import math
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from manyhands.errors import ModelError
+from manyhands.program.families import build_program
+from manyhands.program.ops import LatentAttention, Program
+from manyhands.program.tensors import layer_tensors
+from tests.program.test_families import DEEPSEEK_V3
+from tests.program.test_published import tiny
+
+FP8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "scale_fmt": "ue8m0",
+    "weight_block_size": [128, 128],
+}
+DEEPSEEK_V32 = {
+    **{name: value for name, value in DEEPSEEK_V3.items() if name != "auto_map"},
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 2048,
+    "model_type": "deepseek_v32",
+    "quantization_config": FP8,
+    "transformers_version": "4.44.2",
+}
+GLM_51: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "dtype": "bfloat16",
+    "eos_token_id": [154820, 154827, 154829],
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 6144,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk": 2048,
+    "indexer_rope_interleave": True,
+    "initializer_range": 0.02,
+    "intermediate_size": 12288,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "model_type": "glm_moe_dsa",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 78,
+    "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 1,
+    "pad_token_id": 154820,
+    "pretraining_tp": 1,
+    "q_lora_rank": 2048,
+    "qk_head_dim": 256,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_interleave": True,
+    "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "transformers_version": "5.4.0",
+    "use_cache": True,
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+GLM_52 = {
+    **GLM_51,
+    "head_dim": 192,
+    "index_share_for_mtp_iteration": True,
+    "index_skip_topk_offset": 3,
+    "index_topk_freq": 4,
+    "index_topk_pattern": None,
+    "max_position_embeddings": 1048576,
+    "moe_router_dtype": "float32",
+    "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
+}
+
+
+def indexed_layers(program: Program) -> int:
+    return sum(isinstance(op, LatentAttention) and op.index is not None for layer in program.layers for op in layer.ops)
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "indexed"),
+    [(DEEPSEEK_V32, 163840, 61), (GLM_51, 202752, 78), (GLM_52, 2048, 0)],
+    ids=["DeepSeek-V3.2", "GLM-5.1", "GLM-5.2"],
+)
+def test_published_configs_are_read(config: dict[str, Any], context: int, indexed: int) -> None:
+    """Layers that share a choice hold the model to the context in which all positions are chosen."""
+    program = build_program(config)
+    assert (program.context, indexed_layers(program), len(program.layers)) == (
+        context,
+        indexed,
+        config["num_hidden_layers"],
+    )
+    assert program.has_index == (indexed > 0)
+
+
+def test_an_indexer_has_the_published_sizes() -> None:
+    """Of a layer of DeepSeek-V3.2: 1536 x 64 x 128, 7168 x 128, 7168 x 64 and a norm with bias."""
+    shapes = layer_tensors(build_program(DEEPSEEK_V32).layers[5])
+    sizes = {name.split("indexer.")[1]: math.prod(shape) for name, shape in shapes.items() if "indexer" in name}
+    assert sizes == {
+        "wq_b.weight": 1536 * 64 * 128,
+        "wk.weight": 7168 * 128,
+        "weights_proj.weight": 7168 * 64,
+        "k_norm.weight": 128,
+        "k_norm.bias": 128,
+    }
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"index_topk_freq": 1},
+        {"index_topk_freq": 0},
+        {"index_topk_freq": 2},
+        {"index_topk_freq": 2, "index_skip_topk_offset": 3},
+        {"index_topk_freq": 3, "index_skip_topk_offset": 0},
+        {"index_topk_pattern": "FFF"},
+        {"index_topk_pattern": "FSF", "index_topk_freq": 1},
+        {"index_topk_pattern": ["full", "full", "shared"]},
+        {"index_topk_pattern": "FSS", "indexer_types": ["full"] * 3},
+    ],
+    ids=str,
+)
+def test_which_layers_share_a_choice_is_what_transformers_says(given: dict[str, Any]) -> None:
+    config = {name: value for name, value in tiny("glm_moe_dsa").items() if name != "indexer_types"} | given
+    theirs = CONFIG_MAPPING["glm_moe_dsa"](**config).indexer_types
+    program = build_program(config)
+    assert indexed_layers(program) == (0 if "shared" in theirs else 3)
+    assert program.context == (config["index_topk"] if "shared" in theirs else config["max_position_embeddings"])
+
+
+def test_no_more_is_chosen_than_there_are_positions() -> None:
+    """The register of chosen positions is as wide as the context at most."""
+    for family in ("deepseek_v32", "glm_moe_dsa"):
+        program = build_program({**tiny(family), "index_topk": 1 << 24})
+        chosen = {
+            op.index.top_k
+            for layer in program.layers
+            for op in layer.ops
+            if isinstance(op, LatentAttention) and op.index
+        }
+        assert chosen == {program.context}
+    with pytest.raises(ModelError, match="index_topk is 16777217, a whole number from 1 to 16777216 is needed"):
+        build_program({**tiny("deepseek_v32"), "index_topk": (1 << 24) + 1})
