@@ -14,7 +14,8 @@ from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.gguf_tokenizer import tokenizer_files
 from manyhands.errors import ModelError
 from manyhands.testing.gguf import write_gguf
-from manyhands.text.prompt import load_eos_ids, render_chat
+from manyhands.text.generation_config import load_eos_ids, load_recommended
+from manyhands.text.prompt import render_chat
 from manyhands.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.gguf_vocabularies import PRES, byte_pairs, gemma4, sentencepiece, texts
 
@@ -143,6 +144,14 @@ def test_answers_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
     tokenizer = load(facts, tmp_path)
     assert load_eos_ids(tmp_path, tokenizer) == {count - 2, count, count + 1}
     assert tokenizer.encode("<|endoftext|>") == [count]
+
+
+def test_how_to_draw_is_as_the_file_says(tmp_path: Path) -> None:
+    keys = {"temp": np.float32(0.6).item(), "top_k": 20, "penalty_repeat": np.float32(1.05).item(), "mirostat": 0}
+    load(VOCABULARIES["qwen2"] | {f"general.sampling.{name}": value for name, value in keys.items()}, tmp_path)
+    assert load_recommended(tmp_path) == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+    load(VOCABULARIES["qwen2"], tmp_path)
+    assert load_recommended(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from manyhands.cli.chat_text import (
     tail,
     waiting_for,
 )
+from manyhands.cli.chat_wishes import ChatWishes
 from manyhands.cli.client import GatewayError
 from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed
@@ -207,7 +208,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def gateway(folder: Path, tokens: int = 6) -> AsyncIterator[tuple[Served, GatewaySource]]:
     async with served(folder) as scene:
         params = SamplingParams(max_tokens=tokens, temperature=0.7, seed=7, stop=("\x00",))
-        source = GatewaySource([f"http://{scene.addr}/"], "", "", params, "ring")
+        source = GatewaySource([f"http://{scene.addr}/"], "", "", ChatWishes(params), "ring")
         await source.choose()
         yield scene, source
 
@@ -219,10 +220,10 @@ def test_a_gateway_and_an_own_origin_say_the_same(folder: Path) -> None:
             stats, own = Stats(), Stats()
             over_http = [piece async for piece in source.answer(messages, stats)]
             params = SamplingParams(max_tokens=6, temperature=0.7, seed=7, stop=("\x00",))
-            origin = OriginSource(scene.swarm.origin, "tiny", params, "ring")
+            origin = OriginSource(scene.swarm.origin, "tiny", ChatWishes(params), "ring")
             assert "".join(over_http) == "".join([piece async for piece in origin.answer(messages, own)])
             assert (source.model, await source.models()) == ("tiny", ["tiny"])
-            other = GatewaySource([f"http://{scene.addr}"], "", "gpt-9", params, "ring")
+            other = GatewaySource([f"http://{scene.addr}"], "", "gpt-9", ChatWishes(params), "ring")
             with pytest.raises(GatewayError, match="'gpt-9' is not served here; there is tiny"):
                 await other.choose()  # and not with the first question
             other.model = "tiny:latest"
@@ -256,7 +257,7 @@ def test_stats_of_a_stopped_answer_name_what_its_job_tells(monkeypatch: pytest.M
     told: list[dict[str, Any]] = [{**job, "repairs": repairs}, {"error": "of no gateway of ours"}]
 
     async def main() -> None:
-        source = GatewaySource(["http://127.0.0.1:9"], "", "tiny", SamplingParams(), "ring")
+        source = GatewaySource(["http://127.0.0.1:9"], "", "tiny", ChatWishes(SamplingParams()), "ring")
 
         async def pieces(messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
             source._note_job("a")
@@ -341,7 +342,7 @@ def test_an_answer_that_is_cut_goes_on(folder: Path, monkeypatch: pytest.MonkeyP
             cuts = [2000, 0, 1500]
             async with cutting(scene.addr, cuts) as api:
                 params = SamplingParams(max_tokens=12, temperature=0.7, seed=7, stop=("\x00",))
-                both = GatewaySource([api, "http://127.0.0.1:9"], "", "tiny", params, "ring")
+                both = GatewaySource([api, "http://127.0.0.1:9"], "", "tiny", ChatWishes(params), "ring")
                 stats = Stats()
                 assert "".join([piece async for piece in both.answer(messages, stats)]) == whole
                 assert not cuts and stats.resumed == len(stats.notices) == 2 and "resumed 2 times" in str(stats)
@@ -351,3 +352,12 @@ def test_an_answer_that_is_cut_goes_on(folder: Path, monkeypatch: pytest.MonkeyP
                 assert await both.waits_for() == "the gateway does not answer; waiting for it"
 
     asyncio.run(main())
+
+
+def test_answers_are_drawn_as_the_model_recommends_where_the_command_line_does_not_say() -> None:
+    defaults = SamplingParams(temperature=0.7, top_p=0.95)
+    told = {"temperature": 0.6, "top_k": 20}
+    assert ChatWishes(defaults).params_for(told) == replace(defaults, temperature=0.6, top_k=20)
+    assert ChatWishes(defaults, frozenset({"temperature"})).params_for(told) == replace(defaults, top_k=20)
+    for strange in ({"temperature": -1, "top_k": 3}, {"top_p": "x"}, {"seed": 5}, {}):  # of a gateway that is not ours
+        assert ChatWishes(defaults).params_for(strange) == defaults

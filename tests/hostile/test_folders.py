@@ -18,7 +18,7 @@ from manyhands.checkpoint.plain_file import MAX_SMALL_BYTES, MAX_TABLE_BYTES
 from manyhands.core import Span
 from manyhands.errors import ModelError
 from manyhands.testing.tiny import make_tiny
-from manyhands.text.prompt import load_eos_ids
+from manyhands.text.generation_config import load_eos_ids
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.worker.runner import describe, load_span
 from tests.hostile.test_configs import refusal

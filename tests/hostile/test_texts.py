@@ -33,6 +33,7 @@ from manyhands.cli.chat_events import BrokenStream
 from manyhands.cli.chat_loop import ChatHistory
 from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import GatewaySource, Stats
+from manyhands.cli.chat_wishes import ChatWishes
 from manyhands.cli.client import GatewayError, call, print_json
 from manyhands.cli.lines import rows_within
 from manyhands.cli.process import PlainLines, hide_secrets
@@ -288,7 +289,7 @@ def test_a_broken_answer_is_said_to_be_broken(how: str, capsys: pytest.CaptureFi
         return lines.pop(0)
 
     async def main(api: str) -> ChatHistory:
-        talk = ChatHistory(GatewaySource([api], "k", "m", SamplingParams(), "ring"), ask)
+        talk = ChatHistory(GatewaySource([api], "k", "m", ChatWishes(SamplingParams()), "ring"), ask)
         await talk.run()
         return talk
 
@@ -311,7 +312,7 @@ def test_the_exit_code_tells_of_a_broken_answer(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_broken_stream_is_an_error_of_its_own() -> None:
     async def main(api: str) -> None:
-        source = GatewaySource([api], "k", "m", SamplingParams(), "ring")
+        source = GatewaySource([api], "k", "m", ChatWishes(SamplingParams()), "ring")
         with pytest.raises(BrokenStream, match="not whole"):
             async for _ in source.answer([{"role": "user", "content": "x"}], Stats()):
                 pass

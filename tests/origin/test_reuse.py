@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from manyhands.cli.chat_source import OriginSource, Stats
+from manyhands.cli.chat_wishes import ChatWishes
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind, SamplingParams, SessionId
 from manyhands.origin import Answer, Origin
@@ -304,7 +305,7 @@ def test_a_chat_counts_what_was_cached(qwen3: Path) -> None:
 
     async def main() -> None:
         async with swarm_of(qwen3, "0-2,3-5") as swarm:
-            source = OriginSource(swarm.origin, "tiny", SamplingParams(max_tokens=8), "ring")
+            source = OriginSource(swarm.origin, "tiny", ChatWishes(SamplingParams(max_tokens=8)), "ring")
             talk, told = [{"role": "user", "content": "A first question, of some length"}], list[Stats]()
             for _ in range(2):
                 told.append(Stats())

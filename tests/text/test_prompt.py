@@ -1,8 +1,6 @@
 """manyhands.text.prompt: ids the tokenizer's own way, and errors that say what to do."""
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +8,9 @@ from tokenizers import processors
 
 from manyhands.errors import BadRequest, ModelError
 from manyhands.tales import model_path
-from manyhands.text.prompt import Tokenizer, encode_prompt, eos_ids, load_eos_ids, render_chat
+from manyhands.text.prompt import Tokenizer, encode_prompt, render_chat
 from manyhands.text.tokenizer import load_tokenizer
-from tests.text.test_detokenize import BEGIN, END, byte_level
+from tests.text.test_detokenize import BEGIN, byte_level
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
@@ -98,47 +96,6 @@ def test_messages_the_template_refuses_are_bad_requests(tokenizer: Tokenizer, me
 def test_chat_without_messages_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(BadRequest, match="messages is empty"):
         render_chat(tokenizer, [])
-
-
-def eos_of(own: int | None, config: dict[str, Any], generation: dict[str, Any] | None) -> set[int]:
-    return set(eos_ids(config, generation, SimpleNamespace(eos_token_id=own)))
-
-
-def test_eos_of_generation_config_go_before_those_of_config() -> None:
-    assert eos_of(7, {"eos_token_id": 1}, {"eos_token_id": [2, 3]}) == {2, 3, 7}
-    assert eos_of(7, {"eos_token_id": 1}, {"eos_token_id": None}) == {1, 7}
-    assert eos_of(None, {"eos_token_id": 0}, None) == {0}
-    assert eos_of(None, {}, None) == set()
-
-
-def test_eos_of_a_folder(folder: Path, tokenizer: Tokenizer) -> None:
-    own = tokenizer.backend_tokenizer.token_to_id(END)
-    assert load_eos_ids(folder, tokenizer) == {own}
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 5}))
-    assert load_eos_ids(folder, tokenizer) == {own, 5}
-    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": {"eos_token_id": [4, 5]}}))
-    assert load_eos_ids(folder, tokenizer) == {own, 4, 5}
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
-    assert load_eos_ids(folder, tokenizer) == {own, 8, 9}
-
-
-@pytest.mark.parametrize("damage", ["[1]", "{"])
-def test_a_damaged_config_is_refused(folder: Path, tokenizer: Tokenizer, damage: str) -> None:
-    (folder / "config.json").write_text(damage)
-    with pytest.raises(ModelError, match=r"config\.json"):
-        load_eos_ids(folder, tokenizer)
-
-
-@pytest.mark.parametrize("stated", [{}, {"a": 1}, [[]], ["</s>"], 0.5, True, "</s>"], ids=str)
-def test_what_is_no_id_ends_no_text(stated: object) -> None:
-    """From files of unknown people: an object was a TypeError."""
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"eos_token_id": stated}, {}),
-        ({}, {"eos_token_id": stated}),
-    ]
-    for config, generation in pairs:
-        with pytest.raises(ModelError, match="eos_token_id"):
-            eos_of(None, config, generation)
 
 
 def test_the_next_question_to_tales_begins_with_what_was_asked_and_drawn() -> None:

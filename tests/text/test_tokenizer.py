@@ -223,7 +223,8 @@ for path in Path(manyhands.text.__path__[0]).glob("*.py"):
     importlib.import_module(f"manyhands.text.{{path.stem}}")
 from manyhands.text.detokenize import Detokenizer
 from manyhands.text.grammar import Grammars, json_grammar
-from manyhands.text.prompt import encode_prompt, load_eos_ids, render_chat
+from manyhands.text.generation_config import load_eos_ids
+from manyhands.text.prompt import encode_prompt, render_chat
 from manyhands.text.tokenizer import load_tokenizer
 folder = Path({str(tmp_path)!r})
 tokenizer = load_tokenizer(folder)

@@ -51,7 +51,7 @@ export const chat = $state<{
   answers: Answer[];
   draft: string;
   form: "conversation" | "text";
-  temperature: number;
+  temperature: number | null; // null: as the model recommends
   maxTokens: number | null; // null: a conversation may use the context, a text goes on for some lines
   seed: string;
   colourBy: "slowest" | "last" | "none";
@@ -62,7 +62,7 @@ export const chat = $state<{
   answers: [],
   draft: "",
   form: "conversation",
-  temperature: 0.8,
+  temperature: null,
   maxTokens: null,
   seed: "",
   colourBy: "slowest",
@@ -105,10 +105,8 @@ export async function retry(): Promise<void> {
 }
 
 function request(question: string): Record<string, unknown> {
-  const body: Record<string, unknown> = {
-    model: chat.model,
-    temperature: chat.temperature,
-  };
+  const body: Record<string, unknown> = { model: chat.model };
+  if (chat.temperature !== null) body.temperature = chat.temperature;
   const most = chat.maxTokens ?? (chat.form === "text" ? TEXT_TOKENS : null);
   if (most !== null) body.max_tokens = most;
   if (/^\d+$/.test(chat.seed.trim())) body.seed = Number(chat.seed.trim());

@@ -54,6 +54,7 @@ class ModelFormat:
             "thinking": thinking,
             "special": {text: ids[text] for text in markers if text in ids and ids[text] not in model.eos_ids},
             "has_levels": "reasoning_effort" in variables_of(tokenizer),
+            "recommended": model.recommended,
             "is_plain": is_plain(tokenizer.backend_tokenizer),
         }
         spec = SpeakerSpec(

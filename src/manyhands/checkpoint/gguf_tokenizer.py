@@ -112,6 +112,13 @@ _ENDS: Final = (
     "<REPO> <reponame> <|file_sep|>"
 ).split()  # tokens that end an answer, whatever else the file calls them
 _END_IF_CONTROL: Final = "</s>"  # Gemma's is a tag of HTML
+_SAMPLING: Final = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 _NAMED_ENDS: Final = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 # Where a model's name has one of these, white space behind special tokens is dropped, except behind _PHI3_KEEPS.
 _PHI3: Final = ("phi-3", "phi3")
@@ -173,6 +180,15 @@ class _Vocabulary:
             raise self._refused(f"tokenizer.ggml.{name}_token_id is {id!r:.40}, of {len(self._tokens)} tokens")
         return self._tokens[id]
 
+    def _recommended(self) -> dict[str, Any]:
+        """How the file's publisher recommends to draw, by the names of generation_config.json."""
+        stated = {name: self._gguf.one(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+        return {
+            name: float(f"{value:.7g}") if isinstance(value, float) else value  # they are fp32: 0.6, not 0.60000002
+            for name, value in stated.items()
+            if value is not None
+        }
+
     def files(self) -> dict[str, bytes]:
         is_spm = self._kind == "llama"
         bos, eos = self._special("bos", 1 if is_spm else None), self._special("eos", 2 if is_spm else None)
@@ -192,7 +208,8 @@ class _Vocabulary:
         made = {
             "tokenizer.json": self._tokenizer(bos, eos, is_spm),
             "tokenizer_config.json": config,
-            "generation_config.json": {"eos_token_id": sorted(self._ids[token] for token in ends)},
+            "generation_config.json": {"eos_token_id": sorted(self._ids[token] for token in ends)}
+            | self._recommended(),
         }
         return {
             name: json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() for name, body in made.items()

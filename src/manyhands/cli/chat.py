@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.chat_wishes import ChatWishes
 from manyhands.cli.client import ApiKey, running_api
 from manyhands.cli.grouped import grouped
 from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
-from manyhands.core import SamplingParams
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
@@ -47,28 +47,28 @@ def chat(
     computing: options.Computing = options.Computing(),
     routing: options.RouteOptions = options.RouteOptions(),
 ) -> None:
-    """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves.
+    """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves. Sampling is as its publisher recommends where you do not say.
 
     Asks the gateway of a node that runs on this machine, or that of --api; with --ticket the nodes of a swarm, without one.
     """
-    params, path = sampling.params, computing.path_kind
+    wishes, path = ChatWishes(sampling.params, options.given_of(context)), computing.path_kind
     if ticket and not options.is_given(context, "api"):
         computing.use_device()
-        source = _from_swarm(model, ticket, params, computing, routing)
+        source = _from_swarm(model, ticket, wishes, computing, routing)
     else:
         options.check_no_origin(context, OF_AN_ORIGIN)
         draft = options.draft_asked(context, routing)
         with doing(ASKING):  # while Python loads what asks
             from manyhands.cli.chat_source import GatewaySource
 
-            gateway = GatewaySource(api or [running_api()], api_key, model, params, path, draft)
+            gateway = GatewaySource(api or [running_api()], api_key, model, wishes, path, draft)
         source = _from_gateway(gateway)
     options.run(_chat(source, system, history))
 
 
 @asynccontextmanager
 async def _from_swarm(
-    model: str, ticket: str, params: SamplingParams, computing: options.Computing, routing: options.RouteOptions
+    model: str, ticket: str, wishes: ChatWishes, computing: options.Computing, routing: options.RouteOptions
 ) -> "AsyncIterator[Source]":
     """This process as an origin of the swarm of `ticket`."""
     with doing(f"reading {model}" if model else "calling the swarm"):
@@ -78,7 +78,7 @@ async def _from_swarm(
     async with swarm_origin(model, ticket, computing, routing) as origin:
         names = [] if model else [offer.info.model_name for offer in await origin.routes.offers(())]
         name = model or next(iter(names), "the model")
-        yield OriginSource(origin, name, params, computing.path_kind)
+        yield OriginSource(origin, name, wishes, computing.path_kind)
 
 
 @asynccontextmanager

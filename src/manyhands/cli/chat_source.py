@@ -11,8 +11,9 @@ from urllib.parse import quote
 from manyhands.aside import aside
 from manyhands.cli.chat_events import BrokenStream, check_event, events_of
 from manyhands.cli.chat_text import waiting_for
+from manyhands.cli.chat_wishes import ChatWishes, openai_fields
 from manyhands.cli.client import call, check_address
-from manyhands.core import MAX_TOKENS, PathKind, SamplingParams
+from manyhands.core import MAX_TOKENS, PathKind
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from manyhands.plain import one_line
 
@@ -96,8 +97,8 @@ class Source(Protocol):
 class OriginSource:
     """Answers of this process's own origin."""
 
-    def __init__(self, origin: "Origin", model: str, params: SamplingParams, path: PathKind) -> None:
-        self.model, self._origin, self._params, self._path = model, origin, params, path
+    def __init__(self, origin: "Origin", model: str, wishes: ChatWishes, path: PathKind) -> None:
+        self.model, self._origin, self._wishes, self._path = model, origin, wishes, path
         self._running: Answer | None = None
 
     async def models(self) -> list[str]:
@@ -119,7 +120,8 @@ class OriginSource:
 
     def _request(self, messages: Messages) -> "Request":
         """What is to be answered; without a limit half of what the context leaves. Raises ContextOverflow."""
-        model, params = self._origin.model, self._params
+        model = self._origin.model
+        params = self._wishes.params_for(model.recommended)
         ids = model.encode([dict(m) for m in messages])
         left = model.context_length - len(ids)
         if params.max_tokens == MAX_TOKENS and left > 0:
@@ -149,23 +151,29 @@ class GatewaySource:
     """
 
     def __init__(
-        self, apis: Sequence[str], key: str, model: str, params: SamplingParams, path: PathKind, draft: str = ""
+        self, apis: Sequence[str], key: str, model: str, wishes: ChatWishes, path: PathKind, draft: str = ""
     ) -> None:
         for api in apis:
             check_address(api)
         self.model, self._apis, self._key = model, [api.rstrip("/") for api in apis], key
-        self._wishes = _wishes(params, path, draft)
+        self._wishes, self._path, self._draft = wishes, path, draft
+        self._recommended: dict[str, Any] = {}  # of each model, as the gateway has told
         self._job = ""  # of the answer that is under way
 
     async def models(self) -> list[str]:
         while True:
             try:
                 told = await aside(call, self._apis[0], self._key, "GET", "/v1/models")
-                return [str(model["id"]) for model in told["data"]]
+                self._recommended = {str(model["id"]): _recommended(model) for model in told["data"]}
+                return list(self._recommended)
             except LinkClosed:
                 if len(self._apis) == 1:
                     raise
                 del self._apis[0]
+
+    def _fields(self) -> dict[str, Any]:
+        params = self._wishes.params_for(self._recommended.get(self.model, {}))
+        return openai_fields(params, self._path, self._draft)
 
     async def choose(self) -> list[str]:
         """Take the gateway's first model where none was named; returns the others.
@@ -224,7 +232,7 @@ class GatewaySource:
 
     async def _pieces(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
         """The text, over all cuts."""
-        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True, **self._wishes}
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True, **self._fields()}
         last, has_begun, pauses = "", False, list(RETRY_PAUSES_S)
         while True:
             try:
@@ -242,7 +250,7 @@ class GatewaySource:
                 if not pauses or not can_go_on:
                     raise
                 if last and stats.received:  # so that it need not be drawn again token by token
-                    body["manyhands"] = {**self._wishes["manyhands"], "received": [stats.received]}
+                    body["manyhands"] = {**body["manyhands"], "received": [stats.received]}
                 await asyncio.sleep(pauses.pop(0))
                 self._apis.append(self._apis.pop(0))  # the next one, or the only one again
 
@@ -307,18 +315,8 @@ def _told_route(hops: Sequence[Mapping[str, Any]] | None) -> list[str]:
     return [one_line(f"layers {hop['layers']:<7} {hop['name']}") for hop in hops or ()]
 
 
-def _wishes(params: SamplingParams, path: PathKind, draft: str) -> dict[str, Any]:
-    """The sampling parameters as the OpenAI API has them, and ours in their namespace. MAX_TOKENS are no limit."""
-    if params.deterministic:  # OpenAI's API has no word for it; without processors, greedy is the same
-        params = SamplingParams(max_tokens=params.max_tokens, seed=params.seed, stop=params.stop)
-    ours: dict[str, Any] = {"path": path, "top_k": params.top_k, "min_p": params.min_p}
-    ours |= {"draft": draft} if draft else {}
-    return {
-        **({"max_completion_tokens": params.max_tokens} if params.max_tokens < MAX_TOKENS else {}),
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "seed": params.seed,
-        **({"stop": list(params.stop)} if params.stop else {}),
-        "stream_options": {"include_usage": True},
-        "manyhands": {**ours, "repetition_penalty": params.repetition_penalty},
-    }
+def _recommended(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a gateway's entry of a model says of how to draw; nothing of one that is not loaded, or of another's gateway."""
+    ours = model.get("manyhands")
+    told = ours.get("recommended") if isinstance(ours, dict) else None
+    return told if isinstance(told, dict) else {}

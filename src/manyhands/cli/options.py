@@ -210,6 +210,11 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def given_of(context: typer.Context) -> frozenset[str]:
+    """The fields of Sampling that stand on the command line itself."""
+    return frozenset(each.name for each in fields(Sampling) if is_given(context, each.name))
+
+
 def check_no_origin(context: typer.Context, names: tuple[str, ...]) -> None:
     """Raise BadRequest if an option of an origin stands on the command line, and a gateway is asked."""
     of_routes = [each.name for each in fields(RouteOptions) if each.name != "draft"]

@@ -10,7 +10,8 @@ from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
 from manyhands.checkpoint.quantised import folded
 from manyhands.core import EndsAt, Precision
-from manyhands.text.prompt import encode_prompt, load_eos_ids, render_chat
+from manyhands.text.generation_config import load_eos_ids, load_recommended
+from manyhands.text.prompt import encode_prompt, render_chat
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.runner import describe, load_ends
@@ -42,6 +43,7 @@ class OriginModel:
         self.num_parameters = sum(math.prod(each.shape) for each in matrices)
         self.tokenizer = load_tokenizer(folder)
         self.eos_ids = load_eos_ids(folder, self.tokenizer)
+        self.recommended = load_recommended(folder)
         most = num_threads or os.cpu_count() or 1
         self.ends = load_ends(folder, precision, most, manifest, loading=loading) if ends == "origin" else None
 

@@ -15,7 +15,7 @@ def sampling(folder: Path, has_head: bool) -> Callable[[SamplingParams], Sampler
     """
     eos = frozenset[int]()
     if has_head:
-        from manyhands.text.prompt import load_eos_ids
+        from manyhands.text.generation_config import load_eos_ids
         from manyhands.text.tokenizer import load_tokenizer
 
         eos = load_eos_ids(folder, load_tokenizer(folder))

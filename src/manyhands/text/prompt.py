@@ -1,17 +1,12 @@
 """Text and messages to ids, and what a checkpoint says of its tokenizer. Stands at the beginning of a token's path."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import TemplateError
 
-from manyhands.checkpoint.folder import MAX_CONFIG_BYTES
-from manyhands.checkpoint.plain_file import read_small
-from manyhands.checkpoint.text_part import text_config
-from manyhands.errors import BadRequest, ModelError
+from manyhands.errors import BadRequest
 from manyhands.text.dialects import Dialect, find_dialect
 from manyhands.text.history import as_taught, with_calls, with_turn
 from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
@@ -147,47 +142,3 @@ def find_template(tokenizer: Tokenizer, *, has_tools: bool) -> ChatTemplate:
     if not source:
         raise BadRequest("this model has no chat template: use /v1/completions with a plain prompt, or a chat model")
     return compile_template(source)
-
-
-def eos_ids(
-    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None, tokenizer: Tokenizer
-) -> frozenset[int]:
-    """Return every id that ends a text.
-
-    The tokenizer's own, and those of generation_config.json or, where it names none, of config.json (the precedence of
-    transformers' `generate`). Empty if none is named.
-    """
-    stated = _read_eos(generation_config or {}) or _read_eos(config)
-    own = tokenizer.eos_token_id
-    return stated if own is None else stated | {int(own)}
-
-
-def load_eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return `eos_ids` of a checkpoint folder. Raises ModelError if one of its two config files is damaged."""
-    return eos_ids(
-        text_config(_read_json(folder / "config.json")), _read_json(folder / "generation_config.json"), tokenizer
-    )
-
-
-def _read_eos(config: Mapping[str, Any]) -> frozenset[int]:
-    """Read "eos_token_id": absent, null, one id, or a list of ids. Raises ModelError for anything else."""
-    stated = config.get("eos_token_id")
-    if stated is None:
-        return frozenset()
-    ids = stated if isinstance(stated, list) else [stated]
-    if not all(type(each) is int for each in ids):
-        raise ModelError(f"eos_token_id is {stated!r:.40}; it must be an id or a list of ids")
-    return frozenset(ids)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file, {} if there is no such file. Raises ModelError."""
-    if not path.is_file():
-        return {}
-    try:
-        loaded = json.loads(read_small(path, MAX_CONFIG_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON ({error}): fetch it again") from error
-    if not isinstance(loaded, dict):
-        raise ModelError(f"{path} holds a {type(loaded).__name__}, not an object: fetch it again")
-    return loaded

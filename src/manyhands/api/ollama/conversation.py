@@ -13,9 +13,9 @@ _DEFAULTS: Object = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 
 
-def wishes_of(options: Mapping[str, Any]) -> Object:
-    """Sampling fields by OpenAI's names."""
-    wishes = _DEFAULTS | {name: options[name] for name in _SAME if name in options}
+def wishes_of(options: Mapping[str, Any], speaker: Speaker) -> Object:
+    """Sampling fields by OpenAI's names; of those left out what the model's publisher recommends, or Ollama's default."""
+    wishes = _DEFAULTS | speaker.recommended | {name: options[name] for name in _SAME if name in options}
     if "repeat_penalty" in options:
         wishes["repetition_penalty"] = options["repeat_penalty"]
     return wishes

@@ -75,9 +75,16 @@ def _may_use(request: Request, name: str) -> bool:
 
 
 def model_object(name: str, model: OfferedModel, gateway: Gateway) -> Object:
-    """As OpenAI and Anthropic both have it, and ours."""
+    """As OpenAI and Anthropic both have it, and ours; how its publisher recommends to draw is known once it is loaded."""
     aliases = gateway.names.of_model(name)
-    ours = {"model_id": model.id, "dtype": model.precision, "layers": model.num_layers, "context": model.context_length}
+    ours: Object = {
+        "model_id": model.id,
+        "dtype": model.precision,
+        "layers": model.num_layers,
+        "context": model.context_length,
+    }
+    if (origin := gateway.origins.get(name)) is not None:
+        ours["recommended"] = origin.model.recommended
     created = int(gateway.started_at)
     anthropic = {"type": "model", "display_name": name, "created_at": iso_time(created)}
     head = {"id": name, "object": "model", "created": created, "owned_by": "manyhands"}

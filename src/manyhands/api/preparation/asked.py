@@ -86,6 +86,7 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
         raise BadRequest("give either prompt (a text) or messages (a conversation)")
     values = {
         **_INFER,
+        **speaker.recommended,
         **{k: v for k, v in given.items() if k not in _NO_PARAMS},
     }
     values |= {
@@ -123,7 +124,11 @@ def _bus(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     if params.get("ctx", 1) > speaker.context:
         raise BadField(f"params.ctx is {params['ctx']}; this model has {speaker.context} positions", "params.ctx")
     ids = render(Conversation(said["messages"]), speaker, desk)
-    wishes = _BUS | {name: said[name] for name in ("temperature", "top_p", "seed", "stop") if name in said}
+    wishes = (
+        _BUS
+        | speaker.recommended
+        | {name: said[name] for name in ("temperature", "top_p", "seed", "stop") if name in said}
+    )
     size = room(speaker, ids, said.get("max_tokens"), desk.default_max_tokens)
     asked: Object = {"stream": given.get("stream", said.get("stream", True))}
     asked |= {name: params[name] for name in ("fallback_to_local",) if name in params}
@@ -164,14 +169,14 @@ def _ollama_chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prep
     options = given.get("options", {})
     wanted = max_tokens_of(options, speaker)
     said = chat_conversation(given, speaker)
-    return replace(talk(said, wishes_of(options), speaker, desk, wanted, is_clamped=True), given=given)
+    return replace(talk(said, wishes_of(options, speaker), speaker, desk, wanted, is_clamped=True), given=given)
 
 
 def _ollama_generate(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     if not given.get("prompt"):
         return Prepared(speaker.name, given, [], SamplingParams())
     options = given.get("options", {})
-    wishes, wanted = wishes_of(options), max_tokens_of(options, speaker)
+    wishes, wanted = wishes_of(options, speaker), max_tokens_of(options, speaker)
     if not given.get("raw", False):
         said = prompt_conversation(given, speaker)
         return replace(talk(said, wishes, speaker, desk, wanted, is_clamped=True), given=given)

@@ -15,7 +15,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import BytesIO
 from typing import Any, BinaryIO, NamedTuple
@@ -60,6 +60,7 @@ class SpeakerSpec:
     thinking: Thinking | None
     special: Mapping[str, int]
     has_levels: bool
+    recommended: dict[str, float] = field(default_factory=dict)
     is_plain: bool = True
 
     def load(self) -> Speaker:

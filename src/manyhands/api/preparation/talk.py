@@ -236,11 +236,13 @@ def room(
 
 
 def sampling(wishes: Mapping[str, Any], speaker: Speaker, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    """Sampling parameters of checked fields, by OpenAI's names; without a seed a random one.
+    """Sampling parameters of checked fields, by OpenAI's names; of those left out, what the model's publisher recommends, or
+    OpenAI's default. Without a seed a random one.
 
     Raises BadField for what the model has not.
     """
     ours = _ours(wishes)
+    drawn: Object = {**_USUAL, **speaker.recommended, **wishes, **ours}
     if ours.get("dtype", speaker.precision) != speaker.precision:
         raise BadField(
             f"manyhands.dtype is {ours['dtype']}; this model is served in {speaker.precision}", "manyhands.dtype"
@@ -252,12 +254,12 @@ def sampling(wishes: Mapping[str, Any], speaker: Speaker, max_tokens: int, logpr
                 raise BadField(f"{name} names token {token}; there are 0 to {speaker.vocab_size - 1}", name)
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=float(wishes.get("temperature", 1.0)),
-        top_p=float(wishes.get("top_p", 1.0)),
-        top_k=ours.get("top_k", 0),
-        min_p=float(ours.get("min_p", 0.0)),
+        temperature=float(drawn["temperature"]),
+        top_p=float(drawn["top_p"]),
+        top_k=drawn["top_k"],
+        min_p=float(drawn["min_p"]),
         seed=wishes["seed"] % (1 << 64) if "seed" in wishes else secrets.randbits(64),
-        repetition_penalty=float(ours.get("repetition_penalty", 1.0)),
+        repetition_penalty=float(drawn["repetition_penalty"]),
         presence_penalty=float(wishes.get("presence_penalty", 0.0)),
         frequency_penalty=float(wishes.get("frequency_penalty", 0.0)),
         logit_bias=tuple((int(token), float(value)) for token, value in bias.items()),
@@ -266,6 +268,9 @@ def sampling(wishes: Mapping[str, Any], speaker: Speaker, max_tokens: int, logpr
         ignore_eos=ours.get("ignore_eos", False),
         logprobs=logprobs,
     )
+
+
+_USUAL: Object = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def _ours(wishes: Mapping[str, Any]) -> Object:
