@@ -2,23 +2,36 @@
  * coefficients and the order of every operation. */
 #ifndef MANYHANDS_FUNCTIONS_H
 #define MANYHANDS_FUNCTIONS_H
+#include "kernels.h"
 #include "lanes.h"
 
 #define WHOLE 0x1.8p23f /* added to a number it leaves the nearest whole one in the lowest bits */
 #define HORNER(p, x, c) p = fma_(p, x, set(c))
 
-/* e^r, r = x - n ln 2, |r| <= ln 2 / 2. */
+#define FOR_EACH(i, count) _Pragma("GCC unroll 4") for (int i = 0; i < (count); i++)
+#define HORNERS(p, x, c) FOR_EACH(i, count) HORNER(p[i], x[i], c)
+
+/* e^r, r = x - n ln 2, |r| <= ln 2 / 2, of a few numbers (at most 4, a constant) at once: an operation waits for the one before it, and
+ * those of the others are there to do meanwhile. Into x. */
+INLINE void powers_near_one(int count, V *x, const V *n)
+{
+    V p[4], square[4];
+    FOR_EACH(i, count) x[i] = fma_(n[i], set(-0.693359375f), x[i]);
+    FOR_EACH(i, count) x[i] = fma_(n[i], set(2.12194440e-4f), x[i]);
+    FOR_EACH(i, count) p[i] = fma_(set(0.00019899286f), x[i], set(0.0013933651f));
+    HORNERS(p, x, 0.008333298f);
+    HORNERS(p, x, 0.041666467f);
+    HORNERS(p, x, 0.16666667f);
+    HORNERS(p, x, 0.5f);
+    FOR_EACH(i, count) square[i] = mul(x[i], x[i]);
+    FOR_EACH(i, count) x[i] = fma_(square[i], p[i], x[i]);
+    FOR_EACH(i, count) x[i] = add(x[i], set(1));
+}
+
 static inline V power_near_one(V x, V n)
 {
-    V r = fma_(n, set(-0.693359375f), x);
-    r = fma_(n, set(2.12194440e-4f), r);
-    V p = set(0.00019899286f);
-    HORNER(p, r, 0.0013933651f);
-    HORNER(p, r, 0.008333298f);
-    HORNER(p, r, 0.041666467f);
-    HORNER(p, r, 0.16666667f);
-    HORNER(p, r, 0.5f);
-    return add(fma_(mul(r, r), p, r), set(1));
+    powers_near_one(1, &x, &n);
+    return x;
 }
 
 /* e^x: 2^n e^r; infinity above 89, zero below -104. NaN stays: `more` gives its second operand then. */
@@ -31,12 +44,22 @@ static inline V exponential(V number)
     return mul(mul(p, power_of_two(first)), power_of_two(second));
 }
 
-/* e^x of numbers that are at most zero: the bits of `exponential`, in two thirds of the operations. Below -88 a result would be denormal, and
- * is zero. From there 2^n is normal, or zero for n = -127, where the result is. */
-static inline V exponential_down(V number)
+/* e^x of `count` numbers that are at most zero: the bits of `exponential`, in two thirds of the operations. Below -88 a result would be
+ * denormal, and is zero. From there 2^n is normal, or zero for n = -127, where the result is. */
+INLINE void exponentials_down(int count, V *x)
 {
-    V x = more(set(-88), number), shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE));
-    return mul(power_near_one(x, n), power_of_two(shifted));
+    V shifted[4], n[4];
+    FOR_EACH(i, count) x[i] = more(set(-88), x[i]);
+    FOR_EACH(i, count) shifted[i] = fma_(x[i], set(1.44269504f), set(WHOLE));
+    FOR_EACH(i, count) n[i] = sub(shifted[i], set(WHOLE));
+    powers_near_one(count, x, n);
+    FOR_EACH(i, count) x[i] = mul(x[i], power_of_two(shifted[i]));
+}
+
+static inline V exponential_down(V x)
+{
+    exponentials_down(1, &x);
+    return x;
 }
 
 /* 1 / (1 + e^-x) as e / (1 + e) or 1 / (1 + e) with e = e^-|x|. */

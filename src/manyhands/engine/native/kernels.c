@@ -535,28 +535,42 @@ static V seen(V v, int64_t from, int64_t until)
     return load(lanes);
 }
 
-/* A row's running softmax over one block: 64 scores -> weights (rounded, but for codes); max, sum and what earlier sums are scaled by. A NaN
- * among scores to be rounded is one that an operation or as_bf16 gives. */
-static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t until, float *max, float *sum)
+/* Scores of a row with a block -> scaled, -infinity where the row does not see; the maximum so far. */
+INLINE float score_row(const Kind *kind, int is_plain, float *scores, int64_t from, int64_t until, float max)
 {
-    V score[BLOCK / LANES], top = set(*max), total = set(0);
+    V top = set(max);
     for (int p = 0; p < BLOCK / LANES; p++) {
         V v = mul(load(scores + p * LANES), set(kind->scale));
-        if (kind->soft_cap > 0)
+        if (!is_plain && kind->soft_cap > 0)
             v = mul(hyperbolic(div_(v, set(kind->soft_cap))), set(kind->soft_cap));
-        score[p] = from <= p * LANES && until >= (p + 1) * LANES ? v : seen(v, from - p * LANES, until - p * LANES);
-        top = more(score[p], top);
+        v = is_plain || (from <= p * LANES && until >= (p + 1) * LANES) ? v : seen(v, from - p * LANES, until - p * LANES);
+        store(scores + p * LANES, v);
+        top = more(v, top);
     }
-    float most = tree_more(top);
-    for (int p = 0; p < BLOCK / LANES; p++) {
-        V weight = exponential_down(sub(score[p], set(most)));
-        total = add(total, weight);
-        store(scores + p * LANES, kind->rounds && !kind->has_codes ? near_bf16(weight) : weight);
+    return tree_more(top);
+}
+
+/* A row's weights over a block, from its scores and their maximum, as `type`, 32 of them `step` bytes on; their sum. Of those to be rounded
+ * a NaN is one that an operation or as_bf16 gives. */
+INLINE float weigh_row(int64_t type, int rounds, const float *scores, float max, char *weights, int64_t step)
+{
+    V total = set(0), w[TOGETHER];
+    FOR_EACH(p, BLOCK / LANES) {
+        w[p % TOGETHER] = sub(load(scores + p * LANES), set(max));
+        if ((p + 1) % TOGETHER)
+            continue;
+        exponentials_down(TOGETHER, w);
+        FOR_EACH(i, TOGETHER) {
+            int64_t at = p + 1 - TOGETHER + i;
+            V weight = rounds ? near_bf16(w[i]) : w[i];
+            total = add(total, w[i]);
+            if (type == BF16)
+                to_bf16((half_t *)(weights + at / 2 * step) + at % 2 * LANES, weight);
+            else
+                store((float *)(weights + at / 2 * step) + at % 2 * LANES, weight);
+        }
     }
-    float less = *max - most, scale = less == 0 ? 1 : first_lane(exponential_down(set(less))); /* e^0 is 1 */
-    *sum = *sum * scale + tree_sum(total);
-    *max = most;
-    return scale;
+    return tree_sum(total);
 }
 
 /* A block's latents as panels of values: from panels of 16 positions, whose K is the column, to panels of 16 columns. */
@@ -582,11 +596,16 @@ static void turn_latents(const Kind *kind, const char *keys, char *values)
         }
 }
 
-/* Weights [rows][64] times the scales of a group of columns of the values, one for each position. */
-static void scale_weights(const float *weights, int64_t rows, const half_t *scales, float *out)
+/* Weights [2][rows][32] times the scales of a group of columns of the values, one for each position. */
+static void scale_weights(const float *weights, int64_t rows, int64_t low, int64_t high, const half_t *scales, float *out)
 {
-    for (int64_t at = 0; at < rows * BLOCK; at += LANES)
-        store(out + at, mul(load(weights + at), from_bf16(scales + at % BLOCK)));
+    for (int64_t p = 0; p < BLOCK / LANES; p++) {
+        V scale = from_bf16(scales + p * LANES);
+        for (int64_t r = low; r < high; r++) {
+            int64_t at = (p / 2 * rows + r) * DEPTH + p % 2 * LANES;
+            store(out + at, mul(load(weights + at), scale));
+        }
+    }
 }
 
 /* Whether so many rows of attention go into tiles. */
@@ -600,22 +619,57 @@ static int in_tiles(const Kind *kind, int64_t rows)
 #endif
 }
 
-/* Rows [first, first + rows) of (position, query head) pairs over the blocks they see. sums: [value panels][rows][16], in tiles of TILE_ROWS. */
-static void attend_rows(const Kind *kind, const float *queries, int64_t first, int64_t rows, const Keys *cached, int64_t position,
-                        const float *sinks, char *turned, float *sums, float *max, float *total)
+/* Rows of (position, query head) pairs, `first` the first one's number from `position` on, and their running softmax. */
+typedef struct {
+    int64_t first, count, position, is_tiled;
+    float max[TILE_ROWS], total[TILE_ROWS];
+    float scores[TILE_ROWS * BLOCK] __attribute__((aligned(64)));  /* [row][64] */
+    float weights[TILE_ROWS * BLOCK] __attribute__((aligned(64))); /* [2][count][32], in tiles as rows of a product are */
+} Rows;
+
+static inline int64_t position_of(const Kind *kind, const Rows *rows, int64_t r) { return rows->position + (rows->first + r) / kind->groups; }
+
+/* The running softmax of rows [low, high) over one block: scores -> weights (rounded, but for codes); sums [panels][room][16], what came
+ * before, are scaled. All maxima come before the weights: one row's tree takes long and leaves room for the others. */
+static void soften_rows(const Kind *kind, Rows *rows, int64_t low, int64_t high, int64_t block, int64_t panels, int64_t room, float *sums)
 {
-    int64_t depth = ceil_div(kind->width, DEPTH), panel = BLOCK / DEPTH * step_bytes(value_type(kind));
-    int64_t panels = ceil_div(kind->value_width, SIDE), is_tiled = in_tiles(kind, rows), room = is_tiled ? TILE_ROWS : rows;
-    int64_t least = position + first / kind->groups, last = position + (first + rows - 1) / kind->groups;
+    const int64_t begin = block * BLOCK, is_plain = kind->soft_cap <= 0 && position_of(kind, rows, low) >= begin + BLOCK - 1 &&
+                                                    (!kind->window || position_of(kind, rows, high - 1) - kind->window < begin);
+    float max[TILE_ROWS];
+    for (int64_t r = low; r < high && is_plain; r++)
+        max[r] = score_row(kind, 1, rows->scores + r * BLOCK, 0, BLOCK, rows->max[r]);
+    for (int64_t r = low; r < high && !is_plain; r++) {
+        int64_t until = position_of(kind, rows, r) + 1 - begin;
+        max[r] = score_row(kind, 0, rows->scores + r * BLOCK, kind->window ? until - kind->window : 0, until, rows->max[r]);
+    }
+    for (int64_t r = low; r < high; r++) {
+        const float *scores = rows->scores + r * BLOCK;
+        char *to = (char *)(rows->weights + r * DEPTH);
+        float less = rows->max[r] - max[r], scale = less == 0 ? 1 : first_lane(exponential_down(set(less))), sum; /* e^0 is 1 */
+        if (rows->is_tiled)
+            sum = weigh_row(BF16, 1, scores, max[r], (char *)rows->weights + r * DEPTH * 2, TILE_ROWS * DEPTH * 2);
+        else if (kind->rounds && !kind->has_codes)
+            sum = weigh_row(F32, 1, scores, max[r], to, rows->count * DEPTH * 4);
+        else
+            sum = weigh_row(F32, 0, scores, max[r], to, rows->count * DEPTH * 4);
+        rows->total[r] = rows->total[r] * scale + sum;
+        rows->max[r] = max[r];
+        for (int64_t p = 0; scale != 1 && p < panels; p++)
+            store(sums + (p * room + r) * SIDE, mul(load(sums + (p * room + r) * SIDE), set(scale)));
+    }
+}
+
+/* `rows` over the blocks they see. sums: [value panels][rows][16], in tiles of TILE_ROWS. */
+static void attend_rows(const Kind *kind, const float *queries, Rows *rows, const Keys *cached, const float *sinks, char *turned, float *sums)
+{
+    int64_t depth = ceil_div(kind->width, DEPTH), panel = BLOCK / DEPTH * step_bytes(value_type(kind)), count = rows->count;
+    int64_t panels = ceil_div(kind->value_width, SIDE), is_tiled = rows->is_tiled, room = is_tiled ? TILE_ROWS : count;
+    int64_t least = position_of(kind, rows, 0), last = position_of(kind, rows, count - 1);
     int64_t start = kind->window && least >= kind->window ? least - kind->window + 1 : 0;
-    float scores[TILE_ROWS * BLOCK] __attribute__((aligned(64))), scaled[TILE_ROWS * BLOCK];
-#ifdef TILES
-    char weights[BLOCK / DEPTH * PAIR_BYTES] __attribute__((aligned(64)));
-#endif
-    for (int64_t r = 0; r < rows; r++) {
-        float sink = sinks ? sinks[(first + r) % kind->groups] : -__builtin_inff();
-        max[r] = sink == sink ? sink : real_of(NO_NUMBER);
-        total[r] = sinks ? 1 : 0;
+    for (int64_t r = 0; r < count; r++) {
+        float sink = sinks ? sinks[(rows->first + r) % kind->groups] : -__builtin_inff();
+        rows->max[r] = sink == sink ? sink : real_of(NO_NUMBER);
+        rows->total[r] = sinks ? 1 : 0;
     }
     memset(sums, 0, (size_t)(panels * room * SIDE) * 4);
     for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
@@ -625,40 +679,33 @@ static void attend_rows(const Kind *kind, const float *queries, int64_t first, i
             turn_latents(kind, keys, turned);
             values = turned;
         }
-        int64_t low = 0, high = rows; /* of the rows that see a key of this block: both ends are runs of positions */
-        while (low < rows && position + (first + low) / kind->groups < block * BLOCK)
+        int64_t low = 0, high = count; /* of the rows that see a key of this block: both ends are runs of positions */
+        while (low < count && position_of(kind, rows, low) < block * BLOCK)
             low++;
-        while (high > low && kind->window && position + (first + high - 1) / kind->groups - kind->window >= block * BLOCK + BLOCK - 1)
+        while (high > low && kind->window && position_of(kind, rows, high - 1) - kind->window >= block * BLOCK + BLOCK - 1)
             high--;
 #ifdef TILES
         if (is_tiled)
-            tile_scores((const char *)queries, rows > SIDE, keys, depth, scores);
+            tile_scores((const char *)queries, count > SIDE, keys, depth, rows->scores);
 #endif
         if (!is_tiled)
-            memset(scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
+            memset(rows->scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
         for (int64_t p = 0; p < BLOCK / SIDE && !is_tiled; p++)
-            chains(key_type(kind), high - low, 0, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
-                   scores + low * BLOCK + p * SIDE, BLOCK);
+            chains(key_type(kind), high - low, 0, queries + low * DEPTH, DEPTH, count * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
+                   rows->scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t at = 0; block < last / BLOCK && at < 4096; at += LINE) /* as fetch_weights does within a block */
             __builtin_prefetch(cached->blocks[block + 1] + cached->offset + at);
-        for (int64_t r = low; r < high; r++) {
-            int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
-            float scale = soften_block(kind, scores + r * BLOCK, from, at + 1 - block * BLOCK, max + r, total + r);
-            for (int64_t p = 0; scale != 1 && p < panels; p++)
-                store(sums + (p * room + r) * SIDE, mul(load(sums + (p * room + r) * SIDE), set(scale)));
-#ifdef TILES
-            for (int64_t p = 0; is_tiled && p < BLOCK / LANES; p++)
-                to_bf16((half_t *)(weights + p / 2 * PAIR_BYTES + r * TILE_LINE) + p % 2 * LANES, load(scores + r * BLOCK + p * LANES));
-#endif
-        }
+        if (low < high)
+            soften_rows(kind, rows, low, high, block, panels, room, sums);
 #ifdef TILES
         if (is_tiled)
-            tile_weigh(weights, low, high, values, panels, sums);
+            tile_weigh((const char *)rows->weights, low, high, values, panels, sums);
 #endif
         for (int64_t p = 0; p < panels && !is_tiled; p++) {
+            const float *weights = kind->has_codes ? rows->scores : rows->weights; /* scores are there no more */
             if (kind->has_codes && p % (DEPTH / SIDE) == 0)
-                scale_weights(scores + low * BLOCK, high - low, scales + p * SIDE / DEPTH * BLOCK, scaled + low * BLOCK);
-            chains(value_type(kind), high - low, 0, (kind->has_codes ? scaled : scores) + low * BLOCK, BLOCK, DEPTH, values + p * panel, BLOCK / DEPTH,
+                scale_weights(rows->weights, count, low, high, scales + p * SIDE / DEPTH * BLOCK, rows->scores);
+            chains(value_type(kind), high - low, 0, weights + low * DEPTH, DEPTH, count * DEPTH, values + p * panel, BLOCK / DEPTH,
                    sums + (p * room + low) * SIDE, SIDE);
         }
     }
@@ -670,7 +717,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
                    const float *sinks, float *out, int64_t out_stride, float *scratch)
 {
     int64_t depth = ceil_div(kind->width, DEPTH), panels = ceil_div(kind->value_width, SIDE);
-    float *sums = scratch + TILE_ROWS * depth * DEPTH, max[TILE_ROWS], total[TILE_ROWS];
+    float *sums = scratch + TILE_ROWS * depth * DEPTH;
     char *turned = (char *)(sums + TILE_ROWS * panels * SIDE);
     int64_t most = in_tiles(kind, rows * kind->groups) ? TILE_ROWS : CHAIN_ROWS;
 #ifdef TILES
@@ -679,6 +726,8 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
 #endif
     for (int64_t first = 0; first < rows * kind->groups; first += most) {
         int64_t count = at_most(rows * kind->groups - first, most), is_tiled = in_tiles(kind, count);
+        Rows all;
+        all.first = first, all.count = count, all.position = position, all.is_tiled = is_tiled;
         Source source = few_rows(scratch, count, depth);
         source.form = is_tiled ? TILED : AS_THEY_ARE;
         for (int64_t r = 0; r < count; r++) {
@@ -689,11 +738,11 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
             else
                 prepare(query, 0, kind->width, kind->rounds, &source, r, 1);
         }
-        attend_rows(kind, scratch, first, count, cached, position, sinks, turned, sums, max, total);
+        attend_rows(kind, scratch, &all, cached, sinks, turned, sums);
         for (int64_t r = 0; r < count; r++) {
             float *to = out + (first + r) / kind->groups * out_stride + (first + r) % kind->groups * kind->value_width;
             for (int64_t p = 0; p < panels; p++)
-                store_part(to + p * SIDE, div_(load(sums + (p * (is_tiled ? TILE_ROWS : count) + r) * SIDE), set(total[r])),
+                store_part(to + p * SIDE, div_(load(sums + (p * (is_tiled ? TILE_ROWS : count) + r) * SIDE), set(all.total[r])),
                            kind->value_width - p * SIDE);
             for (int64_t at = 0; kind->has_codes && at < kind->value_width; at += SPREAD)
                 spread(to + at, at_most(kind->value_width - at, SPREAD), 0, to + at);

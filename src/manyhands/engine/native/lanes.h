@@ -34,6 +34,7 @@ typedef __m512 V;
 typedef __mmask16 M;
 #define LANES_ROWS 12 /* rows of a chain (kernels.c) at most */
 #define BOTH_ROWS 12  /* of these, rows whose even and odd sums registers hold at once */
+#define TOGETHER 4    /* lanes whose exponentials are computed at once: registers hold what that takes */
 #define BLOCK_ROWS 6
 #define BLOCK_PANELS 2
 static inline V in_register(V a)
@@ -95,6 +96,7 @@ typedef struct {
 typedef V M;
 #define LANES_ROWS 6
 #define BOTH_ROWS 3
+#define TOGETHER 2
 #define BLOCK_ROWS 6
 #define BLOCK_PANELS 1
 static inline V in_register(V x) /* not loaded again by each operation that uses it */
@@ -185,6 +187,7 @@ typedef struct {
 } M;
 #define LANES_ROWS 3
 #define BOTH_ROWS 3
+#define TOGETHER 2
 #define BLOCK_ROWS 6
 #define BLOCK_PANELS 1
 static inline V in_register(V a)
@@ -263,6 +266,7 @@ typedef struct {
 } M;
 #define LANES_ROWS 2
 #define BOTH_ROWS 2
+#define TOGETHER 1
 #define BLOCK_ROWS 2
 #define BLOCK_PANELS 1
 static inline V in_register(V a) { return a; }
