@@ -77,14 +77,19 @@ INLINE void chain(int64_t type, int count, int is_far, const float *x, int64_t r
     }
 }
 
-/* `chain` for each type and number of rows: functions of their own, or variables of all of them would fill the registers of each. */
+/* `chain` for each type and number of rows: functions of their own, or variables of all of them would fill the registers of each. Those of
+ * attention, `near`, know that nothing is fetched far and where rows lie: a tenth fewer cycles with what L1 holds. With weights from
+ * memory, 4 rows were slower so. */
 typedef void Chain(int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
-#define CHAIN(type, n)                                                                                                                     \
-    static __attribute__((noinline)) void chain_##type##_##n(int is_far, const float *x, int64_t row_step, int64_t step_step,              \
-                                                             const char *panel, int64_t depth, float *sums, int64_t sum_step)              \
+#define EACH_CHAIN(name, type, n, is_far, row_step)                                                                                        \
+    static __attribute__((noinline)) void name##_##type##_##n(int far, const float *x, int64_t apart, int64_t step_step,                   \
+                                                              const char *panel, int64_t depth, float *sums, int64_t sum_step)             \
     {                                                                                                                                      \
-        chain(type, n, n > 2 && is_far, x, row_step, step_step, panel, depth, sums, sum_step);                                              \
+        (void)far, (void)apart;                                                                                                            \
+        chain(type, n, is_far, x, row_step, step_step, panel, depth, sums, sum_step);                                                      \
     }
+#define CHAIN(type, n) EACH_CHAIN(chain, type, n, n > 2 && far, apart)
+#define NEAR_CHAIN(type, n) EACH_CHAIN(near, type, n, 0, DEPTH)
 #if LANES_ROWS == 2
 #define COUNTS(name, type) name(type, 1) name(type, 2)
 #elif LANES_ROWS == 3
@@ -99,28 +104,39 @@ typedef void Chain(int is_far, const float *x, int64_t row_step, int64_t step_st
 COUNTS(CHAIN, BF16)
 COUNTS(CHAIN, F16)
 COUNTS(CHAIN, F32)
-COUNTS(CHAIN, CODES)
-COUNTS(CHAIN, SCALED)
+COUNTS(NEAR_CHAIN, BF16)
+COUNTS(NEAR_CHAIN, F32)
+COUNTS(NEAR_CHAIN, CODES)
+COUNTS(NEAR_CHAIN, SCALED)
 #define NAME(type, n) chain_##type##_##n,
-static Chain *const CHAINS[5][LANES_ROWS] = {
-    {COUNTS(NAME, SCALED)}, {COUNTS(NAME, CODES)}, {COUNTS(NAME, BF16)}, {COUNTS(NAME, F16)}, {COUNTS(NAME, F32)}}; /* by type, less SCALED */
+#define NEAR(type, n) near_##type##_##n,
+typedef Chain *const Chains[LANES_ROWS];
+static Chains PRODUCT[] = {{COUNTS(NAME, BF16)}, {COUNTS(NAME, F16)}, {COUNTS(NAME, F32)}}; /* by type */
+static Chains ATTENTION[] = {{COUNTS(NEAR, SCALED)}, {COUNTS(NEAR, CODES)}, {COUNTS(NEAR, BF16)}, {0}, {COUNTS(NEAR, F32)}}; /* by type, less SCALED */
+#undef NEAR
 #undef NAME
 #undef COUNTS
+#undef NEAR_CHAIN
 #undef CHAIN
+#undef EACH_CHAIN
 
 enum { TURN_ROWS = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain where they take turns */
 
-/* sums[r * sum_step] += chains of `count` rows (any number) with a panel. More than registers have sums for take turns, about as many in each, and
- * go through some steps of K before the next. is_far: see mh_fetches_far; other panels lie behind this one. */
-static void chains(int64_t type, int64_t count, int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
+/* sums[r * sum_step] += chains of `count` rows (any number), DEPTH apart, with a panel. More than registers have sums for take turns, about as many
+ * in each, and go through some steps of K before the next. all: the chains of the panel's type. is_far: see mh_fetches_far; other panels lie
+ * behind this one. */
+static void chains(int64_t type, Chains all, int64_t count, int is_far, const float *x, int64_t step_step, const char *panel, int64_t depth,
                    float *sums, int64_t sum_step)
 {
     int64_t bytes = step_bytes(type), steps = count > LANES_ROWS ? TURN_BYTES / bytes : depth;
-    int64_t most = count > LANES_ROWS ? ceil_div(count, ceil_div(count, TURN_ROWS)) : count ? count : 1;
     for (int64_t step = 0; step < depth; step += steps)
-        for (int64_t row = 0; row < count; row += most)
-            CHAINS[type - SCALED][at_most(count - row, most) - 1](is_far, x + row * row_step + step * step_step, row_step, step_step, panel + step * bytes,
-                                                                  at_most(depth - step, steps), sums + row * sum_step, sum_step);
+        for (int64_t row = 0, rows; row < count; row += rows) {
+            int64_t left = count - row;
+            rows = left <= LANES_ROWS ? left : ceil_div(left, ceil_div(left, TURN_ROWS));
+            rows += left > rows && rows == BOTH_ROWS + 1; /* AVX2: sums of four rows wait for each other, those of five and three do not */
+            all[rows - 1](is_far, x + row * DEPTH + step * step_step, DEPTH, step_step, panel + step * bytes, at_most(depth - step, steps),
+                          sums + row * sum_step, sum_step);
+        }
 }
 
 /* A panel's steps as fp32: of each 16 even rows, then 16 odd ones. Those of `apart` panels lie beside each other. */
@@ -308,7 +324,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         else if (source->form == GROUPED)
             group_chains(matrix->type, HAS_DOT, source, (const uint8_t *)packed, sums);
         else
-            chains(matrix->type, source->count, mh_fetches_far, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
+            chains(matrix->type, PRODUCT[matrix->type], source->count, mh_fetches_far, source->rows, source->step_step, packed, depth, sums, SIDE);
         finish(matrix, panel, panels, source->count, sums, out, stride);
     }
 #ifdef TILES
@@ -691,7 +707,7 @@ static void attend_rows(const Kind *kind, const float *queries, Rows *rows, cons
         if (!is_tiled)
             memset(rows->scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
         for (int64_t p = 0; p < BLOCK / SIDE && !is_tiled; p++)
-            chains(key_type(kind), high - low, 0, queries + low * DEPTH, DEPTH, count * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
+            chains(key_type(kind), ATTENTION[key_type(kind) - SCALED], high - low, 0, queries + low * DEPTH, count * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
                    rows->scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t at = 0; block < last / BLOCK && at < 4096; at += LINE) /* as fetch_weights does within a block */
             __builtin_prefetch(cached->blocks[block + 1] + cached->offset + at);
@@ -705,7 +721,7 @@ static void attend_rows(const Kind *kind, const float *queries, Rows *rows, cons
             const float *weights = kind->has_codes ? rows->scores : rows->weights; /* scores are there no more */
             if (kind->has_codes && p % (DEPTH / SIDE) == 0)
                 scale_weights(rows->weights, count, low, high, scales + p * SIDE / DEPTH * BLOCK, rows->scores);
-            chains(value_type(kind), high - low, 0, weights + low * DEPTH, DEPTH, count * DEPTH, values + p * panel, BLOCK / DEPTH,
+            chains(value_type(kind), ATTENTION[value_type(kind) - SCALED], high - low, 0, weights + low * DEPTH, count * DEPTH, values + p * panel, BLOCK / DEPTH,
                    sums + (p * room + low) * SIDE, SIDE);
         }
     }
