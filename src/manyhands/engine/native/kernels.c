@@ -795,8 +795,8 @@ static void index_blocks(const Kind *kind, const float *queries, const float *we
         for (int64_t p = 0; p < BLOCK / SIDE; p++) {
             V total = set(0);
             if (!is_tiled)
-                chains(plain_type(kind), heads, 0, source.rows, source.row_step, source.step_step, keys + p * depth * step_bytes(plain_type(kind)),
-                       depth, products + p * SIDE, BLOCK);
+                chains(plain_type(kind), ATTENTION[plain_type(kind) - SCALED], heads, 0, source.rows, source.step_step,
+                       keys + p * depth * step_bytes(plain_type(kind)), depth, products + p * SIDE, BLOCK);
             for (int64_t h = 0; h < heads; h++)
                 total = fma_(set(weights[h]), more(load(products + h * BLOCK + p * SIDE), set(0)), total);
             store(scores + p * SIDE, pick(is_nan(total), set(-__builtin_inff()), total));
