@@ -190,6 +190,59 @@ OWN: dict[str, Options] = {
     },
     "smollm3": {"attention_bias": _BOOL, "no_rope_layer_interval": [1, 2], "mlp_bias": _BOOL},
     "starcoder2": {"use_bias": _BOOL, "sliding_window": [None, 4]},
+    "afmoe": {
+        "attention_bias": _BOOL,
+        "mup_enabled": _BOOL,
+        "sliding_window": [1, 20],
+        "global_attn_every_n_layers": [1, 2],
+        "num_dense_layers": [0, 2, 4],
+        "num_experts_per_tok": [1, 4],
+        "num_shared_experts": [1, 2],
+        "route_scale": [0.3, 2.5],
+    },
+    "exaone_moe": {
+        "sliding_window": [1, 9],
+        "sliding_window_pattern": [1, 2],
+        "n_group": [1, 4],
+        "first_k_dense_replace": [0, 3],
+        "num_shared_experts": [1, 2],
+        "norm_topk_prob": _BOOL,
+        "routed_scaling_factor": [0.3, 1.0],
+    },
+    "hy_v3": {
+        "attention_bias": _BOOL,
+        "mlp_bias": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "num_shared_experts": [1, 2],
+        "router_scaling_factor": [0.3, 2.8],
+    },
+    "mimo_v2_flash": {
+        "attention_bias": _BOOL,
+        "attention_value_scale": [None, 0.3],
+        "head_dim": [20, 48],
+        "v_head_dim": [8, 24],
+        "sliding_window": [1, 20],
+        "n_group": [1, 2],
+        "norm_topk_prob": _BOOL,
+        "routed_scaling_factor": [0.3, 2.5],
+    },
+    "mistral4": {
+        "q_lora_rank": [None, 24],
+        "attention_bias": _BOOL,
+        "rope_interleave": _BOOL,
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 4],
+        "n_shared_experts": [1, 2],
+        "routed_scaling_factor": [0.3, 2.5],
+        "first_k_dense_replace": [0, 3],
+    },
+    "solar_open": {
+        "attention_bias": _BOOL,
+        "n_group": [1, 4],
+        "norm_topk_prob": _BOOL,
+        "n_shared_experts": [1, 2],
+        "routed_scaling_factor": [0.3, 2.5],
+    },
     "kimi_k2": {"q_lora_rank": [None, 24], "n_group": [1, 2], "routed_scaling_factor": [0.3, 2.8]},
     "deepseek_v2": {
         "q_lora_rank": [None, 24],
@@ -257,6 +310,10 @@ _ONE_TABLE = (
     "granitemoe",
     "olmoe",
     "seed_oss",
+    "afmoe",
+    "exaone_moe",
+    "hy_v3",
+    "solar_open",
 )
 _FREE_HEADS = (
     "llama",
@@ -279,6 +336,10 @@ _FREE_HEADS = (
     "hunyuan_v1_moe",
     "ministral",
     "seed_oss",
+    "afmoe",
+    "exaone_moe",
+    "hy_v3",
+    "solar_open",
 )
 _LATENT = (
     "minicpm3",
@@ -286,6 +347,7 @@ _LATENT = (
     "deepseek_v2",
     "kimi_k2",
     "glm4_moe_lite",
+    "mistral4",
     "youtu",
     "deepseek_v32",
     "glm_moe_dsa",
@@ -306,6 +368,8 @@ def options(draw: random.Random, family: str) -> Options:
         out["num_attention_heads"] = heads
         if family != "gpt_neox":
             out["num_key_value_heads"] = draw.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
+    if family == "mimo_v2_flash":  # has twice as many in some layers
+        out["num_key_value_heads"] = 1
     if family in _FREE_HEADS:
         out["head_dim"] = draw.choice([8, 16, 20, 48])
     if family == "nemotron_h":
@@ -314,6 +378,8 @@ def options(draw: random.Random, family: str) -> Options:
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT):
         out["rope_parameters"] = scaling(draw, hidden // heads)
+    if family == "mistral4":  # whose queries are scaled from a position on that must lie behind those compared
+        out["rope_parameters"] |= {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.2}
     return out | maybe(draw, OWN.get(family, {}))
 
 

@@ -158,6 +158,56 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4, full layers": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "hunyuan_v1_moe, lists": ("hunyuan_v1_moe", {"moe_topk": [3] * 4, **rope("default")}),
     "ministral, some windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "afmoe, biases, experts everywhere": (
+        "afmoe",
+        {"attention_bias": True, "mup_enabled": False, "num_dense_layers": 0, "tie_word_embeddings": True},
+    ),
+    "exaone_moe, lists": (
+        "exaone_moe",
+        {
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "head_dim": 24,
+            "num_shared_experts": 2,
+            "norm_topk_prob": False,
+        },
+    ),
+    "hy_v3, no biases": (
+        "hy_v3",
+        {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "num_shared_experts": 1,
+        },
+    ),
+    "mimo_v2_flash, lists, groups, values as they are": (
+        "mimo_v2_flash",
+        {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "attention_bias": True,
+            "attention_value_scale": None,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+        },
+    ),
+    "mistral4, direct queries": (
+        "mistral4",
+        {
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "solar_open, groups, yarn": (
+        "solar_open",
+        {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False, **rope("yarn", **YARN)},
+    ),
     "starcoder2, no biases": ("starcoder2", {"use_bias": False, "sliding_window": None}),
 }
 

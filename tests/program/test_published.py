@@ -14,6 +14,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program
+from manyhands.program.ops import Attention
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import NAMED_ANEW
 from manyhands.testing.tiny import _config as make
@@ -31,7 +32,24 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "use_parallel_embedding": True,
         "_sliding_window_pattern": 4,
     },
+    "afmoe": {  # Trinity
+        "load_balance_coeff": 0.001,
+        "n_group": 1,
+        "num_expert_groups": 1,
+        "num_limited_groups": 1,
+        "route_norm": True,
+        "score_func": "sigmoid",
+        "topk_group": 1,
+        "use_grouped_mm": True,
+    },
     "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
+    "exaone_moe": {  # K-EXAONE
+        "is_moe_layer": [False, True, True],
+        "num_nextn_predict_layers": 1,
+        "scoring_func": "sigmoid",
+        "sliding_window_pattern": "LLLG",
+        "topk_method": "noaux_tc",
+    },
     "falcon_h1": {"attn_layer_indices": None, "mamba_d_head": 12, "mamba_use_mlp": True, "mlp_expansion_factor": 8},
     "gemma2": {"sliding_window_size": 24},  # Gemma 2 9B and 27B
     "gemma4_text": {  # Gemma 4 26B-A4B
@@ -57,6 +75,32 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 0,
         "mamba_d_head": 64,
     },
+    "hy_v3": {
+        "enable_moe_fp32_combine": True,
+        "expert_hidden_dim": 32,
+        "first_k_dense_replace": 1,
+        "moe_router_enable_expert_bias": True,
+        "moe_router_use_sigmoid": True,
+        "num_nextn_predict_layers": 1,
+        "qk_norm": True,
+        "route_norm": True,
+    },
+    "mimo_v2_flash": {
+        "add_full_attention_sink_bias": False,
+        "add_swa_attention_sink_bias": True,
+        "attention_chunk_size": 23,
+        "hybrid_layer_pattern": [0, 1, 1],
+        "layernorm_epsilon": 1e-5,
+        "moe_layer_freq": [0, 1, 1],
+        "scoring_func": "sigmoid",
+        "sliding_window_size": 23,
+        "swa_head_dim": 24,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_v_head_dim": 16,
+        "topk_method": "noaux_tc",
+    },
+    "solar_open": {"first_k_dense_replace": 0, "partial_rotary_factor": 1.0, "use_qk_norm": False},
     "llama": {  # SmolLM2
         "is_llama_config": True,
         "rope_interleaved": False,
@@ -168,6 +212,23 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("dots1", "scoring_func", "softmax"),
         ("ernie4_5_moe", "moe_use_aux_free", False),
         ("ernie4_5_moe", "use_bias", True),
+        ("afmoe", "num_expert_groups", 2),
+        ("afmoe", "score_func", "softmax"),
+        ("exaone_moe", "is_moe_layer", [True, True, True]),
+        ("exaone_moe", "scoring_func", "softmax"),
+        ("hy_v3", "expert_hidden_dim", 16),
+        ("hy_v3", "first_k_dense_replace", 2),
+        ("hy_v3", "qk_norm", False),
+        ("mimo_v2_flash", "add_full_attention_sink_bias", True),
+        ("mimo_v2_flash", "attention_chunk_size", 8),
+        ("mimo_v2_flash", "hybrid_layer_pattern", [0, 2, 1]),
+        ("mimo_v2_flash", "layernorm_epsilon", 1e-6),
+        ("mimo_v2_flash", "n_shared_experts", 1),
+        ("mimo_v2_flash", "num_key_value_heads", 4),
+        ("mimo_v2_flash", "swa_num_key_value_heads", 1),
+        ("mistral4", "n_group", 2),
+        ("solar_open", "first_k_dense_replace", 1),
+        ("solar_open", "use_qk_norm", True),
         ("bamba", "attn_rotary_emb", 16),
         ("bamba", "mamba_d_head", 64),
         ("bamba", "partial_rotary_factor", 1.0),
@@ -228,6 +289,24 @@ def test_windows_of_no_length_are_none(family: str) -> None:
 def test_the_same_field_with_another_value_is_refused(family: str, field: str, value: object) -> None:
     with pytest.raises(ModelError, match=re.escape(f"{field} is {value!r}")):
         build_program({**tiny(family), field: value})
+
+
+def test_a_window_of_mimo_counts_a_rows_own_position() -> None:
+    """sliding_window_size does not, and goes before sliding_window; without lists the published pattern holds."""
+    config = {name: value for name, value in tiny("mimo_v2_flash").items() if not name.endswith("layer_types")}
+    config |= {"num_hidden_layers": 7, "sliding_window": 8, "sliding_window_size": 16}
+    found = [layer.attention for layer in build_program(config).layers]
+    assert [attend.window for attend in found if isinstance(attend, Attention)] == [None, 17, 17, 17, 17, None, 17]
+    theirs = CONFIG_MAPPING["mimo_v2_flash"](**config)
+    assert theirs.sliding_window == 17
+    assert [kind == "full_attention" for kind in theirs.layer_types] == [i in (0, 5) for i in range(7)]
+
+
+def test_what_turns_of_a_head_of_mistral4_is_its_rotary_part() -> None:
+    config = tiny("mistral4")
+    config["rope_parameters"]["partial_rotary_factor"] = 0.25
+    with pytest.raises(ModelError, match=r"partial_rotary_factor = qk_rope_head_dim / qk_head_dim = 0.5 is needed"):
+        build_program(config)
 
 
 def test_norms_of_heads_without_end_are_refused_before_they_are_listed() -> None:

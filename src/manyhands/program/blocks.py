@@ -18,6 +18,7 @@ from manyhands.program.ops import (
     Experts,
     Gate,
     Gating,
+    Multiply,
     Norm,
     NormKind,
     Op,
@@ -135,6 +136,9 @@ class AttentionStyle:
     value_eps: float | None = None  # values are normalised head by head, without weights
     is_value_key: bool = False  # values are the products of keys, before norm and rotary embedding
     is_gated: bool = False  # the tensor of q has, behind each head, a gate of its result
+    gate_name: str | None = None  # the tensor that holds the gate of its result, where it is one of its own
+    value_width: int | None = None  # columns of a head's values, if others than of its keys
+    value_scale: float = 1.0
 
 
 def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, target: str) -> Ops:
@@ -150,7 +154,9 @@ def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, 
     if style.rope is not None:
         turns.append(Rotary("q", s.heads, s.head, style.rope, pairs=style.pairs))
         turns.append(Rotary("k", s.kv_heads, s.head, style.rope, pairs=style.pairs))
+    value = style.value_width or s.head
     ops: list[Op] = [Product(source, _query_key_value(names, s, style))]
+    ops += [] if style.value_scale == 1.0 else [Multiply("v", style.value_scale, "v")]
     ops += [*turns, *norms] if style.norm_last else [*norms, *turns]
     ops.append(
         Attention(
@@ -161,21 +167,22 @@ def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, 
             heads=s.heads,
             kv_heads=s.kv_heads,
             width=s.head,
-            value_width=s.head,
+            value_width=value,
             scale=style.scale,
             window=style.window,
             soft_cap=style.soft_cap,
             sinks=style.sinks,
         )
     )
-    if style.is_gated:
+    if style.is_gated or style.gate_name is not None:
         ops.append(Gate("g", target, target, Gating("sigmoid")))
-    out = names.part(target, style.out_name, s.hidden, s.heads * s.head, style.out_bias)
+    out = names.part(target, style.out_name, s.hidden, s.heads * value, style.out_bias)
     return (*ops, Product(target, (out,)))
 
 
 def _query_key_value(names: TensorNames, s: Sizes, style: AttentionStyle) -> tuple[Part, ...]:
-    widths = {"q": s.heads * s.head, "k": s.kv_heads * s.head, "v": s.kv_heads * s.head}
+    value = style.value_width or s.head
+    widths = {"q": s.heads * s.head, "k": s.kv_heads * s.head, "v": s.kv_heads * value}
     if style.is_value_key:
         del widths["v"]
     if style.is_gated:
@@ -187,9 +194,10 @@ def _query_key_value(names: TensorNames, s: Sizes, style: AttentionStyle) -> tup
             for t, name, rows in named
         )
     if style.fused is None:
-        return tuple(
-            names.part(t, f"{style.path}.{t}_proj", width, s.hidden, style.bias) for t, width in widths.items()
-        )
+        parts = [names.part(t, f"{style.path}.{t}_proj", width, s.hidden, style.bias) for t, width in widths.items()]
+        if style.gate_name is not None:
+            parts.append(names.part("g", style.gate_name, s.heads * value, s.hidden, False))
+        return tuple(parts)
     total, start, out = sum(widths.values()), 0, []
     for number, (target, width) in enumerate(widths.items()):
         rows = Rows(number * s.head, s.head, 3 * s.head, s.heads) if style.interleaved else Rows(start, width)
@@ -260,6 +268,21 @@ def each_expert(
         gate=names.linear(gate, inner, s.hidden),
         up=names.linear(up, inner, s.hidden),
         down=names.linear(down, s.hidden, inner),
+    )
+
+
+def stacked_experts(names: TensorNames, path: str, s: Sizes, inner: int, count: int, activation: Activation) -> Experts:
+    """Experts whose matrices lie in one tensor of gates above ups and one of downs. From "h" by "routes" to "m"."""
+    both = Weight(f"{names.path}{path}.gate_up_proj", (count, 2 * inner, s.hidden), Rows(0, inner), stacked=True)
+    return Experts(
+        source="h",
+        routes="routes",
+        target="m",
+        experts=count,
+        gating=Gating(activation),
+        gate=both,
+        up=replace(both, rows=Rows(inner, inner)),
+        down=Weight(f"{names.path}{path}.down_proj", (count, s.hidden, inner), stacked=True),
     )
 
 

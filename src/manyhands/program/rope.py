@@ -97,7 +97,13 @@ class RopeReader:
         """The one table of a model whose heads are `width` wide; with `partial` a part of a head may turn."""
         return self._rope(self._parameters, width, self.fields.number("rope_theta", self._theta), partial)
 
-    def by_type(self, kind: str, width: int, *, theta: float, field: str | None = None, scaled: bool) -> Rope:
+    def with_base(self, width: int, base: float) -> Rope:
+        """The table of layers whose base frequency is `base`, with the scaling that all layers have."""
+        return self._rope({**self._parameters, "rope_theta": base}, width, base, False)
+
+    def by_type(
+        self, kind: str, width: int, *, theta: float, field: str | None = None, scaled: bool, partial: bool = False
+    ) -> Rope:
         """The table of layers of type `kind`, where types have tables of their own.
 
         New configs have rope_parameters by type. Old ones have the base frequency in `field` (None: `theta` alone is
@@ -107,16 +113,16 @@ class RopeReader:
         if new is not None:
             if not new or not all(isinstance(value, dict) for value in new.values()):
                 raise self.fields.refuse("rope_parameters", "an object for each type of layer is needed")
-            return self._of_type(new.get(kind, {}), width, theta)
+            return self._of_type(new.get(kind, {}), width, theta, partial)
         if field is None:
             self.fields.only("rope_theta", theta)
         base = self.fields.number(field, theta) if field else theta
-        return self._of_type((self.fields.raw("rope_scaling") or {}) if scaled else {}, width, base)
+        return self._of_type((self.fields.raw("rope_scaling") or {}) if scaled else {}, width, base, partial)
 
-    def _of_type(self, given: Mapping[str, Any], width: int, theta: float) -> Rope:
+    def _of_type(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
         """Of a type's table transformers does not read `truncate`: it rounds, whatever is said there."""
         Fields(given, f"{self.fields.where}: rope_parameters").only("truncate", True)
-        return self._rope(given, width, theta, False)
+        return self._rope(given, width, theta, partial)
 
     def attention_scale(self) -> tuple[float, float]:
         """(mscale_all_dim, factor) of a scaling, which latent attention also applies to its scores; else (0, 1)."""

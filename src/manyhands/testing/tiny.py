@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.utils import logging
 
 from manyhands.checkpoint.tokenizer_json import byte_symbols
@@ -26,6 +27,9 @@ from manyhands.testing.tiny_configs import MORE, NEMOTRON_KINDS, RECIPES, Overri
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
+
+# transformers has this class, but no name by which it finds it.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 DTYPES: Final[dict[Precision, torch.dtype]] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 # Ids 0-255 are the bytes; then these, in this order.

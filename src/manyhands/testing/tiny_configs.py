@@ -109,6 +109,44 @@ def _qwen3_moe(hidden: int) -> Overrides:
     return {**_experts(hidden, 8), "head_dim": hidden // 2, "mlp_only_layers": [2], "decoder_sparse_step": 1}
 
 
+def _mistral4(hidden: int) -> Overrides:
+    width = hidden // 4
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+    scales = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
+    return {**_mla(hidden), **experts, "moe_intermediate_size": width, "rope_parameters": {**yarn, **scales}}
+
+
+def _solar(hidden: int) -> Overrides:
+    routing = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "routed_scaling_factor": 1.5}
+    return {**routing, "head_dim": hidden // 2, "moe_intermediate_size": hidden // 2, "attention_bias": True}
+
+
+def _hy(hidden: int) -> Overrides:
+    kinds = {"num_shared_experts": 2, "attention_bias": True, "mlp_bias": True}
+    return {**_experts(hidden, 8), **kinds, "head_dim": hidden // 2}
+
+
+def _exaone_moe(hidden: int) -> Overrides:
+    windows = {"sliding_window": WINDOW, "sliding_window_pattern": 3}
+    return {**_experts(hidden, 8), **windows, "n_group": 2, "topk_group": 1}
+
+
+def _afmoe(hidden: int) -> Overrides:
+    windows = {"sliding_window": WINDOW, "global_attn_every_n_layers": 3}
+    return {**_experts(hidden, 8), **windows, "head_dim": hidden // 2, "mup_enabled": True, "route_scale": 2.5}
+
+
+def _mimo_flash(hidden: int) -> Overrides:
+    widths = {"head_dim": hidden * 3 // 8, "v_head_dim": hidden // 4, "moe_intermediate_size": hidden // 2}
+    rope = {
+        kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.334}
+        for kind, base in (("full_attention", 5e6), ("sliding_attention", 1e4))
+    }
+    windows = {"sliding_window": WINDOW, "num_key_value_heads": 1, "rope_parameters": rope}
+    return {**widths, **windows, "n_routed_experts": 8, "num_experts_per_tok": 2, "routed_scaling_factor": 2.0}
+
+
 def _gpt_oss(hidden: int) -> Overrides:
     yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -202,6 +240,7 @@ RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 FAMILIES: Final[tuple[str, ...]] = tuple(RECIPES)
 # Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
 MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
+    "afmoe": ("afmoe", _afmoe),
     "arcee": ("arcee", lambda hidden: {}),
     "bamba": ("bamba", _bamba),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
@@ -211,6 +250,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
     "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),
     "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
+    "exaone_moe": ("exaone_moe", _exaone_moe),
     "falcon_h1": ("falcon_h1", _falcon_h1),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
     "gemma4_text": ("gemma4_text", _gemma4),
@@ -226,12 +266,15 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "helium": ("helium", lambda hidden: {"head_dim": hidden // 4}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _hunyuan),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
+    "hy_v3": ("hy_v3", _hy),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
     "lfm2": ("lfm2", _lfm2),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
+    "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
     "minimax_m2": ("minimax_m2", _minimax),
     "ministral": ("ministral", _ministral),
     "ministral3": ("ministral3", _ministral3),
+    "mistral4": ("mistral4", _mistral4),
     "nemotron": ("nemotron", lambda hidden: {}),
     "nemotron_h": ("nemotron_h", _nemotron_h),
     "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
@@ -242,6 +285,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "qwen3_next": ("qwen3_next", lambda hidden: {**_linear_experts(hidden), "mlp_only_layers": [1]}),
     "seed_oss": ("seed_oss", lambda hidden: {"head_dim": hidden // 2}),
     "smollm3": ("smollm3", lambda hidden: {}),
+    "solar_open": ("solar_open", _solar),
     "stablelm": ("stablelm", lambda hidden: {}),
     "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
     # With a pad_token_id transformers sets its row of the (tied) embedding to zero, also in a loaded model.

@@ -8,11 +8,13 @@ wrapped    olmo2, olmo3, exaone4, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
 shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
+corrected  solar_open, hy_v3, exaone_moe, afmoe, mimo_v2_flash
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
 mamba      granitemoehybrid, bamba
 nemotron_h nemotron_h
 falcon_h1  falcon_h1
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
+mistral4   mistral4
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +31,7 @@ from manyhands.program.ops import Program
 
 # model_type -> the module with the function of that name: a node loads the one that it needs.
 FAMILIES: Final[Mapping[str, str]] = {
+    "afmoe": "corrected",
     "arcee": "llama",
     "bamba": "mamba",
     "cohere2": "layernorm",
@@ -39,6 +42,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "ernie4_5": "llama",
     "ernie4_5_moe": "shared",
     "exaone4": "wrapped",
+    "exaone_moe": "corrected",
     "falcon_h1": "falcon_h1",
     "gemma": "gemma",
     "gemma2": "gemma",
@@ -57,15 +61,18 @@ FAMILIES: Final[Mapping[str, str]] = {
     "helium": "llama",
     "hunyuan_v1_dense": "llama",
     "hunyuan_v1_moe": "shared",
+    "hy_v3": "corrected",
     "kimi_k2": "latent",
     "lfm2": "linear",
     "lfm2_moe": "linear",
     "llama": "llama",
+    "mimo_v2_flash": "corrected",
     "minicpm3": "latent",
     "minimax_m2": "experts",
     "ministral": "llama",
     "ministral3": "llama",
     "mistral": "llama",
+    "mistral4": "mistral4",
     "mixtral": "experts",
     "nemotron": "layernorm",
     "nemotron_h": "nemotron_h",
@@ -83,6 +90,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "qwen3_next": "linear",
     "seed_oss": "llama",
     "smollm3": "llama",
+    "solar_open": "corrected",
     "stablelm": "layernorm",
     "starcoder2": "layernorm",
     "youtu": "latent",

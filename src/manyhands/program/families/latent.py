@@ -19,7 +19,18 @@ from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.shared import ExpertBlocks, from_layer, grouped_route
 from manyhands.program.fields import Fields
-from manyhands.program.ops import ExpertRouting, Index, LatentAttention, Part, Product, Program, Rotary, Rows, Weight
+from manyhands.program.ops import (
+    ExpertRouting,
+    Index,
+    LatentAttention,
+    Part,
+    Product,
+    Program,
+    Rope,
+    Rotary,
+    Rows,
+    Weight,
+)
 from manyhands.program.rope import RopeReader, yarn_scale
 
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
@@ -189,7 +200,7 @@ def deepseek_v3(f: Fields) -> Program:
     """Experts in groups, chosen with a correction; one block of shared experts; the first layers dense."""
     f.assume(first_k_dense_replace=3)
     s = sizes(f)
-    return _deepseek(
+    return with_latents(
         f, s, ExpertBlocks.read(f, grouped_route(f), from_layer(f, s)), pairs=f.flag("rope_interleave", True)
     )
 
@@ -208,7 +219,7 @@ def glm4_moe_lite(f: Fields) -> Program:
     kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
     f.only("first_k_dense_replace", [*kinds, "sparse"].index("sparse"))  # published beside it, not read by transformers
     blocks = ExpertBlocks.read(f, grouped_route(f), [kind == "sparse" for kind in kinds])
-    return _deepseek(f, s, blocks, pairs=f.flag("rope_interleave", True))
+    return with_latents(f, s, blocks, pairs=f.flag("rope_interleave", True))
 
 
 def deepseek_v2(f: Fields) -> Program:
@@ -220,7 +231,7 @@ def deepseek_v2(f: Fields) -> Program:
     f.ignore("n_group", "topk_group")  # of the other method
     s, count, scale = sizes(f), f.count("n_routed_experts", high=4096), f.number("routed_scaling_factor", 1.0)
     route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise=False, scale=scale)
-    return _deepseek(f, s, ExpertBlocks.read(f, route, from_layer(f, s)), pairs=True)
+    return with_latents(f, s, ExpertBlocks.read(f, route, from_layer(f, s)), pairs=True)
 
 
 def deepseek_v32(f: Fields) -> Program:
@@ -269,10 +280,10 @@ def _indexed(f: Fields, *, pairs: bool, is_shared: bool = False) -> Program:
     index = IndexStyle.read(f, f.count("qk_rope_head_dim", 64, high=1 << 14), rope.context, pairs=pairs)
     if is_shared:
         rope.context = index.top_k
-    return _deepseek(f, s, blocks, pairs=True, rope=rope, index=None if is_shared else index)
+    return with_latents(f, s, blocks, pairs=True, rope=rope, index=None if is_shared else index)
 
 
-def _deepseek(
+def with_latents(
     f: Fields,
     s: Sizes,
     blocks: ExpertBlocks,
@@ -280,7 +291,9 @@ def _deepseek(
     pairs: bool,
     rope: RopeReader | None = None,
     index: IndexStyle | None = None,
+    table: Rope | None = None,
 ) -> Program:
+    """A family of deepseek_v3's attention and blocks. `rope`: with the context that it holds to; `table`: of rotary keys."""
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
     norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), rope or RopeReader(f)
     scale, split = latent_scale(rope, z.plain + z.rotary), f.stored("split_kv_b")
@@ -290,7 +303,7 @@ def _deepseek(
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
         return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
 
-    return assemble(f, s, norm, rope, [rope.plain(z.rotary)], EndsStyle(), layer)
+    return assemble(f, s, norm, rope, [table or rope.plain(z.rotary)], EndsStyle(), layer)
 
 
 def youtu(f: Fields) -> Program:

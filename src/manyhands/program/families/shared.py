@@ -17,21 +17,22 @@ from manyhands.program.blocks import (
     router,
     sequential,
     sliding,
+    stacked_experts,
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN
 from manyhands.program.families.llama import hunyuan_attention
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Activation, ExpertRouting, Program, Weight
+from manyhands.program.ops import Activation, ExpertRouting, Experts, Program, Weight
 from manyhands.program.rope import RopeReader
 
 
-def grouped_route(f: Fields) -> ExpertRouting:
-    """deepseek_v3's choice: sigmoids, groups, a correction of ranks."""
+def grouped_route(f: Fields, experts: str = "n_routed_experts") -> ExpertRouting:
+    """deepseek_v3's choice: sigmoids, groups, a correction of ranks. `experts` is the field that counts them."""
     f.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the method here
     f.only("topk_method", "noaux_tc")
-    count = f.count("n_routed_experts", 256, high=4096)
+    count = f.count(experts, 256, high=4096)
     f.only("num_local_experts", count)
     groups = f.count("n_group", 8, high=count)
     if count % groups or count // groups < 2:
@@ -63,32 +64,51 @@ class ExpertBlocks:
     act: Activation
     route: ExpertRouting  # sigmoids are corrected
     inner: int  # columns of an expert
-    shared: int
+    shared: int  # of them, in one block; 0: none
     sparse: Sequence[bool]
+    bias: bool = False  # of shared experts and dense blocks
+    gate: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    beside: str = "mlp.shared_experts"
+    is_stacked: bool = False  # experts lie in one tensor
 
     @classmethod
-    def read(cls, f: Fields, route: ExpertRouting, sparse: Sequence[bool]) -> "ExpertBlocks":
-        """What is not of the choice of experts."""
+    def read(
+        cls, f: Fields, route: ExpertRouting, sparse: Sequence[bool], shared: str = "n_shared_experts"
+    ) -> "ExpertBlocks":
+        """What is not of the choice of experts; `shared` is the field that counts those that every row takes."""
         f.only("moe_layer_freq", 1)
         inner = f.count("moe_intermediate_size", 2048, high=1 << 20)
-        return cls(f.activation(), route, inner, f.count("n_shared_experts", 1, high=4096), sparse)
+        return cls(f.activation(), route, inner, f.count(shared, 1, high=4096), sparse)
 
     def branch(self, n: TensorNames, s: Sizes, norm: NormStyle, i: int) -> Branch:
         """The block of layer `i`, with the norm before it."""
         if not self.sparse[i]:
-            return _mixed(n, s, norm, gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m"), ())
-        correction = "mlp.gate.e_score_correction_bias" if self.route.score == "sigmoid" else None
-        routed: Ops = (
-            *router(n, "mlp.gate", s, self.route, correction=correction),
-            each_expert(n, "mlp.experts", GATE_UP_DOWN, s, self.inner, self.route.experts, self.act),
-        )
-        beside = gated(n, "mlp.shared_experts", s.hidden, self.inner * self.shared, self.act, "h", "s")
-        return _mixed(n, s, norm, routed, beside)
+            return _mixed(n, s, norm, gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m", bias=self.bias), ())
+        correction = self.correction if self.route.score == "sigmoid" else None
+        routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), self._experts(n, s))
+        if not self.shared:
+            return _mixed(n, s, norm, routed, ())
+        width = self.inner * self.shared
+        return _mixed(n, s, norm, routed, gated(n, self.beside, s.hidden, width, self.act, "h", "s", bias=self.bias))
+
+    def _experts(self, n: TensorNames, s: Sizes) -> Experts:
+        path, count = "mlp.experts", self.route.experts
+        if self.is_stacked:
+            return stacked_experts(n, path, s, self.inner, count, self.act)
+        return each_expert(n, path, GATE_UP_DOWN, s, self.inner, count, self.act)
 
 
-def _with_blocks(f: Fields, s: Sizes, norm: NormStyle, rope: RopeReader, styles: list[AttentionStyle]) -> Program:
-    """A family of ExpertBlocks, with one style of attention a layer."""
-    blocks = ExpertBlocks.read(f, grouped_route(f), from_layer(f, s))
+def with_blocks(
+    f: Fields,
+    s: Sizes,
+    norm: NormStyle,
+    rope: RopeReader,
+    styles: Sequence[AttentionStyle],
+    blocks: ExpertBlocks | None = None,
+) -> Program:
+    """A family of ExpertBlocks (None: those of glm4_moe), with one style of attention a layer."""
+    blocks = blocks or ExpertBlocks.read(f, grouped_route(f), from_layer(f, s))
 
     def layer(n: TensorNames, i: int) -> Ops:
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
@@ -106,7 +126,7 @@ def glm4_moe(f: Fields) -> Program:
     heads = norm if f.flag("use_qk_norm") else None
     style = AttentionStyle(head_scale(s.head), bias=f.flag("attention_bias"), head_norm=heads)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
-    return _with_blocks(f, s, norm, rope, [style] * s.layers)
+    return with_blocks(f, s, norm, rope, [style] * s.layers)
 
 
 def dots1(f: Fields) -> Program:
@@ -123,7 +143,7 @@ def dots1(f: Fields) -> Program:
         AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=found)
         for found in windows(f, s.layers, sliding(s.layers, full), window)
     ]
-    return _with_blocks(f, s, norm, RopeReader(f), styles)
+    return with_blocks(f, s, norm, RopeReader(f), styles)
 
 
 def _mixed(n: TensorNames, s: Sizes, norm: NormStyle, routed: Ops, shared: Ops) -> Branch:
