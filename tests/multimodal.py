@@ -1,9 +1,11 @@
 """Tiny multimodal checkpoints, made by transformers' own classes."""
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
 from manyhands.testing.tiny import BOS, EOS, MIN_VOCAB, PAD, WINDOW, _fill, _tokenizer
@@ -47,6 +49,24 @@ _GEMMA4: Final = {
     "use_bidirectional_attention": "vision",
 }
 
+_LATENT: Final = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_EXPERTS: Final = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_DEEPSEEK: Final = {
+    **_LATENT,
+    **_EXPERTS,
+    "n_routed_experts": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
 # A name -> (model_type, what text_config has beside _TEXT, vision_config)
 KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2}, _TOWER),
@@ -54,6 +74,22 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "ministral3": (
         "mistral3",
         {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _GROWING},
+        {**_TOWER, "model_type": "pixtral"},
+    ),
+    "glm4v_moe": (
+        "glm4v_moe",
+        {**_EXPERTS, "n_routed_experts": 8, "head_dim": 32}
+        | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}},
+        {**_QWEN_TOWER, "out_hidden_size": 64},
+    ),
+    "kimi_k25": (
+        "kimi_k25",
+        {"model_type": "deepseek_v3", **_DEEPSEEK},
+        {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    ),
+    "mistral4": (
+        "mistral3",
+        {"model_type": "mistral4", **_DEEPSEEK, "rope_parameters": {**_GROWING, "partial_rotary_factor": 0.5}},
         {**_TOWER, "model_type": "pixtral"},
     ),
     "mistral3": (
@@ -68,6 +104,11 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 20}
         | {"linear_value_head_dim": 16, "rope_parameters": {**_INTERLEAVED, "partial_rotary_factor": 0.25}},
         {**_QWEN_TOWER, "out_hidden_size": 64},
+    ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {**_EXPERTS, "num_experts": 8, "head_dim": 32, "mlp_only_layers": [1], "rope_scaling": _INTERLEAVED},
+        {**_QWEN_TOWER, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
     ),
     "qwen3_vl": (
         "qwen3_vl",
@@ -86,5 +127,16 @@ def make_multimodal(kind: str, out: Path, *, tied: bool = True, max_shard_bytes:
     _fill(model, 0)
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     model.save_pretrained(out, max_shard_size=max_shard_bytes)
+    if kind == "kimi_k25":
+        _as_published(out)
     _tokenizer(CONTEXT).save_pretrained(out)
     return out
+
+
+def _as_published(folder: Path) -> None:
+    """Layers of Kimi K2.5's text by their published names: transformers (5.23) writes them as those of images."""
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        re.sub(r"^(language_model\.model)\.blocks\.", r"\1.layers.", name): held for name, held in tensors.items()
+    }
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})

@@ -138,6 +138,22 @@ def test_fields_that_qwen_leaves_out_are_those_of_transformers() -> None:
             assert ours[each] == getattr(theirs, each)
 
 
+def test_fields_that_experts_leave_out_are_those_of_transformers() -> None:
+    outer: dict[str, Any] = {"model_type": "qwen3_vl_moe", "text_config": {"norm_topk_prob": False}}
+    ours, theirs = text_config(outer), CONFIG_MAPPING["qwen3_vl_moe"](**outer).text_config
+    assert ours["norm_topk_prob"] is True  # transformers divides by the sum whatever the field says
+    assert ours["rope_theta"] == theirs.rope_parameters["rope_theta"]
+    assert ours["num_experts_per_tok"] == theirs.num_experts_per_tok
+    assert ours["moe_intermediate_size"] == theirs.moe_intermediate_size
+    outer = {"model_type": "glm4v_moe", "text_config": {"model_type": "glm4v_moe_text"}}
+    assert text_config(outer)["attention_bias"] is CONFIG_MAPPING["glm4v_moe"](**outer).text_config.attention_bias
+    for name in ("deepseek_v3", "kimi_k2"):
+        assert text_config({"model_type": "kimi_k25", "text_config": {"model_type": name}})["model_type"] == name
+    media = {"media_placeholder_token_id": 163605, "use_unified_vision_chunk": True, "ignore_index": -100}
+    silent = text_config({"model_type": "kimi_k25", "text_config": {}, "vision_config": {}, **media})
+    assert silent == {"model_type": "deepseek_v3"}
+
+
 @pytest.mark.parametrize("config", [GEMMA3_4B, MISTRAL_SMALL, QWEN25_VL_3B])
 def test_what_is_known_of_images_makes_no_other_model_and_what_is_unknown_is_refused(config: dict[str, Any]) -> None:
     digest = config_digest(json.dumps(config).encode())
@@ -185,6 +201,7 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ("vision_model.layers.2.w", None),
         ("multi_modal_projector.mm_input_projection_weight", None),
         ("model.multi_modal_projector.linear_1.weight", None),
+        ("mm_projector.pre_norm.weight", None),
         ("model.visuals.w", "model.visuals.w"),
     ],
 )

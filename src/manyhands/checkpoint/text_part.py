@@ -21,6 +21,13 @@ _GEMMA3: Final = {
     "head_dim": 256,
     "max_position_embeddings": 131072,
 }
+_QWEN3_MOE: Final = {
+    "rope_theta": 5e5,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+}
+_WINDOWS: Final = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 _QWEN2: Final = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
 # For images, or of where they stand among the ids: no row of text depends on them.
 _OF_IMAGES: Final = frozenset(
@@ -28,14 +35,16 @@ _OF_IMAGES: Final = frozenset(
     vision_config image_token_id image_token_index video_token_id vision_token_id vision_start_token_id vision_end_token_id
     boi_token_id boi_token_index eoi_token_id eoi_token_index mm_tokens_per_image projector_hidden_act
     multimodal_projector_bias spatial_merge_size vision_feature_layer audio_config audio_token_id boa_token_id
-    eoa_token_id eoa_token_index vision_soft_tokens_per_image language_model_only
+    eoa_token_id eoa_token_index vision_soft_tokens_per_image language_model_only vision_end_token_id
+    image_start_token_id image_end_token_id video_start_token_id video_end_token_id ignore_index media_placeholder_token_id
+    use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
     """.split()
 )
 _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
-    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector)\."
+    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
 )
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
 
@@ -53,16 +62,16 @@ class _Part:
 _PARTS: Final[Mapping[str, _Part]] = {
     "gemma3": _Part(defaults=_GEMMA3),
     "gemma4": _Part(),
+    "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
+    "kimi_k25": _Part(defaults={"model_type": "deepseek_v3"}),
     "mistral3": _Part(),
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
     "qwen3_5": _Part({"qwen3_5": "qwen3_5_text"}),
     "qwen3_5_moe": _Part({"qwen3_5_moe": "qwen3_5_moe_text"}),
-    "qwen3_vl": _Part(
-        {"qwen3_vl_text": "qwen3"},
-        {"rope_theta": 5e5},
-        frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}),
-    ),
+    "qwen3_vl": _Part({"qwen3_vl_text": "qwen3"}, {"rope_theta": 5e5}, _WINDOWS),
+    # transformers divides by the sum whatever norm_topk_prob is.
+    "qwen3_vl_moe": _Part({"qwen3_vl_moe_text": "qwen3_moe"}, _QWEN3_MOE, _WINDOWS | {"norm_topk_prob"}),
 }
 
 MULTIMODAL: Final = tuple(_PARTS)  # the model_types of which the text part is served

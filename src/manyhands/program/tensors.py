@@ -1,6 +1,6 @@
 """Which tensors of the checkpoint a Program needs, by name and stored shape."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from manyhands.program.ops import (
@@ -103,21 +103,38 @@ def with_own_head(program: Program, names: Iterable[str]) -> Program:
     return replace(program, head=replace(program.head, product=product, own=None))
 
 
-def with_stacked_experts(program: Program, names: Iterable[str]) -> Program:
-    """The Program for a checkpoint with tensors of these names: where the experts of a layer are stacked, gates above ups
-    ("experts.gate_up_proj", as Qwen3.5's), they are read from there; all else as it is."""
-    stored = frozenset(names)
-    layers = tuple(replace(layer, ops=tuple(_stacked(op, stored) for op in layer.ops)) for layer in program.layers)
+def with_stacked_experts(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Program:
+    """The Program for a checkpoint with tensors of these names and shapes: where experts of a layer are stacked, gates above
+    ups ("experts.gate_up_proj", as Qwen3.5's; transposed, as Qwen3-VL's), they are read from there; all else as it is."""
+    layers = tuple(replace(layer, ops=tuple(_stacked(op, shapes) for op in layer.ops)) for layer in program.layers)
     return replace(program, layers=layers)
 
 
-def _stacked(op: Op, stored: frozenset[str]) -> Op:
+def _stacked(op: Op, shapes: Mapping[str, tuple[int, ...]]) -> Op:
     if not isinstance(op, Experts) or op.gate is None or not op.gate.name.endswith(f".{EXPERT}.gate_proj.weight"):
         return op
     path = op.gate.name.removesuffix(f".{EXPERT}.gate_proj.weight")
-    if f"{path}.gate_up_proj" not in stored:
+    if f"{path}.gate_up_proj" not in shapes:
         return op
-    inner, hidden = op.gate.outputs, op.gate.inputs
-    both = Weight(f"{path}.gate_up_proj", (op.experts, 2 * inner, hidden), Rows(0, inner), stacked=True)
-    down = Weight(f"{path}.down_proj", (op.experts, op.down.outputs, inner), stacked=True)
-    return replace(op, gate=both, up=replace(both, rows=Rows(inner, inner)), down=down)
+    inner, hidden, outputs = op.gate.outputs, op.gate.inputs, op.down.outputs
+    both, down = (op.experts, 2 * inner, hidden), (op.experts, outputs, inner)
+    # A square tensor does not tell; not both can be square.
+    is_turned = any(
+        shape != _turned(shape) == tuple(shapes.get(f"{path}.{name}", ()))
+        for name, shape in (("gate_up_proj", both), ("down_proj", down))
+    )
+    gates = _stack(f"{path}.gate_up_proj", both, is_turned)
+    return replace(
+        op,
+        gate=replace(gates, rows=Rows(0, inner)),
+        up=replace(gates, rows=Rows(inner, inner)),
+        down=_stack(f"{path}.down_proj", down, is_turned),
+    )
+
+
+def _turned(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    return shape[0], shape[2], shape[1]
+
+
+def _stack(name: str, shape: tuple[int, int, int], is_turned: bool) -> Weight:
+    return Weight(name, _turned(shape) if is_turned else shape, transposed=is_turned, stacked=True)

@@ -127,7 +127,7 @@ def load_span(
     Raises ModelError (Damaged if they are not), CutError.
     """
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
-    program = with_stacked_experts(program, _names(folder, manifest))
+    program = with_stacked_experts(program, _shapes(folder, manifest))
     with _reading(folder, precision, manifest, lambda entries: loading.layers(span, entries)) as (read, packer, bar):
         return span_of(program, span, read, precision, num_threads, WatchedPacker(packer, bar))
 
@@ -192,7 +192,7 @@ def load_ends(
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
     own = program
     if head and program.head.own is not None:
-        own = with_own_head(program, _names(folder, manifest))
+        own = with_own_head(program, _shapes(folder, manifest))
     with _reading(folder, precision, manifest, lambda entries: loading.ends(entries, embed=embed, head=head)) as (
         read,
         packer,
@@ -203,9 +203,10 @@ def load_ends(
         return ends_of(program, read, precision, num_threads, packer, embed=embed, head=head)
 
 
-def _names(folder: Path, manifest: Manifest | None) -> list[str]:
-    """Of a checkpoint's tensors."""
-    return [tensor.name for tensor in (described_tensors(folder) if manifest is None else manifest.tensors)]
+def _shapes(folder: Path, manifest: Manifest | None) -> dict[str, tuple[int, ...]]:
+    """Of a checkpoint's tensors, by name."""
+    found = described_tensors(folder) if manifest is None else manifest.tensors
+    return {tensor.name: tuple(tensor.shape) for tensor in found}
 
 
 def _is_copy(program: Program, read: Read) -> bool:
