@@ -125,6 +125,52 @@ OWN: dict[str, Options] = {
     "glm_moe_dsa": {**_INDEXED, "n_group": [1, 4]},
     "glm4_moe_lite": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "n_shared_experts": [1, 2]},
     "youtu": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "attention_bias": _BOOL},
+    "cohere": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0]},
+    "cohere2_moe": {
+        "attention_bias": _BOOL,
+        "expert_selection_fn": ["softmax", "sigmoid"],
+        "first_k_dense_replace": [0, 1],
+        "logit_scale": [0.1, 2.0],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 4],
+        "num_shared_experts": [0, 2],
+        "prefix_dense_intermediate_size": [None, 50],
+        "prefix_dense_sliding_window_pattern": [1, 2],
+        "rms_norm_eps": [None, 1e-4],
+        "shared_expert_combination_strategy": ["average", "sum"],
+        "sliding_window": [3, 50],
+    },
+    "cwm": {"mlp_bias": _BOOL, "sliding_window": [1, 20]},
+    "flex_olmo": {"attention_bias": _BOOL, "norm_topk_prob": _BOOL, "num_experts_per_tok": [1, 5]},
+    "granite_swa": {
+        "attention_bias": _BOOL,
+        "mlp_bias": _BOOL,
+        "sliding_window": [1, 20],
+        "logits_scaling": [0.5, 8.0],
+    },
+    "granitemoe_swa": {"attention_bias": _BOOL, "sliding_window": [1, 20], "shared_intermediate_size": [0, 40]},
+    "granitemoeshared": {
+        "attention_bias": _BOOL,
+        "num_experts_per_tok": [1, 4],
+        "residual_multiplier": [0.2, 1.0],
+        "shared_intermediate_size": [0, 40],
+    },
+    "hyperclovax": {
+        "attention_bias": _BOOL,
+        "attention_multiplier": [None, 0.1],
+        "logits_scaling": [0.125, 2.0],
+        "mlp_bias": _BOOL,
+        "residual_multiplier": [0.2, 1.0],
+        "use_post_norm": _BOOL,
+    },
+    "iquestcoder": {"attention_bias": _BOOL, "mlp_bias": _BOOL},
+    "jais2": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
+    "mellum": {
+        "attention_bias": _BOOL,
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 4],
+        "sliding_window": [1, 20],
+    },
     "cohere2": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0], "sliding_window": [3, 50]},
     "granite": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "logits_scaling": [0.5, 8.0]},
     "bamba": {
@@ -314,6 +360,15 @@ _ONE_TABLE = (
     "exaone_moe",
     "hy_v3",
     "solar_open",
+    "cohere",
+    "cohere2_moe",
+    "cwm",
+    "flex_olmo",
+    "granitemoeshared",
+    "hyperclovax",
+    "internlm3",
+    "iquestcoder",
+    "jais2",
 )
 _FREE_HEADS = (
     "llama",
@@ -340,6 +395,10 @@ _FREE_HEADS = (
     "exaone_moe",
     "hy_v3",
     "solar_open",
+    "cohere2_moe",
+    "cwm",
+    "iquestcoder",
+    "mellum",
 )
 _LATENT = (
     "minicpm3",
@@ -378,6 +437,8 @@ def options(draw: random.Random, family: str) -> Options:
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT):
         out["rope_parameters"] = scaling(draw, hidden // heads)
+    if family in ("granite_swa", "granitemoe_swa"):
+        out["layer_rope_theta"] = draw.choices([0, 1e3, 1e4], k=out["layers"])
     if family == "mistral4":  # whose queries are scaled from a position on that must lie behind those compared
         out["rope_parameters"] |= {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.2}
     return out | maybe(draw, OWN.get(family, {}))

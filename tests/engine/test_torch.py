@@ -156,6 +156,61 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_layer_end_index": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False},
     ),
     "exaone4, full layers": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "cohere, biases": ("cohere", {"attention_bias": True, "logit_scale": 0.5, "tie_word_embeddings": False}),
+    "cohere2_moe, sigmoids, sums, rms": (
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "num_shared_experts": 2,
+            "rms_norm_eps": 1e-4,
+            "first_k_dense_replace": 2,
+            "prefix_dense_sliding_window_pattern": 2,
+        },
+    ),
+    "cohere2_moe, sigmoids as they are, none shared": (
+        "cohere2_moe",
+        {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "num_shared_experts": 0, "attention_bias": True},
+    ),
+    "cwm, biases, other types": (
+        "cwm",
+        {"mlp_bias": True, "layer_types": ["sliding_attention", "full_attention"] * 2, **rope("default")},
+    ),
+    "flex_olmo, normalised": ("flex_olmo", {"norm_topk_prob": True, "attention_bias": True, "num_experts_per_tok": 4}),
+    "granite_swa, tables by layer": (
+        "granite_swa",
+        {
+            "layer_rope_theta": [0, 10000, 500000.0, 10000],
+            "mlp_bias": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "granitemoe_swa, none shared, tables by layer": (
+        "granitemoe_swa",
+        {"layer_rope_theta": [0, 10000, 500000.0, 0], "shared_intermediate_size": 0, "attention_bias": True},
+    ),
+    "granitemoeshared, none shared": ("granitemoeshared", {"shared_intermediate_size": 0, "attention_bias": True}),
+    "hyperclovax, not normed": (
+        "hyperclovax",
+        {"use_post_norm": False, "attention_multiplier": 0.3, "mlp_bias": True, "attention_bias": False},
+    ),
+    "internlm3, no biases": ("internlm3", {"qkv_bias": False, "bias": False}),
+    "iquestcoder, biases": ("iquestcoder", {"attention_bias": True, "mlp_bias": True}),
+    "jais2, no biases": ("jais2", {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu"}),
+    "mellum, dense layers, yarn": (
+        "mellum",
+        {
+            "mlp_layer_types": ["dense", "sparse"] * 2,
+            "norm_topk_prob": False,
+            "attention_bias": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 20000.0, **YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
     "hunyuan_v1_moe, lists": ("hunyuan_v1_moe", {"moe_topk": [3] * 4, **rope("default")}),
     "ministral, some windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "afmoe, biases, experts everywhere": (

@@ -14,7 +14,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program
-from manyhands.program.ops import Attention
+from manyhands.program.ops import Attention, Experts, Rope, Rotary
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import NAMED_ANEW
 from manyhands.testing.tiny import _config as make
@@ -49,6 +49,14 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
         "sliding_window_pattern": "LLLG",
         "topk_method": "noaux_tc",
+    },
+    "cohere": {"use_qk_norm": False},  # Command R
+    "internlm3": {"attention_bias": True, "mlp_bias": True},
+    "iquestcoder": {"clip_qkv": None, "max_window_layers": 80, "sliding_window": None, "use_sliding_window": False},
+    "mellum": {
+        "mtp_layer_types": ["sliding_attention"],
+        "mtp_mlp_layer_types": ["sparse"],
+        "num_nextn_predict_layers": 1,
     },
     "falcon_h1": {"attn_layer_indices": None, "mamba_d_head": 12, "mamba_use_mlp": True, "mlp_expansion_factor": 8},
     "gemma2": {"sliding_window_size": 24},  # Gemma 2 9B and 27B
@@ -214,6 +222,17 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("ernie4_5_moe", "use_bias", True),
         ("afmoe", "num_expert_groups", 2),
         ("afmoe", "score_func", "softmax"),
+        ("cohere", "use_qk_norm", True),
+        ("cohere2_moe", "expert_selection_fn", "tanh"),
+        ("cohere2_moe", "shared_expert_combination_strategy", "product"),
+        ("cohere2_moe", "use_parallel_block", False),
+        ("cohere2_moe", "first_k_dense_replace", 4),
+        ("granite_swa", "layer_rope_theta", [0, 1e4]),
+        ("granite_swa", "layer_rope_theta", [0, 1e4, 0.5]),
+        ("internlm3", "bias", False),
+        ("iquestcoder", "clip_qkv", 8.0),
+        ("iquestcoder", "use_sliding_window", True),
+        ("mellum", "rope_theta", 1000.0),
         ("exaone_moe", "is_moe_layer", [True, True, True]),
         ("exaone_moe", "scoring_func", "softmax"),
         ("hy_v3", "expert_hidden_dim", 16),
@@ -300,6 +319,37 @@ def test_a_window_of_mimo_counts_a_rows_own_position() -> None:
     theirs = CONFIG_MAPPING["mimo_v2_flash"](**config)
     assert theirs.sliding_window == 17
     assert [kind == "full_attention" for kind in theirs.layer_types] == [i in (0, 5) for i in range(7)]
+
+
+@pytest.mark.parametrize(("dense", "first"), [(0, 1), (3, 1), (3, 2), (8, 3)])
+def test_layers_of_cohere2_moe_without_lists_are_those_of_transformers(dense: int, first: int) -> None:
+    """Those in front have a pattern of their own; the others are counted from the first of them."""
+    config = {name: value for name, value in tiny("cohere2_moe").items() if not name.endswith("layer_types")}
+    config |= {"num_hidden_layers": 8, "first_k_dense_replace": dense, "prefix_dense_sliding_window_pattern": first}
+    theirs = CONFIG_MAPPING["cohere2_moe"](**config)
+    layers = build_program(config).layers
+    found = [layer.attention for layer in layers]
+    windows = [attend.window is not None for attend in found if isinstance(attend, Attention)]
+    assert windows == [kind == "sliding_attention" for kind in theirs.layer_types[:8]]
+    sparse = [any(isinstance(op, Experts) for op in layer.ops) for layer in layers]
+    assert sparse == [kind == "sparse" for kind in theirs.mlp_layer_types]
+    turns = [any(isinstance(op, Rotary) for op in layer.ops) for layer in layers]
+    assert turns == [window or (first == 1 and i < dense) for i, window in enumerate(windows)]
+
+
+def test_layers_of_granite_share_a_table_where_their_base_is_one() -> None:
+    config = {**tiny("granite_swa"), "layer_rope_theta": [5e5, 0, 1e4]}
+    program = build_program(config)
+    assert [rope.frequencies[1] for rope in program.ropes] == [
+        rope_of(config, base).frequencies[1] for base in (1e4, 5e5)
+    ]
+    found = [[op.rope for op in layer.ops if isinstance(op, Rotary)] for layer in program.layers]
+    assert found == [[1, 1], [], [0, 0]]
+
+
+def rope_of(config: dict[str, Any], base: float) -> Rope:
+    """The one table of the same model with one base frequency."""
+    return build_program({**config, "layer_rope_theta": [base] * 3}).ropes[0]
 
 
 def test_what_turns_of_a_head_of_mistral4_is_its_rotary_part() -> None:

@@ -106,6 +106,8 @@ def _config(family: str, layers: int, hidden: int, vocab: int, context: int, ove
     shape: Overrides = {"num_hidden_layers": layers, "max_position_embeddings": context}
     if model_type.startswith("lfm2"):
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
+    if model_type == "mellum":  # without a list, no layer has a window
+        shape["layer_types"] = ["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)]
     if family == "granitemoehybrid_mamba":
         shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
     elif family == "nemotron_h":

@@ -147,6 +147,28 @@ def _mimo_flash(hidden: int) -> Overrides:
     return {**widths, **windows, "n_routed_experts": 8, "num_experts_per_tok": 2, "routed_scaling_factor": 2.0}
 
 
+def _mellum(hidden: int) -> Overrides:
+    return {**_experts(hidden, 8), "head_dim": hidden // 2, "sliding_window": WINDOW, "attention_bias": True}
+
+
+def _cohere2_moe(hidden: int) -> Overrides:
+    windows = {"sliding_window": WINDOW, "sliding_window_pattern": 2, "first_k_dense_replace": 1}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1}
+    return {**windows, **experts, "head_dim": hidden // 2, "prefix_dense_intermediate_size": hidden}
+
+
+def _granite_swa(hidden: int) -> Overrides:
+    return {**_granite(hidden), "sliding_window": WINDOW}
+
+
+def _granite_experts(hidden: int) -> Overrides:
+    return {**_granite(hidden), "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": hidden}
+
+
+def _hyperclovax(hidden: int) -> Overrides:
+    return {**_granite(hidden), "attention_multiplier": None, "logits_scaling": 0.5, "attention_bias": True}
+
+
 def _gpt_oss(hidden: int) -> Overrides:
     yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -243,7 +265,10 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "afmoe": ("afmoe", _afmoe),
     "arcee": ("arcee", lambda hidden: {}),
     "bamba": ("bamba", _bamba),
+    "cohere": ("cohere", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
+    "cohere2_moe": ("cohere2_moe", _cohere2_moe),
+    "cwm": ("cwm", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "deepseek_v2": ("deepseek_v2", _deepseek_v2),
     "deepseek_v32": ("deepseek_v32", _indexed),
     "dots1": ("dots1", lambda hidden: {**_beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
@@ -252,6 +277,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "exaone_moe": ("exaone_moe", _exaone_moe),
     "falcon_h1": ("falcon_h1", _falcon_h1),
+    "flex_olmo": ("flex_olmo", lambda hidden: {"num_experts": 6, "num_experts_per_tok": 2}),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
     "gemma4_text": ("gemma4_text", _gemma4),
     "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
@@ -260,16 +286,24 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "glm_moe_dsa": ("glm_moe_dsa", _indexed),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
+    "granite_swa": ("granite_swa", _granite_swa),
     "granitemoe": ("granitemoe", lambda hidden: {**_granite(hidden), "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe_swa": ("granitemoe_swa", lambda hidden: {**_granite_experts(hidden), "sliding_window": WINDOW}),
     "granitemoehybrid": ("granitemoehybrid", _granite_hybrid),
     "granitemoehybrid_mamba": ("granitemoehybrid", _granite_mamba),
+    "granitemoeshared": ("granitemoeshared", _granite_experts),
     "helium": ("helium", lambda hidden: {"head_dim": hidden // 4}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _hunyuan),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
     "hy_v3": ("hy_v3", _hy),
+    "hyperclovax": ("hyperclovax", _hyperclovax),
+    "internlm3": ("internlm3", lambda hidden: {"head_dim": hidden // 2, "qkv_bias": True, "bias": True}),
+    "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
+    "jais2": ("jais2", lambda hidden: {}),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
     "lfm2": ("lfm2", _lfm2),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
+    "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
     "minimax_m2": ("minimax_m2", _minimax),
     "ministral": ("ministral", _ministral),

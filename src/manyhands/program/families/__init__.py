@@ -1,13 +1,14 @@
 """config.json -> Program: one recipe a family, by model_type.
 
 llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, granite, ernie4_5,
-           seed_oss, glm, helium, arcee, hunyuan_v1_dense
+           seed_oss, glm, helium, arcee, cwm, internlm3, iquestcoder, hunyuan_v1_dense
+granite    granitemoeshared, granite_swa, granitemoe_swa, hyperclovax
 gemma      gemma, gemma2, gemma3_text
 gemma4     gemma4_text
-wrapped    olmo2, olmo3, exaone4, glm4
-layernorm  stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2
+wrapped    olmo2, olmo3, flex_olmo, exaone4, glm4
+layernorm  stablelm, phi, gpt_neox, nemotron, jais2, starcoder2, cohere, cohere2, cohere2_moe
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
-shared     glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe
+shared     glm4_moe, dots1, mellum, ernie4_5_moe, hunyuan_v1_moe
 corrected  solar_open, hy_v3, exaone_moe, afmoe, mimo_v2_flash
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
 mamba      granitemoehybrid, bamba
@@ -34,7 +35,10 @@ FAMILIES: Final[Mapping[str, str]] = {
     "afmoe": "corrected",
     "arcee": "llama",
     "bamba": "mamba",
+    "cohere": "layernorm",
     "cohere2": "layernorm",
+    "cohere2_moe": "layernorm",
+    "cwm": "llama",
     "deepseek_v2": "latent",
     "deepseek_v3": "latent",
     "deepseek_v32": "latent",
@@ -44,6 +48,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "exaone4": "wrapped",
     "exaone_moe": "corrected",
     "falcon_h1": "falcon_h1",
+    "flex_olmo": "wrapped",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
@@ -56,16 +61,24 @@ FAMILIES: Final[Mapping[str, str]] = {
     "gpt_neox": "layernorm",
     "gpt_oss": "experts",
     "granite": "llama",
+    "granite_swa": "granite",
     "granitemoe": "experts",
+    "granitemoe_swa": "granite",
     "granitemoehybrid": "mamba",
+    "granitemoeshared": "granite",
     "helium": "llama",
     "hunyuan_v1_dense": "llama",
     "hunyuan_v1_moe": "shared",
     "hy_v3": "corrected",
+    "hyperclovax": "granite",
+    "internlm3": "llama",
+    "iquestcoder": "llama",
+    "jais2": "layernorm",
     "kimi_k2": "latent",
     "lfm2": "linear",
     "lfm2_moe": "linear",
     "llama": "llama",
+    "mellum": "shared",
     "mimo_v2_flash": "corrected",
     "minicpm3": "latent",
     "minimax_m2": "experts",

@@ -1,5 +1,6 @@
-"""Recipes of families with layer norms: stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2."""
+"""Recipes of families with layer norms: stablelm, phi, gpt_neox, nemotron, jais2, starcoder2, cohere, cohere2, cohere2_moe."""
 
+from dataclasses import dataclass
 from typing import Final
 
 from manyhands.program.blocks import (
@@ -11,16 +12,19 @@ from manyhands.program.blocks import (
     TensorNames,
     attention,
     before_each,
+    each_expert,
     gated,
     head_scale,
     parallel,
     plain,
+    router,
     sliding,
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.experts import GATE_UP_DOWN
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Program
+from manyhands.program.ops import Activation, Add, ExpertRouting, Program, Term
 from manyhands.program.rope import RopeReader
 
 MOST_NORMS: Final = 1 << 16  # heads of stablelm with a norm of their own: 1,280 in the 12B
@@ -124,6 +128,20 @@ def nemotron(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
 
 
+def jais2(f: Fields) -> Program:
+    """llama's attention and squared relu, with biases."""
+    s, act = Sizes.read(f, kv=False), f.activation("hidden_act", "relu2")
+    norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5), bias=True)
+    bias, block_bias, rope = f.flag("attention_bias", True), f.flag("mlp_bias", True), RopeReader(f)
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        block = plain(n, ("mlp.up_proj", "mlp.down_proj"), s, act, "h", "m", bias=block_bias)
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+
+
 def starcoder2(f: Fields) -> Program:
     """One switch for all biases; a window in every layer, if any."""
     s, act = Sizes.read(f), f.activation("hidden_act", "gelu_pytorch_tanh")
@@ -149,8 +167,34 @@ def _starcoder2_as_trained(f: Fields, norm: NormStyle) -> None:
     f.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
 
 
+def cohere(f: Fields) -> Program:
+    """One norm without bias, attention and block side by side; pairs turn."""
+    s, act = Sizes.read(f, kv=False), f.activation()
+    norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
+    f.only("use_qk_norm", False)  # its norms have a weight of two dimensions (Command R+)
+    style, rope = (
+        AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias),
+        RopeReader(f, theta=500000.0),
+    )
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
+        return _side_by_side(n, s, norm, attention(n, s, style, "h", "a"), Branch(block, "m"))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], _cohere_ends(f), layer)
+
+
+def _cohere_ends(f: Fields) -> EndsStyle:
+    return EndsStyle(tied=True, scale=f.number("logit_scale", 0.0625))
+
+
+def _side_by_side(n: TensorNames, s: Sizes, norm: NormStyle, first: Ops, second: Branch) -> Ops:
+    """Attention, to "a", and a block behind one norm."""
+    return parallel(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), second)
+
+
 def cohere2(f: Fields) -> Program:
-    """One norm without bias, attention and block side by side; layers without a window have no positions either."""
+    """cohere with windows; layers without one have no positions either."""
     s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
     norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
     every = f.count("sliding_window_pattern", 4)
@@ -162,11 +206,10 @@ def cohere2(f: Fields) -> Program:
     def layer(n: TensorNames, i: int) -> Ops:
         turns = 0 if found[i] is not None else None
         style = AttentionStyle(head_scale(s.head), turns, pairs=True, bias=bias, out_bias=bias, window=found[i])
-        first = Branch(attention(n, s, style, "h", "a"), "a", norm.op(n, "input_layernorm", s.hidden, "x", "h"))
-        return parallel(first, Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m"))
+        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
+        return _side_by_side(n, s, norm, attention(n, s, style, "h", "a"), Branch(block, "m"))
 
-    ends = EndsStyle(tied=True, scale=f.number("logit_scale", 0.0625))
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], _cohere_ends(f), layer)
 
 
 def _cohere2_as_trained(f: Fields, every: int) -> None:
@@ -180,3 +223,78 @@ def _cohere2_as_trained(f: Fields, every: int) -> None:
     f.only("use_parallel_block", True)
     f.only("use_qk_norm", False)
     f.ignore("_sliding_window_pattern", "use_parallel_embedding")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Blocks of cohere2_moe: experts, perhaps beside shared ones, whose sums are added or averaged; dense ones at first."""
+
+    route: ExpertRouting
+    act: Activation
+    shared: int  # columns of the shared experts together
+    dense_inner: int
+    sparse: list[bool]
+    is_average: bool
+
+    def branch(self, n: TensorNames, s: Sizes, i: int) -> tuple[Ops, tuple[Term, ...]]:
+        """From "h": the block of layer `i`, and what it adds."""
+        if not self.sparse[i]:
+            return gated(n, "mlp", s.hidden, self.dense_inner, self.act, "h", "m"), (Term("m"),)
+        experts = each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, self.route.experts, self.act)
+        routed = (*router(n, "mlp.gate", s, self.route), experts)
+        if not self.shared:
+            return routed, (Term("m"),)
+        scale = 0.5 if self.is_average else 1.0
+        beside = gated(n, "mlp.shared_experts", s.hidden, self.shared, self.act, "h", "s")
+        return (*routed, *beside), (Term("m", scale), Term("s", scale))
+
+
+def cohere2_moe(f: Fields) -> Program:
+    """cohere2 with experts, and layers in front without; norms of either kind.
+
+    Sigmoids rank experts here, in transformers what they are taken of: the same choice, unless two are the same number.
+    """
+    s, bias = Sizes.read(f, kv=False, head=128), f.flag("attention_bias")
+    eps = f.optional("rms_norm_eps")
+    norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5)) if eps is None else NormStyle("rms", eps)
+    f.ignore("layer_norm_eps")
+    choice, found, rope = _choice(f, s), _prefixed_windows(f, s.layers), RopeReader(f)
+    is_turned = f.count("prefix_dense_sliding_window_pattern", 1) == 1  # dense layers, whatever they see
+    _cohere2_as_trained(f, f.count("sliding_window_pattern", 4))
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        turns = 0 if found[i] is not None or (is_turned and not choice.sparse[i]) else None
+        style = AttentionStyle(head_scale(s.head), turns, pairs=True, bias=bias, out_bias=bias, window=found[i])
+        block, terms = choice.branch(n, s, i)
+        before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
+        return before, *attention(n, s, style, "h", "a"), *block, Add((Term("a"), *terms))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], _cohere_ends(f), layer)
+
+
+def _choice(f: Fields, s: Sizes) -> _Choice:
+    count, chosen = f.count("num_experts", 8, high=4096), f.raw("expert_selection_fn", "softmax")
+    if chosen not in ("softmax", "sigmoid"):
+        raise f.refuse("expert_selection_fn", "only softmax or sigmoid is supported")
+    normalise = f.flag("norm_topk_prob", True) or chosen == "softmax"
+    route = ExpertRouting("r", "routes", count, f.count("num_experts_per_tok", 2, high=count), chosen, normalise)
+    f.only("shared_expert_combination_strategy", "average", "sum")
+    dense = f.count("first_k_dense_replace", 0, low=0, high=s.layers)
+    default = ["dense" if i < dense else "sparse" for i in range(s.layers)]
+    kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
+    return _Choice(
+        route,
+        f.activation(),
+        s.inner * f.count("num_shared_experts", 0, low=0, high=4096),
+        f.optional_count("prefix_dense_intermediate_size") or s.inner,
+        [kind == "sparse" for kind in kinds],
+        f.raw("shared_expert_combination_strategy", "average") == "average",
+    )
+
+
+def _prefixed_windows(f: Fields, layers: int) -> list[int | None]:
+    """The layers in front have a pattern of their own, and so have the others, counted from the first of them."""
+    dense = f.count("first_k_dense_replace", 0, low=0, high=layers)
+    first, every = f.count("prefix_dense_sliding_window_pattern", 1), f.count("sliding_window_pattern", 4)
+    full = [*range(first - 1, dense, first), *range(dense + every - 1, layers, every)]
+    return windows(f, layers, sliding(layers, full), f.optional_count("sliding_window", 4096))

@@ -21,6 +21,13 @@ from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 from manyhands.program.rope import RopeReader
 
+_CWM: Final = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
 _MINISTRAL3 = {
     "rope_type": "yarn",
     "rope_theta": 1000000.0,
@@ -214,6 +221,37 @@ def arcee(f: Fields) -> Program:
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+
+
+def cwm(f: Fields) -> Program:
+    """Windows in three of four layers."""
+    f.assume(rope_parameters=_CWM)
+    s = Sizes.read(f, head=128)
+    found = windows(f, s.layers, sliding(s.layers, range(0, s.layers, 4)), f.optional_count("sliding_window", 8192))
+    styles = [AttentionStyle(head_scale(s.head), window=w) for w in found]
+    rope = RopeReader(f, theta=1000000.0)
+    return usual(f, s, rope, styles, EndsStyle(), eps=1e-5, bias=f.flag("mlp_bias"))
+
+
+def internlm3(f: Fields) -> Program:
+    """llama with one switch for all biases, which has two names of its own."""
+    s = Sizes.read(f, kv=False, head=128)
+    names = "qkv_bias", "attention_bias", "bias", "mlp_bias"
+    bias = any(f.flag(name) for name in names)
+    for name in names:
+        f.only(name, *((bias,) if f.has(name) else (False,)))
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle(), eps=1e-5, bias=bias)
+
+
+def iquestcoder(f: Fields) -> Program:
+    """llama by another name."""
+    s, bias = Sizes.read(f, kv=False, head=128), f.flag("attention_bias")
+    f.only("clip_qkv", None)
+    f.only("use_sliding_window", False)
+    f.ignore("max_window_layers", "sliding_window")
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle(), eps=1e-5, bias=f.flag("mlp_bias"))
 
 
 def hunyuan_v1_dense(f: Fields) -> Program:

@@ -1,7 +1,8 @@
-"""Recipes of families with experts beside a block that every row takes: glm4_moe, dots1, ernie4_5_moe, hunyuan_v1_moe."""
+"""Recipes of families with experts beside a block that every row takes, or none: glm4_moe, dots1, mellum, ernie4_5_moe,
+hunyuan_v1_moe."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -21,10 +22,10 @@ from manyhands.program.blocks import (
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.experts import GATE_UP_DOWN
+from manyhands.program.families.experts import GATE_UP_DOWN, top_k
 from manyhands.program.families.llama import hunyuan_attention
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Activation, ExpertRouting, Experts, Program, Weight
+from manyhands.program.ops import Activation, ExpertRouting, Experts, Program, Rope, Weight
 from manyhands.program.rope import RopeReader
 
 
@@ -106,8 +107,9 @@ def with_blocks(
     rope: RopeReader,
     styles: Sequence[AttentionStyle],
     blocks: ExpertBlocks | None = None,
+    ropes: list[Rope] | None = None,
 ) -> Program:
-    """A family of ExpertBlocks (None: those of glm4_moe), with one style of attention a layer."""
+    """A family of ExpertBlocks (None: those of glm4_moe), with one style of attention a layer, and one table unless `ropes`."""
     blocks = blocks or ExpertBlocks.read(f, grouped_route(f), from_layer(f, s))
 
     def layer(n: TensorNames, i: int) -> Ops:
@@ -115,7 +117,7 @@ def with_blocks(
         first = Branch(attention(n, s, styles[i], "h", "a"), "a", before)
         return sequential(first, blocks.branch(n, s, norm, i))
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
+    return assemble(f, s, norm, rope, ropes or [rope.plain(s.head, partial=True)], EndsStyle(), layer)
 
 
 def glm4_moe(f: Fields) -> Program:
@@ -144,6 +146,33 @@ def dots1(f: Fields) -> Program:
         for found in windows(f, s.layers, sliding(s.layers, full), window)
     ]
     return with_blocks(f, s, norm, RopeReader(f), styles)
+
+
+def mellum(f: Fields) -> Program:
+    """Norms of heads; softmaxes choose; lists say which layers are dense, and which have a window and a table of their own."""
+    f.assume(rope_parameters={"full_attention": {"rope_theta": 500000.0}, "sliding_attention": {"rope_theta": 10000.0}})
+    f.only("rope_theta", 500000.0)  # transformers does not read it here
+    s, norm, bias = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias")
+    found = windows(f, s.layers, ["full_attention"] * s.layers, f.optional_count("sliding_window", 1024))
+    kinds = f.per_layer("mlp_layer_types", s.layers, ["sparse"] * s.layers, ("dense", "sparse"))
+    base = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm)
+    styles = [replace(base, rope=0 if window is None else 1, window=window) for window in found]
+    blocks, rope = _softmax_blocks(f, [kind == "sparse" for kind in kinds]), RopeReader(f)
+    ropes = [
+        rope.by_type("full_attention", s.head, theta=500000.0, scaled=True),
+        rope.by_type("sliding_attention", s.head, theta=10000.0, scaled=True),
+    ]
+    f.ignore("mtp_layer_types", "mtp_mlp_layer_types")
+    return with_blocks(f, s, norm, rope, styles, blocks, ropes)
+
+
+def _softmax_blocks(f: Fields, sparse: Sequence[bool]) -> ExpertBlocks:
+    """Experts of mellum, with none beside them."""
+    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 64, high=4096)
+    f.only("num_experts", count)
+    chosen, inner = top_k(f, count, 8), f.count("moe_intermediate_size", 896, high=1 << 20)
+    route = ExpertRouting("r", "routes", count, chosen, "softmax", f.flag("norm_topk_prob", True))
+    return ExpertBlocks(f.activation(), route, inner, 0, sparse)
 
 
 def _mixed(n: TensorNames, s: Sizes, norm: NormStyle, routed: Ops, shared: Ops) -> Branch:

@@ -1,4 +1,8 @@
-"""Recipes of families that norm what a branch computed before it joins the residual stream: olmo2, olmo3, exaone4, glm4."""
+"""Recipes of families that norm what a branch computed before it joins the residual stream: olmo2, olmo3, flex_olmo, exaone4,
+glm4."""
+
+from collections.abc import Callable
+from dataclasses import replace
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -8,17 +12,22 @@ from manyhands.program.blocks import (
     Sizes,
     TensorNames,
     attention,
+    each_expert,
     gated,
     head_scale,
+    router,
     sandwich,
     sequential,
     sliding,
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.experts import GATE_UP_DOWN, top_k
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Program, Rope
+from manyhands.program.ops import ExpertRouting, Program, Rope
 from manyhands.program.rope import RopeReader
+
+Block = Callable[[TensorNames], Ops]  # a layer's second branch, from "x" to "m"
 
 
 def olmo2(f: Fields) -> Program:
@@ -41,6 +50,23 @@ def olmo3(f: Fields) -> Program:
     return _olmo(f, s, rope, ropes, [0 if window is None else 1 for window in found], found)
 
 
+def flex_olmo(f: Fields) -> Program:
+    """olmo2 with experts."""
+    f.assume(rms_norm_eps=1e-6)
+    s, act = Sizes.read(f, kv=False), f.activation()
+    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 7, high=4096)
+    f.only("num_experts", count)
+    normalise, rope = f.flag("norm_topk_prob"), RopeReader(f, theta=500000.0)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 5), "softmax", normalise)
+
+    def block(n: TensorNames) -> Ops:
+        logits, chosen = router(n, "mlp.gate", s, route)
+        experts = each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, act)
+        return replace(logits, source="x"), chosen, replace(experts, source="x")
+
+    return _olmo(f, s, rope, [rope.plain(s.head)], [0] * s.layers, [None] * s.layers, block)
+
+
 def exaone4(f: Fields) -> Program:
     """Norms of heads; where some layers have windows, the others have no positions."""
     s, window = Sizes.read(f), f.optional_count("sliding_window", 4096)
@@ -57,27 +83,40 @@ def exaone4(f: Fields) -> Program:
 
 
 def _olmo(
-    f: Fields, s: Sizes, rope: RopeReader, ropes: list[Rope], tables: list[int], found: list[int | None]
+    f: Fields,
+    s: Sizes,
+    rope: RopeReader,
+    ropes: list[Rope],
+    tables: list[int],
+    found: list[int | None],
+    block: Block | None = None,
 ) -> Program:
     norm, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
     styles = [
         AttentionStyle(head_scale(s.head), table, bias=bias, out_bias=bias, window=w, head_norm=norm, wide_norm=True)
         for table, w in zip(tables, found, strict=True)
     ]
-    return _behind(f, s, norm, rope, ropes, styles)
+    return _behind(f, s, norm, rope, ropes, styles, block)
 
 
 def _behind(
-    f: Fields, s: Sizes, norm: NormStyle, rope: RopeReader, ropes: list[Rope], styles: list[AttentionStyle]
+    f: Fields,
+    s: Sizes,
+    norm: NormStyle,
+    rope: RopeReader,
+    ropes: list[Rope],
+    styles: list[AttentionStyle],
+    block: Block | None = None,
 ) -> Program:
-    """A family with norms behind attention and block, with one style of attention a layer."""
+    """A family with norms behind attention and block (None: gated), with one style of attention a layer."""
     act = f.activation()
 
     def layer(n: TensorNames, i: int) -> Ops:
-        first, block = attention(n, s, styles[i], "x", "a"), gated(n, "mlp", s.hidden, s.inner, act, "x", "m")
+        first = attention(n, s, styles[i], "x", "a")
+        second = gated(n, "mlp", s.hidden, s.inner, act, "x", "m") if block is None else block(n)
         return sequential(
             Branch(first, "a", after=norm.op(n, "post_attention_layernorm", s.hidden, "a", "a")),
-            Branch(block, "m", after=norm.op(n, "post_feedforward_layernorm", s.hidden, "m", "m")),
+            Branch(second, "m", after=norm.op(n, "post_feedforward_layernorm", s.hidden, "m", "m")),
         )
 
     return assemble(f, s, norm, rope, ropes, EndsStyle(), layer)
