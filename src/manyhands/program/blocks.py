@@ -246,12 +246,19 @@ def plain(
 
 
 def router(
-    names: TensorNames, name: str, s: Sizes, route: ExpertRouting, *, bias: bool = False, correction: str | None = None
+    names: TensorNames,
+    name: str,
+    s: Sizes,
+    route: ExpertRouting,
+    *,
+    bias: bool = False,
+    correction: str | None = None,
+    source: str = "h",
 ) -> Ops:
-    """The products that rank experts, from "h" to `route.source`, and the choice. A `correction` is a vector's name."""
+    """The products that rank experts, from `source` to `route.source`, and the choice. A `correction` is a vector's name."""
     if correction is not None:
         route = replace(route, correction=names.vector(correction, route.experts))
-    return Product("h", (names.part(route.source, name, route.experts, s.hidden, bias),)), route
+    return Product(source, (names.part(route.source, name, route.experts, s.hidden, bias),)), route
 
 
 def each_expert(
@@ -268,21 +275,6 @@ def each_expert(
         gate=names.linear(gate, inner, s.hidden),
         up=names.linear(up, inner, s.hidden),
         down=names.linear(down, s.hidden, inner),
-    )
-
-
-def stacked_experts(names: TensorNames, path: str, s: Sizes, inner: int, count: int, activation: Activation) -> Experts:
-    """Experts whose matrices lie in one tensor of gates above ups and one of downs. From "h" by "routes" to "m"."""
-    both = Weight(f"{names.path}{path}.gate_up_proj", (count, 2 * inner, s.hidden), Rows(0, inner), stacked=True)
-    return Experts(
-        source="h",
-        routes="routes",
-        target="m",
-        experts=count,
-        gating=Gating(activation),
-        gate=both,
-        up=replace(both, rows=Rows(inner, inner)),
-        down=Weight(f"{names.path}{path}.down_proj", (count, s.hidden, inner), stacked=True),
     )
 
 
@@ -342,10 +334,16 @@ def before_each(names: TensorNames, s: Sizes, norm: NormStyle, first: Ops, secon
 
 
 def sandwich(
-    n: TensorNames, s: Sizes, norm: NormStyle, names: tuple[str, str, str, str], first: Ops, second: Ops
+    n: TensorNames,
+    s: Sizes,
+    norm: NormStyle,
+    names: tuple[str, str, str, str],
+    first: Ops,
+    second: Ops,
+    scale: float = 1.0,
 ) -> Ops:
     """A norm before and behind attention and block; `names` in the order of use."""
     ops = [
         norm.op(n, name, s.hidden, source, target) for name, source, target in zip(names, "xaxm", "hahm", strict=True)
     ]
-    return sequential(Branch(first, "a", ops[0], ops[1]), Branch(second, "m", ops[2], ops[3]))
+    return sequential(Branch(first, "a", ops[0], ops[1]), Branch(second, "m", ops[2], ops[3]), scale)

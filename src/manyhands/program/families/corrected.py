@@ -3,6 +3,7 @@ solar_open, hy_v3, exaone_moe, afmoe, mimo_v2_flash."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -13,18 +14,21 @@ from manyhands.program.blocks import (
     TensorNames,
     attention,
     head_scale,
+    sandwich,
     sequential,
     sliding,
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.experts import top_k
+from manyhands.program.families.experts import listed_sparse, top_k
 from manyhands.program.families.shared import ExpertBlocks, grouped_route, with_blocks
+from manyhands.program.families.wrapped import exaone_styles
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Add, ExpertRouting, Program, Term
 from manyhands.program.rope import RopeReader
 
-_FLASH_FRACTION = 0.334  # of a head of mimo_v2_flash that turns
+_AF_NORMS: Final = ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+_FLASH_FRACTION: Final = 0.334  # of a head of mimo_v2_flash that turns
 
 
 def solar_open(f: Fields) -> Program:
@@ -39,31 +43,28 @@ def solar_open(f: Fields) -> Program:
     return with_blocks(f, s, norm, RopeReader(f, theta=1000000.0), [style] * s.layers, blocks)
 
 
-def listed_sparse(f: Fields, layers: int, dense: int) -> list[bool]:
-    """Which layers have experts, by a list of kinds; without one all but the first `dense`."""
-    default = ["dense" if i < dense else "sparse" for i in range(layers)]
-    return [kind == "sparse" for kind in f.per_layer("mlp_layer_types", layers, default, ("dense", "sparse"))]
-
-
 def hy_v3(f: Fields) -> Program:
     """Norms of heads; sigmoids in one group; a list says which layers are dense."""
-    s, norm = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
+    s, norm, bias = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm)
+    return with_blocks(f, s, norm, RopeReader(f, theta=11158840.0), [style] * s.layers, _hy_blocks(f, s.layers))
+
+
+def _hy_blocks(f: Fields, layers: int) -> ExpertBlocks:
     f.assume(moe_intermediate_size=1536)
-    sparse, bias = listed_sparse(f, s.layers, 1), f.flag("attention_bias")
     count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 192, high=4096)
     f.only("num_experts", count)
     scale = f.number("router_scaling_factor", 2.826)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "sigmoid", normalise=True, scale=scale)
     blocks = replace(
-        ExpertBlocks.read(f, route, sparse, "num_shared_experts"),
+        ExpertBlocks.read(f, route, listed_sparse(f, layers, 1), "num_shared_experts"),
         bias=f.flag("mlp_bias"),
         gate="mlp.router.gate",
         correction="mlp.expert_bias",
         beside="mlp.shared_mlp",
     )
     _hy_as_trained(f, blocks)
-    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm)
-    return with_blocks(f, s, norm, RopeReader(f, theta=11158840.0), [style] * s.layers, blocks)
+    return blocks
 
 
 def _hy_as_trained(f: Fields, blocks: ExpertBlocks) -> None:
@@ -78,63 +79,47 @@ def _hy_as_trained(f: Fields, blocks: ExpertBlocks) -> None:
 def exaone_moe(f: Fields) -> Program:
     """exaone4's attention, with norms before; deepseek_v3's experts."""
     f.assume(num_experts=64, moe_intermediate_size=1024, n_group=1, topk_group=1)
-    s = Sizes.read(f)
-    window, norm = f.optional_count("sliding_window", 4096), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
-    if f.has("layer_types"):
-        f.ignore("sliding_window_pattern")  # "LLLG" in published configs
-    every = s.layers if window is None or f.has("layer_types") else f.count("sliding_window_pattern", 4)
-    full = range(s.layers) if window is None else range(every - 1, s.layers, every)
-    found = windows(f, s.layers, sliding(s.layers, full), window)
+    s, norm = Sizes.read(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     sparse = listed_sparse(f, s.layers, f.count("first_k_dense_replace", 1, low=0))
     f.only("is_moe_layer", sparse)
     blocks = replace(
         ExpertBlocks.read(f, grouped_route(f, "num_experts"), sparse, "num_shared_experts"),
         correction="mlp.e_score_correction_bias",
     )
-    styles = [
-        AttentionStyle(head_scale(s.head), None if window and w is None else 0, window=w, head_norm=norm) for w in found
-    ]
-    return with_blocks(f, s, norm, RopeReader(f), styles, blocks)
+    return with_blocks(f, s, norm, RopeReader(f), exaone_styles(f, s, norm), blocks)
 
 
 def afmoe(f: Fields) -> Program:
     """Norms before and behind; norms and gates of heads; layers without a window have no positions either."""
-    s, norm = Sizes.read(f, kv=False, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
-    every, bias = f.count("global_attn_every_n_layers", 4), f.flag("attention_bias")
-    full = range(every - 1, s.layers, every)
-    found = windows(f, s.layers, sliding(s.layers, full), f.optional_count("sliding_window", 1024))
-    blocks, rope = _af_blocks(f, s), RopeReader(f)
+    s, norm, bias = (
+        Sizes.read(f, kv=False, head=128),
+        NormStyle("rms", f.number("rms_norm_eps", 1e-5)),
+        f.flag("attention_bias"),
+    )
+    found, blocks, rope = _af_windows(f, s.layers), _af_blocks(f, s), RopeReader(f)
     base = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, gate_name="self_attn.gate_proj")
 
     def layer(n: TensorNames, i: int) -> Ops:
         style = replace(base, window=found[i], rope=None if found[i] is None else 0)
         block = blocks.branch(n, s, norm, i)
         joined = (Add((Term("s"),), "m"),) if "s" in block.terms else ()
-        return sequential(
-            Branch(
-                attention(n, s, style, "h", "a"),
-                "a",
-                norm.op(n, "input_layernorm", s.hidden, "x", "h"),
-                norm.op(n, "post_attention_layernorm", s.hidden, "a", "a"),
-            ),
-            Branch(
-                (*block.body, *joined),
-                "m",
-                norm.op(n, "pre_mlp_layernorm", s.hidden, "x", "h"),
-                norm.op(n, "post_mlp_layernorm", s.hidden, "m", "m"),
-            ),
-        )
+        return sandwich(n, s, norm, _AF_NORMS, attention(n, s, style, "h", "a"), (*block.body, *joined))
 
     ends = EndsStyle(embed_scale=float(s.hidden) ** 0.5 if f.flag("mup_enabled") else 1.0)
     return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)
 
 
+def _af_windows(f: Fields, layers: int) -> list[int | None]:
+    every = f.count("global_attn_every_n_layers", 4)
+    full = range(every - 1, layers, every)
+    return windows(f, layers, sliding(layers, full), f.optional_count("sliding_window", 1024))
+
+
 def _af_blocks(f: Fields, s: Sizes) -> ExpertBlocks:
     """Sigmoids in one group; what published configs say besides must be what is computed."""
     f.assume(moe_intermediate_size=1408, num_shared_experts=2)
-    dense = f.count("num_dense_layers", 1, low=0)
+    dense, scale = f.count("num_dense_layers", 1, low=0), f.number("route_scale", 1.0)
     count = f.count("num_experts", 64, high=4096)
-    scale = f.number("route_scale", 1.0)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 6), "sigmoid", normalise=True, scale=scale)
     for name in ("n_group", "num_expert_groups", "num_limited_groups", "topk_group"):
         f.only(name, 1)

@@ -63,6 +63,27 @@ def mixtral(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
+def stacked_experts(names: TensorNames, path: str, s: Sizes, inner: int, count: int, activation: Activation) -> Experts:
+    """Experts whose matrices lie in one tensor of gates above ups and one of downs. From "h" by "routes" to "m"."""
+    both = Weight(f"{names.path}{path}.gate_up_proj", (count, 2 * inner, s.hidden), Rows(0, inner), stacked=True)
+    return Experts(
+        source="h",
+        routes="routes",
+        target="m",
+        experts=count,
+        gating=Gating(activation),
+        gate=both,
+        up=replace(both, rows=Rows(inner, inner)),
+        down=Weight(f"{names.path}{path}.down_proj", (count, s.hidden, inner), stacked=True),
+    )
+
+
+def listed_sparse(f: Fields, layers: int, dense: int) -> list[bool]:
+    """Which layers have experts, by a list of kinds; without one all but the first `dense`."""
+    default = ["dense" if i < dense else "sparse" for i in range(layers)]
+    return [kind == "sparse" for kind in f.per_layer("mlp_layer_types", layers, default, ("dense", "sparse"))]
+
+
 def sparse_layers(f: Fields, layers: int) -> list[bool]:
     """Which layers of qwen have experts."""
     step, dense = f.count("decoder_sparse_step", 1), f.whole_numbers("mlp_only_layers")

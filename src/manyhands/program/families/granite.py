@@ -1,7 +1,7 @@
 """Recipes of granite's kin: granitemoeshared, granite_swa, granitemoe_swa, hyperclovax."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -11,52 +11,50 @@ from manyhands.program.blocks import (
     Sizes,
     TensorNames,
     attention,
+    before_each,
     gated,
     head_scale,
     router,
+    sandwich,
     sequential,
     sliding,
-    stacked_experts,
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.experts import granite_experts, top_k
+from manyhands.program.families.experts import granite_experts, stacked_experts, top_k
 from manyhands.program.families.llama import granite_ends
 from manyhands.program.fields import LARGEST, Fields
 from manyhands.program.ops import Activation, ExpertRouting, Program, Rope
 from manyhands.program.rope import RopeReader
 
+Block = Callable[[TensorNames], Branch]  # of a layer, without the norm before it
 Routed = Callable[[TensorNames, Sizes, ExpertRouting, Activation], Ops]  # from "h" to "m"
 
 
 def granitemoeshared(f: Fields) -> Program:
     """granitemoe with an expert that every row takes, if it has any columns."""
     s, rope = Sizes.read(f, kv=False), RopeReader(f)
-    styles = [_style(f)] * s.layers
-    return _with_experts(f, s, rope, [rope.plain(s.head)], styles, _granitemoe)
+    found = _Layers(f, s, f.number("rms_norm_eps", 1e-6), [rope.plain(s.head)], [_style(f)] * s.layers)
+    return found.program(rope, granite_ends(f), _with_experts(f, s, _granitemoe))
 
 
 def granite_swa(f: Fields) -> Program:
     """granite with sinks; windows in three of four layers; tables by layer, or no positions."""
-    s, act, rope, norm = (
-        Sizes.read(f, kv=False),
-        f.activation(),
-        RopeReader(f),
-        NormStyle("rms", f.number("rms_norm_eps", 1e-5)),
-    )
-    (ropes, styles), bias, scale = _by_layer(f, s, rope), f.flag("mlp_bias"), f.number("residual_multiplier", 1.0)
+    s, rope, eps = Sizes.read(f, kv=False), RopeReader(f), f.number("rms_norm_eps", 1e-5)
+    act, bias = f.activation(), f.flag("mlp_bias")
+    found = _Layers(f, s, eps, *_by_layer(f, s, rope), has_sinks=True)
 
-    def layer(n: TensorNames, i: int) -> Ops:
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=bias)
-        return _layer(n, s, norm, _sunk(n, s, styles[i]), Branch(block, "m"), scale)
+    def block(n: TensorNames) -> Branch:
+        return Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=bias), "m")
 
-    return assemble(f, s, norm, rope, ropes, replace(granite_ends(f), tied=True), layer)
+    return found.program(rope, replace(granite_ends(f), tied=True), block)
 
 
 def granitemoe_swa(f: Fields) -> Program:
     """granitemoeshared with granite_swa's attention, and other names of its experts."""
     s, rope = Sizes.read(f, kv=False), RopeReader(f)
-    return _with_experts(f, s, rope, *_by_layer(f, s, rope), _renamed, sinks=True)
+    found = _Layers(f, s, f.number("rms_norm_eps", 1e-6), *_by_layer(f, s, rope), has_sinks=True)
+    return found.program(rope, granite_ends(f), _with_experts(f, s, _renamed))
 
 
 def _granitemoe(n: TensorNames, s: Sizes, route: ExpertRouting, act: Activation) -> Ops:
@@ -68,49 +66,51 @@ def _renamed(n: TensorNames, s: Sizes, route: ExpertRouting, act: Activation) ->
     return *router(n, f"{path}.router", s, route), stacked_experts(n, f"{path}.experts", s, s.inner, route.experts, act)
 
 
-def _with_experts(
-    f: Fields,
-    s: Sizes,
-    rope: RopeReader,
-    ropes: list[Rope],
-    styles: list[AttentionStyle],
-    routed: Routed,
-    *,
-    sinks: bool = False,
-) -> Program:
-    """A family of experts, perhaps beside a block that every row takes, with one style of attention a layer."""
+def _with_experts(f: Fields, s: Sizes, routed: Routed) -> Block:
+    """Experts, perhaps beside a block that every row takes."""
     act, count = f.activation(), f.count("num_local_experts", 8, high=4096)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
-    norm, scale = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.number("residual_multiplier", 1.0)
     shared = f.count("shared_intermediate_size", 0, low=0, high=1 << 20)
 
-    def layer(n: TensorNames, i: int) -> Ops:
-        style = _sunk(n, s, styles[i]) if sinks else styles[i]
-        return _layer(n, s, norm, style, _beside(n, s, routed(n, s, route, act), act, shared), scale)
+    def block(n: TensorNames) -> Branch:
+        body = routed(n, s, route, act)
+        if not shared:
+            return Branch(body, "m")
+        beside = gated(
+            n, "shared_mlp", s.hidden, shared, act, "h", "s", fused="input_linear", down_name="output_linear"
+        )
+        return Branch((*body, *beside), "m", terms=("m", "s"))
 
-    return assemble(f, s, norm, rope, ropes, granite_ends(f), layer)
-
-
-def _beside(n: TensorNames, s: Sizes, routed: Ops, act: Activation, shared: int) -> Branch:
-    """Experts beside a block of `shared` columns, if it has any."""
-    if not shared:
-        return Branch(routed, "m")
-    beside = gated(n, "shared_mlp", s.hidden, shared, act, "h", "s", fused="input_linear", down_name="output_linear")
-    return Branch((*routed, *beside), "m", terms=("m", "s"))
+    return block
 
 
-def _layer(n: TensorNames, s: Sizes, norm: NormStyle, style: AttentionStyle, block: Branch, scale: float) -> Ops:
-    first = Branch(attention(n, s, style, "h", "a"), "a", norm.op(n, "input_layernorm", s.hidden, "x", "h"))
-    return sequential(first, replace(block, before=norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")), scale)
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Layers of granite with tables and one style of attention each, perhaps with sinks."""
+
+    fields: Fields
+    sizes: Sizes
+    eps: float
+    ropes: list[Rope]
+    styles: list[AttentionStyle]
+    has_sinks: bool = False
+
+    def program(self, rope: RopeReader, ends: EndsStyle, block: Block) -> Program:
+        """The Program of the model that has `block` behind attention."""
+        s, norm, scale = self.sizes, NormStyle("rms", self.eps), self.fields.number("residual_multiplier", 1.0)
+
+        def layer(n: TensorNames, i: int) -> Ops:
+            sinks = n.vector("self_attn.sinks", s.heads) if self.has_sinks else None
+            body = attention(n, s, replace(self.styles[i], sinks=sinks), "h", "a")
+            second = replace(block(n), before=norm.op(n, "post_attention_layernorm", s.hidden, "x", "h"))
+            return sequential(Branch(body, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), second, scale)
+
+        return assemble(self.fields, s, norm, rope, self.ropes, ends, layer)
 
 
 def _style(f: Fields) -> AttentionStyle:
     bias = f.flag("attention_bias")
     return AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
-
-
-def _sunk(n: TensorNames, s: Sizes, style: AttentionStyle) -> AttentionStyle:
-    return replace(style, sinks=n.vector("self_attn.sinks", s.heads))
 
 
 def _by_layer(f: Fields, s: Sizes, rope: RopeReader) -> tuple[list[Rope], list[AttentionStyle]]:
@@ -136,14 +136,13 @@ def hyperclovax(f: Fields) -> Program:
     scale, block_bias, rope = f.number("residual_multiplier", 1.0), f.flag("mlp_bias"), RopeReader(f)
     style = AttentionStyle(f.optional("attention_multiplier") or head_scale(s.head), bias=bias, out_bias=bias)
 
-    def branch(n: TensorNames, body: Ops, target: str, before: str, after: str) -> Branch:
-        behind = norm.op(n, after, s.hidden, target, target) if is_normed else None
-        return Branch(body, target, norm.op(n, before, s.hidden, "x", "h"), behind)
-
     def layer(n: TensorNames, i: int) -> Ops:
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=block_bias)
-        first = branch(n, attention(n, s, style, "h", "a"), "a", "input_layernorm", "post_norm1")
-        return sequential(first, branch(n, block, "m", "post_attention_layernorm", "post_norm2"), scale)
+        first = attention(n, s, style, "h", "a")
+        second = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=block_bias)
+        order = ("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
+        if is_normed:
+            return sandwich(n, s, norm, order, first, second, scale)
+        return before_each(n, s, norm, first, second, scale)
 
     ends = EndsStyle(embed_scale=f.number("embedding_multiplier", 1.0), scale=f.number("logits_scaling", 1.0))
     return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)

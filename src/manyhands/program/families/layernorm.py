@@ -22,7 +22,7 @@ from manyhands.program.blocks import (
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.experts import GATE_UP_DOWN
+from manyhands.program.families.experts import GATE_UP_DOWN, listed_sparse
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Activation, Add, ExpertRouting, Program, Term
 from manyhands.program.rope import RopeReader
@@ -198,10 +198,9 @@ def cohere2(f: Fields) -> Program:
     s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
     norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
     every = f.count("sliding_window_pattern", 4)
-    full = range(every - 1, s.layers, every)
+    full, rope = range(every - 1, s.layers, every), RopeReader(f)
     found = windows(f, s.layers, sliding(s.layers, full), f.count("sliding_window", 4096))
     _cohere2_as_trained(f, every)
-    rope = RopeReader(f)
 
     def layer(n: TensorNames, i: int) -> Ops:
         turns = 0 if found[i] is not None else None
@@ -254,10 +253,7 @@ def cohere2_moe(f: Fields) -> Program:
 
     Sigmoids rank experts here, in transformers what they are taken of: the same choice, unless two are the same number.
     """
-    s, bias = Sizes.read(f, kv=False, head=128), f.flag("attention_bias")
-    eps = f.optional("rms_norm_eps")
-    norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5)) if eps is None else NormStyle("rms", eps)
-    f.ignore("layer_norm_eps")
+    s, bias, norm = Sizes.read(f, kv=False, head=128), f.flag("attention_bias"), _either_norm(f)
     choice, found, rope = _choice(f, s), _prefixed_windows(f, s.layers), RopeReader(f)
     is_turned = f.count("prefix_dense_sliding_window_pattern", 1) == 1  # dense layers, whatever they see
     _cohere2_as_trained(f, f.count("sliding_window_pattern", 4))
@@ -272,6 +268,12 @@ def cohere2_moe(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head)], _cohere_ends(f), layer)
 
 
+def _either_norm(f: Fields) -> NormStyle:
+    """A layer norm, unless there is an epsilon of the other."""
+    eps, other = f.number("layer_norm_eps", 1e-5), f.optional("rms_norm_eps")
+    return NormStyle("layer", eps) if other is None else NormStyle("rms", other)
+
+
 def _choice(f: Fields, s: Sizes) -> _Choice:
     count, chosen = f.count("num_experts", 8, high=4096), f.raw("expert_selection_fn", "softmax")
     if chosen not in ("softmax", "sigmoid"):
@@ -279,15 +281,12 @@ def _choice(f: Fields, s: Sizes) -> _Choice:
     normalise = f.flag("norm_topk_prob", True) or chosen == "softmax"
     route = ExpertRouting("r", "routes", count, f.count("num_experts_per_tok", 2, high=count), chosen, normalise)
     f.only("shared_expert_combination_strategy", "average", "sum")
-    dense = f.count("first_k_dense_replace", 0, low=0, high=s.layers)
-    default = ["dense" if i < dense else "sparse" for i in range(s.layers)]
-    kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
     return _Choice(
         route,
         f.activation(),
         s.inner * f.count("num_shared_experts", 0, low=0, high=4096),
         f.optional_count("prefix_dense_intermediate_size") or s.inner,
-        [kind == "sparse" for kind in kinds],
+        listed_sparse(f, s.layers, f.count("first_k_dense_replace", 0, low=0, high=s.layers)),
         f.raw("shared_expert_combination_strategy", "average") == "average",
     )
 

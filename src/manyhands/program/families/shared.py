@@ -18,11 +18,10 @@ from manyhands.program.blocks import (
     router,
     sequential,
     sliding,
-    stacked_experts,
     windows,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.experts import GATE_UP_DOWN, top_k
+from manyhands.program.families.experts import GATE_UP_DOWN, stacked_experts, top_k
 from manyhands.program.families.llama import hunyuan_attention
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Activation, ExpertRouting, Experts, Program, Rope, Weight

@@ -60,26 +60,29 @@ def flex_olmo(f: Fields) -> Program:
     route = ExpertRouting("r", "routes", count, top_k(f, count, 5), "softmax", normalise)
 
     def block(n: TensorNames) -> Ops:
-        logits, chosen = router(n, "mlp.gate", s, route)
         experts = each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, act)
-        return replace(logits, source="x"), chosen, replace(experts, source="x")
+        return *router(n, "mlp.gate", s, route, source="x"), replace(experts, source="x")
 
     return _olmo(f, s, rope, [rope.plain(s.head)], [0] * s.layers, [None] * s.layers, block)
 
 
 def exaone4(f: Fields) -> Program:
+    """Attention as `exaone_styles` says."""
+    s, rope, norm = Sizes.read(f), RopeReader(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
+    return _behind(f, s, norm, rope, [rope.plain(s.head)], exaone_styles(f, s, norm))
+
+
+def exaone_styles(f: Fields, s: Sizes, norm: NormStyle) -> list[AttentionStyle]:
     """Norms of heads; where some layers have windows, the others have no positions."""
-    s, window = Sizes.read(f), f.optional_count("sliding_window", 4096)
+    window = f.optional_count("sliding_window", 4096)
     if f.has("layer_types"):
         f.ignore("sliding_window_pattern")  # "LLLG" in published configs
     every = s.layers if window is None or f.has("layer_types") else f.count("sliding_window_pattern", 4)
     full = range(s.layers) if window is None else range(every - 1, s.layers, every)
-    found, rope = windows(f, s.layers, sliding(s.layers, full), window), RopeReader(f)
-    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-5))
-    styles = [
-        AttentionStyle(head_scale(s.head), None if window and w is None else 0, window=w, head_norm=norm) for w in found
-    ]
-    return _behind(f, s, norm, rope, [rope.plain(s.head)], styles)
+    found = windows(f, s.layers, sliding(s.layers, full), window)
+    rows = [None if window and one is None else 0 for one in found]
+    base = AttentionStyle(head_scale(s.head), head_norm=norm)
+    return [replace(base, rope=row, window=one) for row, one in zip(rows, found, strict=True)]
 
 
 def _olmo(
