@@ -76,6 +76,14 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _GROWING},
         {**_TOWER, "model_type": "pixtral"},
     ),
+    "glm4v": (
+        "glm4v",
+        {
+            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+            "head_dim": 16,
+        },
+        {**_QWEN_TOWER, "out_hidden_size": 64},
+    ),
     "glm4v_moe": (
         "glm4v_moe",
         {**_EXPERTS, "n_routed_experts": 8, "head_dim": 32}

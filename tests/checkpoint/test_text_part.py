@@ -147,6 +147,8 @@ def test_fields_that_experts_leave_out_are_those_of_transformers() -> None:
     assert ours["moe_intermediate_size"] == theirs.moe_intermediate_size
     outer = {"model_type": "glm4v_moe", "text_config": {"model_type": "glm4v_moe_text"}}
     assert text_config(outer)["attention_bias"] is CONFIG_MAPPING["glm4v_moe"](**outer).text_config.attention_bias
+    outer = {"model_type": "glm4v", "text_config": {"model_type": "glm4v_text"}}
+    assert text_config(outer)["rms_norm_eps"] == CONFIG_MAPPING["glm4v"](**outer).text_config.rms_norm_eps
     for name in ("deepseek_v3", "kimi_k2"):
         assert text_config({"model_type": "kimi_k25", "text_config": {"model_type": name}})["model_type"] == name
     media = {"media_placeholder_token_id": 163605, "use_unified_vision_chunk": True, "ignore_index": -100}

@@ -14,7 +14,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program
-from manyhands.program.ops import Attention, Experts, Rope, Rotary
+from manyhands.program.ops import Attention, Experts, Program, Rope, Rotary
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import NAMED_ANEW
 from manyhands.testing.tiny import _config as make
@@ -166,11 +166,33 @@ def tiny(family: str) -> dict[str, Any]:
 def test_a_published_config_has_the_published_number_of_parameters(published: dict[str, Any]) -> None:
     config = {name: value for name, value in published.items() if name not in ("model", "parameters")}
     program = build_program(parse_config(json.dumps(config).encode()))
+    assert billions(program) == pytest.approx(published["parameters"], rel=1e-3)
+    assert program.context == {**config, **config.get("text_config", {})}["max_position_embeddings"]
+
+
+def billions(program: Program) -> float:
+    """Parameters of a model, without what only guesses."""
     shapes = ends_tensors(program, embed=True, head=True)
     for layer in program.layers:
         shapes |= layer_tensors(layer)
-    assert sum(map(math.prod, shapes.values())) / 1e9 == pytest.approx(published["parameters"], rel=1e-3)
-    assert program.context == {**config, **config.get("text_config", {})}["max_position_embeddings"]
+    return sum(map(math.prod, shapes.values())) / 1e9
+
+
+# Families whose defaults in transformers are those of a checkpoint, with the billions that its name or publisher says.
+@pytest.mark.parametrize(
+    ("family", "published"),
+    [
+        ("iquestcoder", 40),  # IQuest-Coder-V1-40B
+        ("jais2", 8),  # Jais-2-8B
+        ("mellum", 12),  # Mellum2-12B-A2.5B
+        ("mimo_v2_flash", 309),  # MiMo-V2-Flash
+        ("mistral4", 119),  # Mistral-Small-4-119B
+        ("solar_open", 100),  # Solar-Open-100B
+    ],
+)
+def test_the_defaults_of_a_family_have_the_published_number_of_parameters(family: str, published: int) -> None:
+    config = json.loads(CONFIG_MAPPING[family]().to_json_string())
+    assert billions(build_program(config)) == pytest.approx(published, rel=0.03)
 
 
 @pytest.mark.parametrize("family", SPOKEN)

@@ -62,6 +62,7 @@ class _Part:
 _PARTS: Final[Mapping[str, _Part]] = {
     "gemma3": _Part(defaults=_GEMMA3),
     "gemma4": _Part(),
+    "glm4v": _Part({"glm4v_text": "glm4"}, {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}),
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
     "kimi_k25": _Part(defaults={"model_type": "deepseek_v3"}),
     "mistral3": _Part(),
