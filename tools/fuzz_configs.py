@@ -125,7 +125,7 @@ OWN: dict[str, Options] = {
     "glm_moe_dsa": {**_INDEXED, "n_group": [1, 4]},
     "glm4_moe_lite": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "n_shared_experts": [1, 2]},
     "youtu": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "attention_bias": _BOOL},
-    "cohere": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0]},
+    "cohere": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0], "use_qk_norm": _BOOL},
     "cohere2_moe": {
         "attention_bias": _BOOL,
         "expert_selection_fn": ["softmax", "sigmoid"],

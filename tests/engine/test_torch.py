@@ -156,6 +156,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_layer_end_index": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False},
     ),
     "exaone4, full layers": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "cohere, norms of heads": ("cohere", {"use_qk_norm": True}),
     "cohere, biases": ("cohere", {"attention_bias": True, "logit_scale": 0.5, "tie_word_embeddings": False}),
     "cohere2_moe, sigmoids, sums, rms": (
         "cohere2_moe",

@@ -50,7 +50,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": "LLLG",
         "topk_method": "noaux_tc",
     },
-    "cohere": {"use_qk_norm": False},  # Command R
+    "cohere": {"model_max_length": 131072},  # Command R
     "internlm3": {"attention_bias": True, "mlp_bias": True},
     "iquestcoder": {"clip_qkv": None, "max_window_layers": 80, "sliding_window": None, "use_sliding_window": False},
     "mellum": {
@@ -244,7 +244,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("ernie4_5_moe", "use_bias", True),
         ("afmoe", "num_expert_groups", 2),
         ("afmoe", "score_func", "softmax"),
-        ("cohere", "use_qk_norm", True),
+        ("cohere", "use_qk_norm", 1),
         ("cohere2_moe", "expert_selection_fn", "tanh"),
         ("cohere2_moe", "shared_expert_combination_strategy", "product"),
         ("cohere2_moe", "use_parallel_block", False),
@@ -381,7 +381,8 @@ def test_what_turns_of_a_head_of_mistral4_is_its_rotary_part() -> None:
         build_program(config)
 
 
-def test_norms_of_heads_without_end_are_refused_before_they_are_listed() -> None:
+@pytest.mark.parametrize(("family", "switch"), [("stablelm", "qk_layernorm"), ("cohere", "use_qk_norm")])
+def test_norms_of_heads_without_end_are_refused_before_they_are_listed(family: str, switch: str) -> None:
     """A config of a kilobyte made a Program of 2 GB."""
     sizes = {
         "num_hidden_layers": 1024,
@@ -389,8 +390,8 @@ def test_norms_of_heads_without_end_are_refused_before_they_are_listed() -> None
         "num_attention_heads": 4096,
         "num_key_value_heads": 4096,
     }
-    with pytest.raises(ModelError, match="num_attention_heads is 4096, with qk_layernorm at most 65536 heads"):
-        build_program({**tiny("stablelm"), **sizes, "qk_layernorm": True})
+    with pytest.raises(ModelError, match=f"num_attention_heads is 4096, with {switch} at most 65536 heads"):
+        build_program({**tiny(family), **sizes, switch: True})
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"nemotron_h"}))  # which has no positions

@@ -57,7 +57,7 @@ class TorchWeights:
             raise ModelError(f"the checkpoint lacks {name}") from None
         if tuple(stored.shape) != weight.shape:
             raise ModelError(f"{name} is stored as {list(stored.shape)}, needed is {list(weight.shape)}")
-        found = stored[expert] if weight.stacked else stored
+        found = stored[expert + weight.part] if weight.stacked else stored
         found = found.T if weight.transposed else found
         if weight.rows is not None:
             r = weight.rows

@@ -54,7 +54,7 @@ def find(weight: Weight, read: Read, expert: int = 0) -> Found:
         raise ModelError(f"the checkpoint lacks {name}") from None
     if found.shape != weight.shape:
         raise ModelError(f"{name} is stored as {list(found.shape)}, needed is {list(weight.shape)}")
-    found = Stored(found.type, found.array[expert], found.order) if weight.stacked else found
+    found = Stored(found.type, found.array[expert + weight.part], found.order) if weight.stacked else found
     if found.array.ndim == 1:  # a vector, whose outputs are numbers and no rows of blocks
         found = as_numbers(found)
     if weight.transposed:

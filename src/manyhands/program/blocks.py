@@ -130,6 +130,7 @@ class AttentionStyle:
     head_norm: NormStyle | None = None
     norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     wide_norm: bool = False  # the norm spans all heads at once
+    norm_rows: bool = False  # the norms' weights are one tensor, with a row for each head
     norm_last: bool = False  # heads are normed behind the rotary embedding
     fused: str | None = None  # the one tensor that holds q, k and v
     interleaved: bool = False  # ... head by head (q, k, v of head 0, then of head 1)
@@ -149,7 +150,11 @@ def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, 
     if style.head_norm is not None:
         for register, heads, name in zip("qk", (s.heads, s.kv_heads), style.norm_names, strict=True):
             width, groups = (heads * s.head, 1) if style.wide_norm else (s.head, heads)
-            norms.append(style.head_norm.op(names, name, width, register, register, groups))
+            norm = style.head_norm.op(names, name, width, register, register, groups)
+            if style.norm_rows:
+                each = tuple(Weight(norm.weight[0].name, (heads, width), stacked=True, part=i) for i in range(heads))
+                norm = replace(norm, weight=each)
+            norms.append(norm)
     turns: list[Op] = []
     if style.rope is not None:
         turns.append(Rotary("q", s.heads, s.head, style.rope, pairs=style.pairs))

@@ -23,7 +23,8 @@ class Weight:
 
     `shape` is the stored one: [outputs, inputs] of a matrix (`transposed`: [inputs, outputs]), [outputs] of a vector.
     Of experts EXPERT stands in the name, or the stored tensor is `stacked`: experts (in latent attention: heads) are the
-    first dimension (so is a vector stored as one row). `rows`: some outputs, of a matrix no longer transposed or stacked.
+    first dimension (so is a vector stored as one row, or, as row `part`, with others). `rows`: some outputs, of a matrix no
+    longer transposed or stacked.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Weight:
     rows: Rows | None = None
     transposed: bool = False
     stacked: bool = False
+    part: int = 0
 
     @property
     def outputs(self) -> int:

@@ -27,7 +27,7 @@ from manyhands.program.fields import Fields
 from manyhands.program.ops import Activation, Add, ExpertRouting, Program, Term
 from manyhands.program.rope import RopeReader
 
-MOST_NORMS: Final = 1 << 16  # heads of stablelm with a norm of their own: 1,280 in the 12B
+MOST_NORMS: Final = 1 << 16  # heads with a norm of their own: 1,280 in the 12B of stablelm, 6,144 in Command R+
 
 
 def stablelm(f: Fields) -> Program:
@@ -35,8 +35,7 @@ def stablelm(f: Fields) -> Program:
     s, act = Sizes.read(f, free_head=False), f.activation()
     norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5), bias=True)
     heads = NormStyle("layer", norm.eps) if f.flag("qk_layernorm") else None
-    if heads and s.heads * s.layers > MOST_NORMS:
-        raise f.refuse("num_attention_heads", f"with qk_layernorm at most {MOST_NORMS} heads in all layers are read")
+    _check_norms(f, s, heads, "qk_layernorm")
     names = ("self_attn.q_layernorm.norms.{head}", "self_attn.k_layernorm.norms.{head}")
     style = AttentionStyle(head_scale(s.head), bias=f.flag("use_qkv_bias"), head_norm=heads, norm_names=names)
     f.only("num_heads", s.heads)
@@ -50,6 +49,12 @@ def stablelm(f: Fields) -> Program:
         return parallel(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), Branch(second, "m"))
 
     return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
+
+
+def _check_norms(f: Fields, s: Sizes, norm: NormStyle | None, switch: str) -> None:
+    """Raises ModelError where there are too many heads with norms of their own, if they have any."""
+    if norm and s.heads * s.layers > MOST_NORMS:
+        raise f.refuse("num_attention_heads", f"with {switch} at most {MOST_NORMS} heads in all layers are read")
 
 
 def phi(f: Fields) -> Program:
@@ -168,14 +173,13 @@ def _starcoder2_as_trained(f: Fields, norm: NormStyle) -> None:
 
 
 def cohere(f: Fields) -> Program:
-    """One norm without bias, attention and block side by side; pairs turn."""
+    """One norm without bias, attention and block side by side; pairs turn; norms of heads with weights of each head."""
     s, act = Sizes.read(f, kv=False), f.activation()
+    f.ignore("model_max_length")  # 131,072 beside 8,192 positions in Command R, which transformers does not read
     norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
-    f.only("use_qk_norm", False)  # its norms have a weight of two dimensions (Command R+)
-    style, rope = (
-        AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias),
-        RopeReader(f, theta=500000.0),
-    )
+    heads, rope = NormStyle("layer", norm.eps) if f.flag("use_qk_norm") else None, RopeReader(f, theta=500000.0)
+    _check_norms(f, s, heads, "use_qk_norm")
+    style = AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias, head_norm=heads, norm_rows=True)
 
     def layer(n: TensorNames, i: int) -> Ops:
         block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
