@@ -115,7 +115,7 @@ def test_what_cannot_be_computed_is_refused_by_name(given: dict[str, Any], messa
         RopeReader(Fields({"rope_parameters": given})).plain(16)
 
 
-# The last two are read by ministral3 alone.
+# The last two are read by ministral3 and mistral4 alone.
 LINEAR: dict[str, Any] = {
     "rope_type": "linear",
     "factor": 2.0,
@@ -137,6 +137,8 @@ REFUSED = {
     "gpt_neox": {"beside", "old", "in both"},
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma4_text": set(PLACES) - {"nowhere"},
+    "mellum": set(PLACES) - {"nowhere"},
+    "mimo_v2_flash": set(PLACES) - {"nowhere"},
     "olmo3": set(PLACES) - {"nowhere"},
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},
@@ -153,7 +155,7 @@ def test_rotary_fields_mean_what_transformers_makes_of_them(family: str, place: 
     config = json.loads(_config(family, 3, 64, 264, 512, {}).to_json_string())
     config = {key: value for key, value in config.items() if not key.startswith(("rope_", "time_step_"))}
     config |= copy.deepcopy(PLACES[place])
-    if family != "ministral3":
+    if family not in ("ministral3", "mistral4"):
         for field in ("rope_scaling", "rope_parameters"):
             config.get(field, {}).pop("llama_4_scaling_beta", None)
     try:

@@ -31,6 +31,7 @@ from manyhands.program.ops import (
 )
 
 Ops = tuple[Op, ...]
+FourNames = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,13 +340,7 @@ def before_each(names: TensorNames, s: Sizes, norm: NormStyle, first: Ops, secon
 
 
 def sandwich(
-    n: TensorNames,
-    s: Sizes,
-    norm: NormStyle,
-    names: tuple[str, str, str, str],
-    first: Ops,
-    second: Ops,
-    scale: float = 1.0,
+    n: TensorNames, s: Sizes, norm: NormStyle, names: FourNames, first: Ops, second: Ops, scale: float = 1.0
 ) -> Ops:
     """A norm before and behind attention and block; `names` in the order of use."""
     ops = [

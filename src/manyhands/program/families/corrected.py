@@ -28,6 +28,7 @@ from manyhands.program.ops import Add, ExpertRouting, Program, Term
 from manyhands.program.rope import RopeReader
 
 _AF_NORMS: Final = ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+_FLASH_BASES: Final = {"full_attention": 5000000.0, "sliding_attention": 10000.0}
 _FLASH_FRACTION: Final = 0.334  # of a head of mimo_v2_flash that turns
 
 
@@ -136,6 +137,7 @@ def _af_blocks(f: Fields, s: Sizes) -> ExpertBlocks:
 def mimo_v2_flash(f: Fields) -> Program:
     """Values narrower than keys, and scaled; layers with a window have sinks, twice the key heads and a table of their own."""
     f.assume(moe_intermediate_size=2048, n_group=1, topk_group=1, routed_scaling_factor=1.0)
+    f.assume(rope_parameters={kind: {"rope_theta": base} for kind, base in _FLASH_BASES.items()})
     s, norm = Sizes.read(f, head=192), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     value, bias = f.count("v_head_dim", 128, high=1 << 14), f.flag("attention_bias")
     found, blocks = _flash_windows(f, s.layers), _flash_blocks(f, s)
@@ -146,11 +148,8 @@ def mimo_v2_flash(f: Fields) -> Program:
     wide = replace(s, kv_heads=2 * s.kv_heads)
     if s.heads % wide.kv_heads:
         raise f.refuse("num_key_value_heads", f"half a divisor of the {s.heads} attention heads is needed")
-    rope = RopeReader(f, fraction=f.number("partial_rotary_factor", _FLASH_FRACTION))
-    ropes = [
-        rope.by_type("full_attention", s.head, theta=5000000.0, field="rope_theta", scaled=True, partial=True),
-        rope.by_type("sliding_attention", s.head, theta=10000.0, field="swa_rope_theta", scaled=True, partial=True),
-    ]
+    rope = RopeReader(f, fraction=_FLASH_FRACTION)
+    ropes = [rope.by_type(kind, s.head, theta=base, scaled=True, partial=True) for kind, base in _FLASH_BASES.items()]
 
     def layer(n: TensorNames, i: int) -> Ops:
         sinks, window = n.vector("self_attn.attention_sink_bias", s.heads), found[i]
@@ -199,7 +198,11 @@ def _flash_as_trained(f: Fields, s: Sizes, value: int, norm: NormStyle) -> None:
     f.only("add_full_attention_sink_bias", False)
     f.only("add_swa_attention_sink_bias", True)
     f.only("layernorm_epsilon", norm.eps)
+    f.only("partial_rotary_factor", _FLASH_FRACTION)
+    f.only("rope_scaling", None)
+    f.only("rope_theta", _FLASH_BASES["full_attention"])
     f.only("swa_head_dim", s.head)
     f.only("swa_num_attention_heads", s.heads)
     f.only("swa_num_key_value_heads", 2 * s.kv_heads)
+    f.only("swa_rope_theta", _FLASH_BASES["sliding_attention"])
     f.only("swa_v_head_dim", value)

@@ -23,6 +23,7 @@ from manyhands.program.rope import RopeReader
 
 _CWM: Final = {
     "rope_type": "llama3",
+    "rope_theta": 1000000.0,
     "factor": 16.0,
     "high_freq_factor": 4.0,
     "low_freq_factor": 1.0,

@@ -13,6 +13,7 @@ from manyhands.program.rope import RopeReader
 
 _YARN: Final = {
     "rope_type": "yarn",
+    "rope_theta": 10000.0,
     "factor": 128.0,
     "original_max_position_embeddings": 8192,
     "mscale": 1.0,

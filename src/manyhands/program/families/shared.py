@@ -150,7 +150,8 @@ def dots1(f: Fields) -> Program:
 def mellum(f: Fields) -> Program:
     """Norms of heads; softmaxes choose; lists say which layers are dense, and which have a window and a table of their own."""
     f.assume(rope_parameters={"full_attention": {"rope_theta": 500000.0}, "sliding_attention": {"rope_theta": 10000.0}})
-    f.only("rope_theta", 500000.0)  # transformers does not read it here
+    f.only("rope_theta", 500000.0)  # transformers does not read these two here
+    f.only("rope_scaling", None)
     s, norm, bias = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias")
     found = windows(f, s.layers, ["full_attention"] * s.layers, f.optional_count("sliding_window", 1024))
     kinds = f.per_layer("mlp_layer_types", s.layers, ["sparse"] * s.layers, ("dense", "sparse"))
