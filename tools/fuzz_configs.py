@@ -439,7 +439,10 @@ def options(draw: random.Random, family: str) -> Options:
         out["rope_parameters"] = scaling(draw, hidden // heads)
     if family in ("granite_swa", "granitemoe_swa"):
         out["layer_rope_theta"] = draw.choices([0, 1e3, 1e4], k=out["layers"])
-    if family == "mistral4":  # whose queries are scaled from a position on that must lie behind those compared
+    if family == "mistral4":  # without a scaling its class in transformers fails, as all columns of a head turn
+        unscaled = out["rope_parameters"]["rope_type"] == "default"
+        out["rope_parameters"] |= {"rope_type": "linear", "factor": 2.0} if unscaled else {}
+        # Queries are scaled from a position on that must lie behind those compared.
         out["rope_parameters"] |= {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.2}
     return out | maybe(draw, OWN.get(family, {}))
 
