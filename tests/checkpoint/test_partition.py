@@ -46,6 +46,7 @@ class Tensor:
         ("model.norm.weight", None),
         ("lm_head.weight", None),
         ("mtp.layers.0.w", None),
+        ("model.mtp.layers.0.w", None),
         ("model.xlayers.2.w", None),
     ],
 )
@@ -107,7 +108,14 @@ def test_absent_ends_are_named() -> None:
 
 def test_layers_past_the_count_are_needed_by_no_node() -> None:
     """DeepSeek-V3 stores its multi-token-prediction layer as layer 61 of 61, GLM-4.5-Air as 46 of 46, ERNIE 4.5 by names."""
-    extra = [*NAMES, "model.layers.12.attn.weight", "mtp.fc.weight", "mtp.layers.0.w", "model.mtp_block.0.mlp.weight"]
+    extra = [
+        *NAMES,
+        "model.layers.12.attn.weight",
+        "mtp.fc.weight",
+        "mtp.layers.0.w",
+        "model.mtp_block.0.mlp.weight",
+        "model.mtp.norm.w",
+    ]
     assert needed_tensors(extra, 12, None, True) == sorted(NAMES)
 
 

@@ -21,7 +21,7 @@ EndRole = Literal["embed", "norm", "head"]
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
-_UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp_")  # multi-token prediction, which counts layers of its own
+_UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
 
 _BITS: Final[Mapping[Precision, float]] = {"w8": 8.5, "w4": 4.5}  # of a matrix's number
 # Of a number of blocks at w8 and w4, where they are held as they are stored (engine/quants.py). Scales of 6 bit take 8.
