@@ -91,32 +91,32 @@ class Insider:
     def open(self, link: Link, session: SessionId, epoch: int = 1, **changes: Any) -> Open:
         """A rightly signed Open of this member's own for a span of the node at `link`."""
         info = link.hello.spans[0]
-        fields: dict[str, Any] = {
-            "session": session,
-            "epoch": epoch,
-            "hop": 0,
-            "num_hops": 1,
-            "model": info.model,
-            "precision": info.precision,
-            "span": info.span,
-            "capacity": 512,
-            "prompt_length": 1,
-            "path": "ring",
-            "ends": "origin",
-            "predecessor": self.node.transport.node,
-            "successor": None,
-            "sampling": None,
-            "window": 16,
-            "replay_from": 0,
-            "replay_until": 0,
-            "emit_from": 0,
-            "origin": self.node.transport.node,
-            "to": link.peer,
-            "token": link.hello.token,
-            "serial": 1,
-            "signature": UNSIGNED,
-        }
-        return self.node.requests._signer.sign(Open(**{**fields, **changes}))
+        asked = Open(
+            session=session,
+            epoch=epoch,
+            hop=0,
+            num_hops=1,
+            model=info.model,
+            precision=info.precision,
+            span=info.span,
+            capacity=512,
+            prompt_length=1,
+            path="ring",
+            ends="origin",
+            predecessor=self.node.transport.node,
+            successor=None,
+            sampling=None,
+            credits=16,
+            replay_from=0,
+            replay_until=0,
+            emit_from=0,
+            origin=self.node.transport.node,
+            to=link.peer,
+            token=link.hello.token,
+            serial=1,
+            signature=UNSIGNED,
+        )
+        return self.node.requests._signer.sign(replace(asked, **changes))
 
 
 async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
