@@ -25,7 +25,7 @@ ENGINE = Path("src/manyhands/engine/native")
 # No contraction: a multiplication and an addition keep two roundings, whatever the compiler. No libm is linked.
 FLAGS = ["-O3", "-g0", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
 FLAGS.append("-fno-asynchronous-unwind-tables")  # 40 kB that only a debugger reads
-FLAGS += [f"-Werror={what}" for what in ("int-conversion", "incompatible-pointer-types", "implicit-function-declaration")]
+FLAGS += ["-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
 SCALAR = {"scalar": ["-DTARGET=scalar", "-O2"]}
 TARGETS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
