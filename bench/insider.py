@@ -37,13 +37,13 @@ from manyhands.wire.message import (
     Progress,
     Step,
 )
-from manyhands.wire.signed import UNSIGNED
+from manyhands.wire.signed import DRAWN_BYTES, UNSIGNED, session_of
 from manyhands.wire.weights_message import WeightRequest
 
 FORGED = 512  # records that are signed beforehand: 64 keys, eight records each
 
 
-def session_id() -> SessionId:
+def random_name() -> SessionId:
     return SessionId(random.randbytes(16))
 
 
@@ -58,6 +58,10 @@ class Insider:
     def __init__(self, siege: Target, node: FullNode, family: str) -> None:
         self.siege, self.node, self.family = siege, node, family
         self.targets = [NodeAddr.parse(address) for address in siege.addresses]
+
+    def session(self) -> SessionId:
+        """A new one of its own."""
+        return session_of(self.node.transport.node, random.randbytes(DRAWN_BYTES))
 
     async def link(self, target: NodeAddr, lane: Lane) -> Link | None:
         """An open link to a node, or None, counted, where it takes none."""
@@ -138,7 +142,7 @@ async def step_flood(siege: Target) -> None:
     """Sessions of its own, and far more steps than were granted, large and small."""
     async with insider(siege, "step_flood") as me:
         async for control, data in me.rounds(0.5, "control", "data"):
-            session = session_id()
+            session = me.session()
             me.send(control, me.open(control, session))
             await asyncio.sleep(0.05)
             width = control.hello.spans[0].hidden_size
@@ -158,13 +162,13 @@ async def park_flood(siege: Target) -> None:
         async for control, data in me.rounds(0.2, "control", "data"):
             width = control.hello.spans[0].hidden_size
             for _ in range(8):
-                session = session_id()
-                guess: dict[str, Any] = {"resume": session_id(), "resume_until": 256, "adoption": session_id()}
+                session = me.session()
+                guess: dict[str, Any] = {"resume": random_name(), "resume_until": 256, "adoption": random_name()}
                 if not me.send(control, me.open(control, session, **guess)):
                     break
                 me.send(data, Step(session, 1, 0, 0, 32, 0, 0, "hidden", None, plain_rows(width, 32)))
                 await asyncio.sleep(0.05)
-                me.send(control, Close(session, session_id(), random.choice((32, 1 << 20))))
+                me.send(control, Close(session, random_name(), random.choice((32, 1 << 20))))
 
 
 @asynccontextmanager
@@ -179,7 +183,7 @@ async def open_flood(siege: Target) -> None:
     async with insider(siege, "open_flood") as me, silent_port() as port:
         successor = NodeAddr("127.0.0.1", port)
         async for (control,) in me.rounds(0.1, "control"):
-            session = session_id()
+            session = me.session()
             for epoch in range(1, 40):
                 if not me.send(control, me.open(control, session, epoch, hop=0, num_hops=2, successor=successor)):
                     break
@@ -231,7 +235,7 @@ async def forged_control(siege: Target) -> None:
     text = "\x1b[2J\x1b]0;owned\x07\nmanyhands: error: all is lost\r" + "A" * 4000
     async with insider(siege, "forged_control") as me:
         async for control, data in me.rounds(0.2, "control", "data"):
-            session = session_id()
+            session = me.session()
             for message in (
                 Close(session),
                 Probe(session, 1),

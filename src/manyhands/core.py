@@ -23,7 +23,8 @@ from manyhands.errors import BadRequest, CutError
 
 NodeId = NewType("NodeId", str)  # 64 hex digits: an Ed25519 public key
 ModelId = NewType("ModelId", str)  # 64 hex digits: SHA-256 of a manifest
-SessionId = NewType("SessionId", bytes)  # 16 random bytes, which only a session's origin and its hops may know
+# 16 bytes, by which its origin is known (wire/signed.py), and which only that and the session's hops may know.
+SessionId = NewType("SessionId", bytes)
 
 # How weights are held; "+c8": beside caches that hold keys and values as codes of 8 bit.
 Precision = Literal["bf16", "fp32", "fp16", "w8", "w4", "bf16+c8", "w8+c8", "w4+c8"]

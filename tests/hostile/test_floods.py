@@ -20,6 +20,7 @@ from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import STANDBY, Close, Credit, Fault, Feed, Lane, Message, Open, Opened, Payload, Step
+from manyhands.wire.signed import DRAWN_BYTES, session_of
 from manyhands.worker.dials import MAX_DIALS, MAX_DIALS_PER_PEER
 from manyhands.worker.feeding import feed
 from manyhands.worker.worker import Worker
@@ -31,7 +32,6 @@ from tests.worker.hop import AFTER, BEFORE, MODEL, Notes, hidden, opening
 from tests.worker.tensors import encode_tensor
 
 U32 = (1 << 32) - 1
-ONE = SessionId((1).to_bytes(16, "big"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,12 @@ class Flooder:
 
     def __init__(self, node: FullNode, scene: Scene) -> None:
         self.node, self.scene, self.victim, self.answers = node, scene, scene.hops[1], list[Message]()
+        self.one = self.session(1)
         overhear(node, "_dispatch", self.answers)
+
+    def session(self, number: int) -> SessionId:
+        """One of its own."""
+        return session_of(self.node.transport.node, number.to_bytes(DRAWN_BYTES, "big"))
 
     async def link(self, lane: Any = "control") -> Link:
         assert self.victim.address is not None
@@ -54,7 +59,7 @@ class Flooder:
     def open(self, link: Link, number: int = 1, **changes: Any) -> Open:
         info = self.victim.hosts[0].info
         plain = opening(number, model=info.model, precision=info.precision, predecessor=self.node.transport.node)
-        named = replace(plain, to=link.peer, token=link.hello.token, session=SessionId(number.to_bytes(16, "big")))
+        named = replace(plain, to=link.peer, token=link.hello.token, session=self.session(number))
         return self.node.requests._signer.sign(replace(named, **{"successor": None, **changes}))
 
     def of(self, kind: type[Message]) -> list[Any]:
@@ -100,7 +105,7 @@ def test_a_flood_of_steps_waits_nowhere(bench: Bench, emit_from: int) -> None:
         payload = Payload("bf16", 64, bytes(999 * 64 * 2))
         before = resident_bytes()
         for number in range(4050):
-            data.send(Step(ONE, 1, 1, 0, 999, 0, 0, "hidden", None, payload))
+            data.send(Step(flooder.one, 1, 1, 0, 999, 0, 0, "hidden", None, payload))
             if number % 16 == 0:
                 await asyncio.sleep(0)
             assert len(place.waiting) <= 2
@@ -108,7 +113,7 @@ def test_a_flood_of_steps_waits_nowhere(bench: Bench, emit_from: int) -> None:
         assert resident_bytes() - before < 64 << 20
         said = "rows wait" if emit_from else "all zeros"
         assert said in flooder.of(Fault)[0].detail and not data.is_closed
-        control.send(Close(ONE))
+        control.send(Close(flooder.one))
 
     attack(bench, work)
 
@@ -127,11 +132,11 @@ def test_a_step_without_credit_is_not_taken(bench: Bench) -> None:
         place.outbox.append(cast(Step, None))  # its successor gives no credit: nothing is computed
         payload = Payload("bf16", 64, b"\1\2" * 64)
         for position in range(3 * MAX_CREDITS):
-            data.send(Step(ONE, 2, 1, position, 1, 0, 0, "hidden", None, payload))
+            data.send(Step(flooder.one, 2, 1, position, 1, 0, 0, "hidden", None, payload))
         await flooder.heard(Fault, 4)
         assert len(place.waiting) == MAX_CREDITS and "without credit" in flooder.of(Fault)[3].detail
         place.outbox.clear()
-        control.send(Close(ONE))
+        control.send(Close(flooder.one))
 
     attack(bench, work)
 
@@ -236,7 +241,7 @@ def test_openings_that_are_over_cost_nothing(bench: Bench, way: str) -> None:
             to = NodeAddr("mem", 10_000 + epoch)
             control.send(flooder.open(control, epoch=epoch, successor=to))
             if way == "closes":
-                control.send(Close(ONE))
+                control.send(Close(flooder.one))
             if epoch % 50 == 0 or way == "links":
                 await asyncio.sleep(0.001)
                 assert num_tasks(flooder.victim) <= before + 2
@@ -247,7 +252,7 @@ def test_openings_that_are_over_cost_nothing(bench: Bench, way: str) -> None:
         await asyncio.sleep(0.1)
         assert nowhere.most <= 2 and nowhere.under_way <= 1
         assert flooder.victim.worker.dials.under_way.num_used <= 1
-        control.send(Close(ONE))
+        control.send(Close(flooder.one))
         await asyncio.sleep(0.01)
         assert nowhere.under_way == 0 and num_tasks(flooder.victim) <= before + 2
         host = flooder.victim.hosts[0]
@@ -299,7 +304,7 @@ def test_a_flood_of_feeds_is_one_at_a_time(bench: Bench) -> None:
         control.send(flooder.open(control))
         await flooder.heard(Opened, 1)
         nowhere, before = Nowhere(flooder.victim), num_tasks(flooder.victim)
-        session = ONE
+        session = flooder.one
         for number in range(500):
             until = (5, U32, 0)[number % 3]
             control.send(Feed(session, 1, 1, NodeAddr("mem", 10_000 + number), 0, until))
@@ -322,14 +327,14 @@ def test_rows_that_end_before_they_begin_are_none(bench: Bench, start: int, unti
         assert addr is not None
         control.send(flooder.open(control))
         await flooder.heard(Opened, 1)
-        data.send(Step(ONE, 1, 1, 0, 16, 15, 0, "hidden", None, encode_tensor(hidden(16))))
+        data.send(Step(flooder.one, 1, 1, 0, 16, 15, 0, "hidden", None, encode_tensor(hidden(16))))
         await flooder.heard(Step, 1)
-        control.send(Feed(ONE, 1, 1, addr, start, until))
+        control.send(Feed(flooder.one, 1, 1, addr, start, until))
         await asyncio.sleep(1)
         control.send(flooder.open(control, epoch=2, replay_from=start, replay_until=until))
         await flooder.heard(Opened, 2)
         assert len(flooder.of(Step)) == 1 and not flooder.of(Fault)
-        control.send(Close(ONE))
+        control.send(Close(flooder.one))
 
     attack(bench, work)
 
@@ -350,9 +355,9 @@ def test_a_feed_whose_dial_fails_in_any_way_stops_no_node(bench: Bench) -> None:
             raise BadRequest("cannot use UDP here")
 
         flooder.victim.transport.dial = dial  # type: ignore[method-assign]
-        control.send(Feed(ONE, 1, 1, NodeAddr("mem", 9999), 0, 5))
+        control.send(Feed(flooder.one, 1, 1, NodeAddr("mem", 9999), 0, 5))
         await until(lambda: dialled and not next(iter(flooder.victim.hosts[0]._places.values())).is_feeding)
-        control.send(Close(ONE))
+        control.send(Close(flooder.one))
 
     attack(bench, work)
 
@@ -374,6 +379,6 @@ def test_refused_opens_use_up_no_layers_that_a_node_would_load(bench: Bench) -> 
         control.send(flooder.open(control, 51, span=Span(0, 1)))
         await flooder.heard(Opened, 1)
         assert len(worker.hosts) == 2 and worker._loadable[0].num_loaded == 1
-        control.send(Close(SessionId((51).to_bytes(16, "big"))))
+        control.send(Close(flooder.session(51)))
 
     attack(bench, work)

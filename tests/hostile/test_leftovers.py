@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.cli.connect import tls_node
-from manyhands.core import NodeAddr, NodeId, SessionId
+from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import LinkClosed
 from manyhands.net.tls import TlsTransport
 from manyhands.origin.node import FullNode
@@ -92,19 +92,15 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def numbered(turn: int) -> SessionId:
-    return SessionId(turn.to_bytes(16, "big"))
-
-
 async def refused_step(flooder: Flooder, turn: int) -> None:
     """A session whose first row is all zeros: its device step fails."""
     control, data = await flooder.link(), await flooder.link("data")
     flooder.answers.clear()
     control.send(flooder.open(control, turn, hop=0))
     await flooder.heard(Opened, 1)
-    data.send(Step(numbered(turn), 1, 0, 0, 1, 0, 0, "hidden", None, Payload("bf16", 64, bytes(128))))
+    data.send(Step(flooder.session(turn), 1, 0, 0, 1, 0, 0, "hidden", None, Payload("bf16", 64, bytes(128))))
     await flooder.heard(Fault, 1)
-    control.send(Close(numbered(turn)))
+    control.send(Close(flooder.session(turn)))
 
 
 async def overtaken(flooder: Flooder, turn: int) -> None:
@@ -113,7 +109,7 @@ async def overtaken(flooder: Flooder, turn: int) -> None:
     for epoch in range(1, 5):
         control.send(flooder.open(control, turn, epoch=epoch, successor=NodeAddr("mem", 10_000 + turn)))
     await asyncio.sleep(0.01)
-    control.send(Close(numbered(turn)))
+    control.send(Close(flooder.session(turn)))
 
 
 async def unreachable(flooder: Flooder, turn: int) -> None:
@@ -132,7 +128,7 @@ async def forged(flooder: Flooder, turn: int) -> None:
     for each in (flooder.open(control, turn, capacity=1 << 30), message, message):
         control.send(each)
     await flooder.heard(Fault, 2)
-    control.send(Close(numbered(turn)))
+    control.send(Close(flooder.session(turn)))
 
 
 @pytest.mark.parametrize("way", [refused_step, overtaken, unreachable, forged])

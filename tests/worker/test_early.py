@@ -10,7 +10,6 @@ from manyhands.worker.early import (
     EARLY_BYTES,
     LINK_BYTES,
     LINK_SESSIONS,
-    MAX_CLOSED,
     MAX_DROPPED,
     MAX_ENDED,
     EarlySteps,
@@ -179,22 +178,3 @@ def test_a_name_is_a_session_and_a_hop() -> None:
     early = Unopened()
     early.hold(rows(1, session=SessionId(bytes(16))), link())
     assert early.take(opening(1)).steps == [] and session_id(1) != bytes(16)
-
-
-def test_a_close_of_another_keeps_steps_for_their_open() -> None:
-    early, way = Unopened(), link()
-    early.hold(rows(1), way)
-    early.close(session_id(1))
-    early.hold(rows(1)._replace(position=1), way)
-    taken = early.take(opening(1))
-    assert len(taken.steps) == 2 and not taken.is_short
-
-
-def test_of_sessions_that_were_closed_before_they_were_open_few_are_held() -> None:
-    """Those of refused Opens; what their predecessors sent goes, the oldest first, and not without a word."""
-    early, way = Unopened(), link()
-    for number in range(2 * MAX_CLOSED):
-        early.hold(rows(number), way)
-        early.close(session_id(number))
-    assert len(early._by_link[way].sessions) == len(early._closed) == MAX_CLOSED
-    assert early.take(opening(0)).is_short and early.take(opening(2 * MAX_CLOSED - 1)).steps

@@ -22,7 +22,7 @@ from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
 from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Probe, Progress, Retract, Step
-from manyhands.wire.signed import Signer
+from manyhands.wire.signed import DRAWN_BYTES, Signer, session_of
 
 First = Callable[["Session"], Coroutine[Any, Any, range]]  # sends the first rows of a session; returns their positions
 
@@ -48,7 +48,7 @@ class Session:
         config: RequestConfig,
         late_s: Callable[[NodeId], float] = lambda node: 0.0,
     ) -> None:
-        self.id = SessionId(os.urandom(16))
+        self.id = session_of(signer.node, os.urandom(DRAWN_BYTES))
         self.name = public_id(self.id)  # what logs, events and the API call the session
         self.route = Route(self.id, signer, lease, config.credits, list(hops))
         self.standbys = Standbys(self.route)

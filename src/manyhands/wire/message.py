@@ -36,7 +36,7 @@ from manyhands.wire.weights_message import WeightRequest, WeightsChunk, WeightsN
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1

@@ -1,10 +1,13 @@
-"""Signed Opens: the owner of a session is proven by its key, not by the link on which a message came.
+"""Whose a session is: its id is made of its origin's key, and its Opens are signed by it.
+
+    8 drawn bytes ─ session_of(origin, drawn) ─► SessionId ─ is_session_of ─► the receiver of an Open or a Close
 
 What is signed is a label and the JSON of the Open with an empty signature, as control.py encodes what it has decoded. An
 Open names its receiver (`to`), repeats what the receiver's Hello to the origin said (`token`) and has a number (`serial`).
 Each receiver accepts a number once for each link, so an Open sent again, later, or to another node is refused.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -13,15 +16,27 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from manyhands.core import NodeId
+from manyhands.core import NodeId, SessionId
 from manyhands.wire import control
 from manyhands.wire.message import Open, Signature
 
 LABEL: Final = b"manyhands open 3\0"
+SESSION_LABEL: Final = b"manyhands session of\0"
+DRAWN_BYTES: Final = 8  # of a session id, at random; the others follow from them and from its origin
 WINDOW: Final = (
     1024  # serials below the highest that may still come: Opens may overtake each other where they are forwarded
 )
 UNSIGNED: Final = Signature("00" * 64)
+
+
+def session_of(origin: NodeId, drawn: bytes) -> SessionId:
+    """The session of `origin` by DRAWN_BYTES drawn bytes. Another node has the same id with a probability of 2**-64."""
+    return SessionId(drawn + hashlib.sha256(SESSION_LABEL + origin.encode() + drawn).digest()[: 16 - DRAWN_BYTES])
+
+
+def is_session_of(session: SessionId, origin: NodeId) -> bool:
+    """Whether only `origin` can have made this id, so that an Open or a Close of it is its own."""
+    return session == session_of(origin, session[:DRAWN_BYTES])
 
 
 class Signer:

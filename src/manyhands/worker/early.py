@@ -18,8 +18,6 @@ EARLY_SESSIONS: Final = 16  # that an origin has at a time
 LINK_SESSIONS: Final = 256
 LINK_BYTES: Final = EARLY_SESSIONS * EARLY_BYTES
 MAX_ENDED: Final = 1024  # sessions of which late steps are known as such
-# Sessions that were closed before they were open here, of which rows may be held for an Open that is on its way.
-MAX_CLOSED: Final = 64
 # Sessions of one link of which steps were dropped for lack of room, so that their Opens are refused.
 MAX_DROPPED: Final = 1024
 STEP_BYTES, ID_BYTES = 1 << 10, 40  # of memory, for a step and for an id, beside the rows
@@ -81,7 +79,6 @@ class Unopened:
     def __init__(self) -> None:
         self._by_link: dict[Link, HeldOfLink] = {}
         self._ended: dict[SessionId, None] = {}
-        self._closed: dict[SessionId, None] = {}
 
     def hold(self, step: Step, link: Link) -> bool:
         """Keep `step`, unless it comes too late, not too early (False): its session has ended, or was repaired."""
@@ -113,32 +110,19 @@ class Unopened:
         return taken
 
     def end(self, session: SessionId) -> None:
-        """Its origin has closed it; some of its steps may be on their way."""
+        """Its origin has closed it, open here or not; some of its steps may be on their way."""
         for held in self._by_link.values():
             held.pop(session)
         _remember(self._ended, session, MAX_ENDED)
-
-    def close(self, session: SessionId) -> None:
-        """A peer has closed a session that is not open here for it: one that was refused, is not open yet, or is another's.
-
-        Its steps stay for an Open; of more than MAX_CLOSED such sessions those of the oldest are dropped.
-        """
-        if (gone := _remember(self._closed, session, MAX_CLOSED)) is not None:
-            for held in self._by_link.values():
-                if gone in held.sessions:
-                    held.drop(gone)
 
     def drop(self, link: Link) -> None:
         """The link is gone, and what came on it."""
         self._by_link.pop(link, None)
 
 
-def _remember(known: dict[SessionId, None], one: SessionId, most: int) -> SessionId | None:
-    """Add `one`, which is the newest. Of more than `most` the oldest is forgotten, and returned."""
+def _remember(known: dict[SessionId, None], one: SessionId, most: int) -> None:
+    """Add `one`, which is the newest. Of more than `most` the oldest is forgotten."""
     known.pop(one, None)
     known[one] = None
-    if len(known) <= most:
-        return None
-    oldest = next(iter(known))
-    del known[oldest]
-    return oldest
+    if len(known) > most:
+        del known[next(iter(known))]

@@ -19,7 +19,7 @@ from manyhands.net.transport import Link, try_send
 from manyhands.wire.codec import is_slow
 from manyhands.wire.message import Fault, Open, Step
 from manyhands.wire.rounding import Rounding
-from manyhands.wire.signed import Serials, is_signed
+from manyhands.wire.signed import Serials, is_session_of, is_signed
 from manyhands.worker.early import EarlySteps
 
 if TYPE_CHECKING:
@@ -53,13 +53,16 @@ class Opening:
 
 
 def check_signed(message: Open, link: Link, serials: Serials) -> None:
-    """Raise BadRequest unless the origin at the other end of `link` has signed this Open for this link, and only now.
+    """Raise BadRequest unless the origin at the other end of `link` has signed this Open for this link, only now, and for a
+    session of its own.
 
     `serials`: of the Opens that came on it before.
     """
     named = (message.origin, message.token) == (link.peer, link.greeting.token)
     if not named or not is_signed(message):
         raise BadRequest("this Open is not signed for this link by the node at its other end")
+    if not is_session_of(message.session, message.origin):
+        raise BadRequest("this session belongs to another node: open one of your own")
     if not serials.admit(message.serial):
         raise BadRequest(f"an Open of serial {message.serial} came before: sign another one")
 

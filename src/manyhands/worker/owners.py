@@ -30,11 +30,6 @@ class Owners:
         if held is not None and held.origin != origin:
             raise BadRequest("this session belongs to another node: open one of your own")
 
-    def has(self, session: SessionId, origin: NodeId) -> bool:
-        """Whether the session is here, and belongs to `origin`."""
-        held = self._held.get(session)
-        return held is not None and held.origin == origin
-
     def origins(self) -> list[NodeId]:
         """Whose sessions they are, one entry a session."""
         return [held.origin for held in self._held.values()]

@@ -23,7 +23,7 @@ from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link
 from manyhands.node import Node
 from manyhands.wire.message import Close, Credit, Extend, Feed, Open, Probe, Retract, Step
-from manyhands.wire.signed import Serials
+from manyhands.wire.signed import Serials, is_session_of
 from manyhands.worker.dials import Dials
 from manyhands.worker.early import Unopened
 from manyhands.worker.execute import Device, Draws, SpanModel
@@ -249,8 +249,8 @@ class Worker:
         return False
 
     def _on_close(self, message: Close, link: Link) -> bool:
-        forget = self.unopened.end if self.owners.has(message.session, link.peer) else self.unopened.close
-        forget(message.session)
+        if is_session_of(message.session, link.peer):
+            self.unopened.end(message.session)
         for host in self.hosts:
             host.close(message, link.peer)
         return True
@@ -266,7 +266,6 @@ class Worker:
         """Reserve a place or refuse, at once; open it as soon as its links are there."""
         try:
             check_signed(message, link, self._serials.setdefault(link, Serials()))
-            self.owners.check(message.session, link.peer)
             if self.is_off:
                 raise Draining(f"{self._name} is switched off: try another node")
             host, loadable = self._find_host(message)
