@@ -241,7 +241,7 @@ async def forged_control(siege: Target) -> None:
                 Probe(session, 1),
                 Fault(session, 1, 0, "shard_failed", text, 1),
                 Opened(session, 1, 0, text[:200], True),
-                Progress(session, 1, 0, 1 << 40, 1 << 40),
+                Progress(session, 1, 0, 1 << 40, 1 << 40, 1 << 40),
                 WeightRequest(1, control.hello.spans[0].model, "tensor", "lm_head.weight", 1 << 40, 1 << 20),
             ):
                 me.send(control, message)

@@ -120,7 +120,7 @@ def test_no_node_speaks_in_the_name_of_another(bench: Bench) -> None:
                 (s,) = origin.sessions.values()
                 link = link_between(scene.hops[2], origin, "control")
                 link.send(Fault(s.id, s.route.epoch, 0, "pipeline_aborted", "I am dead, says hop 0", blame=None))
-                link.send(Progress(s.id, s.route.epoch, 1, 0, 0))
+                link.send(Progress(s.id, s.route.epoch, 1, 0, 0, 0))
 
             scene.faults.at("decode", scene.hops[1], lie, 5)
             assert await scene.ask("hot") == bench.wanted["hot", 0]

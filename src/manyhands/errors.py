@@ -212,6 +212,13 @@ class StateGone(ManyhandsError):
     http_status = 503
 
 
+class AnsweredEarly(ManyhandsError):
+    """Rows of positions came back to the origin that a hop on their way has not computed: one behind it made them up."""
+
+    code = "answered_early"
+    http_status = 502
+
+
 class ProtocolError(ManyhandsError):
     code = "protocol_error"
     http_status = 502

@@ -88,7 +88,7 @@ class Honest:
         self.salts[at:] = [salt + 1 for salt in self.salts[at:]]
         self.rows = {position: row for position, row in self.rows.items() if position < at}
         if self.draw.random() < 0.5:
-            self.one.host.follow(Retract(self.id, 1, self.guess), ORIGIN)
+            self.one.host.follow(Retract(self.id, 1, self.guess, at), ORIGIN)
         again, self.salts = self.salts[at:], self.salts[:at]
         if self.has_credit:
             self.send(at, len(again), again[0])
@@ -161,7 +161,7 @@ class Disturbed(Book):
         """A step of another guess, a repetition, or one behind a gap."""
         if mine := self.mine:
             place, rows = self.draw.choice(mine), self.draw.choice([1, 8, 33])
-            guess = place._newest_guess + self.draw.choice([-1, 0, 1, 5])
+            guess = place._order.guess + self.draw.choice([-1, 0, 1, 5])
             position = max(0, place.received + self.draw.choice([-40, -1, 0, 3]))
             number = int.from_bytes(place.opened.session, "big")
             changes: dict[str, Any] = {"guess": max(0, guess), "epoch": place.opened.epoch}
@@ -187,7 +187,7 @@ class Disturbed(Book):
         number, epoch = self.draw.choice([*HONEST, *self.numbers]), self.draw.choice([1, 1, 2, 3])
         asked: list[Probe | Retract] = [
             Probe(session_id(number), epoch),
-            Retract(session_id(number), epoch, self.draw.choice([0, 1, 9])),
+            Retract(session_id(number), epoch, self.draw.choice([0, 1, 9]), self.draw.choice([0, 7, 1 << 31])),
         ]
         self.one.host.follow(self.draw.choice(asked), self.draw.choice([MEMBER, AFTER]))
         self.one.host.extend(Extend(session_id(number), epoch, self.draw.choice([64, 256])), MEMBER)

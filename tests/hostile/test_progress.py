@@ -76,7 +76,9 @@ class FalseHop:
 
     def report(self, session: HopSession) -> None:
         opened, received = session.opened, session.received
-        try_send(session.origin, Progress(opened.session, opened.epoch, opened.hop, received, self._answer(received)))
+        try_send(
+            session.origin, Progress(opened.session, opened.epoch, opened.hop, received, self._answer(received), 0)
+        )
 
 
 @asynccontextmanager

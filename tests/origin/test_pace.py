@@ -101,7 +101,7 @@ def test_a_hop_is_not_replaced_while_another_gets_on() -> None:
 
 
 def test_what_has_not_left_for_hop_0_is_not_computed_whatever_it_says() -> None:
-    said = {0: Progress(session_id(1), 1, 0, 9, 9), 1: Progress(session_id(1), 1, 1, 0, 0)}
+    said = {0: Progress(session_id(1), 1, 0, 9, 9, 0), 1: Progress(session_id(1), 1, 1, 0, 0, 0)}
     held = held_step(said, 2, 9, 4)
     assert (held.hop, held.computed) == (0, {0: 4, 1: 0})
 
@@ -126,7 +126,7 @@ def test_what_has_not_left_for_hop_0_is_not_computed_whatever_it_says() -> None:
 )
 def test_the_last_hop_with_rows_to_compute_holds_a_step_up(said: list[tuple[int, int] | None], hop: int) -> None:
     """Of three, of which some say what they have received and computed. Up to position 9 was sent."""
-    progress = {i: Progress(session_id(1), 1, i, *counts) for i, counts in enumerate(said) if counts is not None}
+    progress = {i: Progress(session_id(1), 1, i, *counts, 0) for i, counts in enumerate(said) if counts is not None}
     held = held_step(progress, 3, 9, 9)
     assert (held.hop, held.is_silent, held.is_done) == (hop, said[hop] is None, said == [(9, 9)] * 3)
     assert held.computed == {i: counts[1] for i, counts in enumerate(said) if counts is not None}

@@ -25,7 +25,7 @@ from manyhands.route.offer import Pair, Terms, pair
 from manyhands.route.search import Offer
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import node_key
-from manyhands.wire.message import Step
+from manyhands.wire.message import Progress, Step
 from manyhands.wire.signed import Signer
 from tests.route.test_search import ONE, offer
 
@@ -48,6 +48,9 @@ class FakeSession:
     losses: dict[int, str] = field(default_factory=dict)
     leaving: dict[int, str] = field(default_factory=dict)
     stuck: dict[int, str] = field(default_factory=dict)
+    doubts: dict[int, str] = field(default_factory=dict)
+    progress: dict[int, Progress] = field(default_factory=dict)
+    begins_at: int = 0
     shapes: list[list[Slot]] = field(default_factory=list)
     last_progress: float = 0.0
     returns: Returns = field(default_factory=Returns)
@@ -145,6 +148,12 @@ class Patient:
     @property
     def events(self) -> list[str]:
         return [event.kind for event in self.healer.events]
+
+
+@pytest.fixture(autouse=True)
+def probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe says what FakeSession says."""
+    monkeypatch.setattr("manyhands.origin.repair.hold_up", lambda session, limit_s: session.probe(limit_s))
 
 
 def play(main: Callable[[], Awaitable[None]]) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyhands.errors import ProtocolError
+from manyhands.errors import AnsweredEarly, ProtocolError
 from manyhands.worker.order import StepOrder
 
 
@@ -16,11 +16,36 @@ def test_under_one_guess_each_step_begins_where_the_last_one_ended() -> None:
     assert order.admit(49, 4)
 
 
-def test_another_guess_begins_anywhere() -> None:
+def test_another_guess_begins_where_it_is_said_to() -> None:
     order = StepOrder(may_begin_anew=False)
     assert order.admit(0, 30)
-    order.begin_guess()
+    order.begin_guess(1, 20, 30)
     assert order.admit(20, 2) and not order.admit(20, 2) and order.admit(22, 1)
+
+
+def test_the_first_step_of_a_guess_is_where_the_origin_says_whichever_comes_first() -> None:
+    for position in (17, 23):
+        order = StepOrder(may_begin_anew=True)
+        assert order.admit(0, 30)
+        order.begin_guess(1, 20, 30)
+        order.confirm(1, 20)
+        with pytest.raises(ProtocolError, match=f"{position} came where 20 was due"):
+            order.admit(position, 2)
+        order.begin_guess(2, position, 30)
+        assert order.admit(position, 2)
+        order.confirm(1, 20)  # an older one
+        with pytest.raises(ProtocolError, match=f"guess 2 began with a step at position {position}, not 20"):
+            order.confirm(2, 20)
+
+
+def test_a_guess_that_begins_behind_what_is_computed_was_answered_early() -> None:
+    order = StepOrder(may_begin_anew=False)
+    assert order.admit(0, 30)
+    order.begin_guess(1, 20, 20)
+    order.confirm(1, 20)
+    order.begin_guess(2, 20, 19)
+    with pytest.raises(AnsweredEarly, match="up to 20, of which this hop had computed 19"):
+        order.confirm(2, 20)
 
 
 def test_a_session_that_goes_on_with_less_than_was_known_begins_anew() -> None:

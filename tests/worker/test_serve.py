@@ -384,15 +384,15 @@ def test_what_the_origin_retracts_is_dropped_uncomputed(folder: Path) -> None:
         one.step(1, 0, hidden(2), epoch=2)
         await computed(one, 1, 1)
         for message, node in (
-            (Retract(session_id(1), 2, 9), BEFORE),
-            (Retract(session_id(1), 1, 9), ORIGIN),
-            (Retract(session_id(2), 2, 9), ORIGIN),
+            (Retract(session_id(1), 2, 9, 0), BEFORE),
+            (Retract(session_id(1), 1, 9, 0), ORIGIN),
+            (Retract(session_id(2), 2, 9, 0), ORIGIN),
         ):
             one.host.follow(message, node)
         one.step(1, 2, hidden(3), epoch=2)
         one.step(1, 5, hidden(3), epoch=2)
-        one.host.follow(Retract(session_id(1), 2, 1), ORIGIN)
-        one.host.follow(Retract(session_id(1), 2, 0), ORIGIN)
+        one.host.follow(Retract(session_id(1), 2, 1, 1), ORIGIN)
+        one.host.follow(Retract(session_id(1), 2, 0, 0), ORIGIN)
         one.step(1, 8, hidden(3), epoch=2)
         one.step(1, 1, hidden(4), epoch=2, guess=1)
         await one.quiet()
@@ -408,7 +408,7 @@ def test_a_standby_computes_on_when_the_origin_retracts(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1, emit_from=STANDBY)
         one.step(1, 0, hidden(5))
-        one.host.follow(Retract(session_id(1), 1, 3), ORIGIN)
+        one.host.follow(Retract(session_id(1), 1, 3, 5), ORIGIN)
         one.step(1, 5, hidden(2))
         await one.quiet()
         assert one.host.engine.rows_run == 7
@@ -426,7 +426,7 @@ def test_a_hop_with_a_rollback_in_hand_does_not_claim_more(folder: Path) -> None
         await computed(one, 1, 1)
         place = one.host.find(session_id(1), 1, 1)
         assert place is not None
-        one.host.follow(Retract(session_id(1), 1, 1), ORIGIN)
+        one.host.follow(Retract(session_id(1), 1, 1, 4), ORIGIN)
         one.step(1, 4, hidden(2), guess=1)
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
         place.take(2)
@@ -444,7 +444,7 @@ def test_a_hop_whose_steps_were_retracted_has_nothing_left_to_compute(folder: Pa
         one.step(1, 0, hidden(9))
         await computed(one, 1, 1)
         one.step(1, 9, hidden(3))
-        one.host.follow(Retract(session_id(1), 1, 1), ORIGIN)
+        one.host.follow(Retract(session_id(1), 1, 1, 9), ORIGIN)
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
         one.step(1, 9, hidden(3))  # of the guess before
         one.host.follow(Probe(session_id(1), 1), ORIGIN)
@@ -677,7 +677,7 @@ def test_a_rebuilt_hop_sends_on_only_what_its_successor_lacks(folder: Path) -> N
 
 def test_what_is_sent_again_is_made_as_credits_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An Open of a few bytes asks for all that the log holds: made at once, 16,384 steps of coded rows held the event loop."""
-    made, plain = [0], HopSession._addressed
+    made, plain = [0], HopSession.addressed
     monkeypatch.setattr("manyhands.worker.log.REPLAY_ROWS", 1)  # no two are joined
 
     def counting(place: HopSession, *args: Any) -> Step:
@@ -690,7 +690,7 @@ def test_what_is_sent_again_is_made_as_credits_come(folder: Path, monkeypatch: p
             one.step(1, position, hidden(1, seed=position))
         await computed(one, 1, 8)
         rows, made[0] = one.rows(1), 0
-        monkeypatch.setattr(HopSession, "_addressed", counting)
+        monkeypatch.setattr(HopSession, "addressed", counting)
         one.after.sent.clear()
         await one.open(1, epoch=2, replay_until=8, credits=2)
         assert len(one.after.of(Step)) == 2 and made == [3]

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from manyhands.core import ORIGIN_HOP, NodeId
 from manyhands.errors import (
+    AnsweredEarly,
     Apart,
     BadRequest,
     Busy,
@@ -74,6 +75,22 @@ class Told:
         """Note that a node could not go back so far, without need as it may be: once too often, and it is lost."""
         self.stuck[node] += 1
         return self.stuck[node] <= MAX_STUCK
+
+
+class Doubt(NamedTuple):
+    """What a hop says of steps or rows that cannot be. `is_misled`: of steps that came to it, not of rows that came back."""
+
+    reason: str
+    is_misled: bool
+
+
+def doubt_of(fault: Fault) -> Doubt | None:
+    """What casts doubt on hops beside the one that sent `fault`: others may be about to say the same, for the same reason, and
+    only by all their words is known which is at fault (probe.py). None: `judge` says it."""
+    if fault.code == AnsweredEarly.code:
+        return Doubt(fault.detail, False)
+    is_misled = fault.code == ProtocolError.code and fault.hop > 0 and fault.blame == fault.hop - 1
+    return Doubt(fault.detail, True) if is_misled else None
 
 
 def judge(fault: Fault, hops: Sequence[Hop], told: Told, *, is_running: bool) -> Verdict:

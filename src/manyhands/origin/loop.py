@@ -195,7 +195,7 @@ class Generation:
             except HopLost:
                 pass
             except (Corruption, ProtocolError) as error:
-                self._session.lose(len(self._session.route.hops) - 1, f"sent what cannot be: {error}", untrusted=True)
+                self._session.doubt_rows(f"sent what cannot be: {error}")
             await self._repair()
 
     @property
@@ -253,7 +253,7 @@ class Generation:
             todo = await self._turn(_rows(parts[0]), decide)
         if self._is_dead:
             self._is_dead = False
-            self._session.retract()
+            self._session.retract(len(self.ledger) - 1)
         return todo
 
     async def _turn(

@@ -14,6 +14,7 @@ from manyhands.errors import ManyhandsError, PipelineAborted, ShardUnavailable
 from manyhands.origin.alone import ASK_AGAIN_S, Alone
 from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
+from manyhands.origin.probe import hold_up, lose_misleading, trace
 from manyhands.origin.relief import Relief
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.origin.route import Hop
@@ -69,6 +70,7 @@ class RepairExecutor:
         now = asyncio.get_running_loop().time
         began, session, self._replaying = now(), self._session, None
         silent_s = began - session.last_progress if session.last_progress else 0.0
+        await trace(session, Thrift.probe_s(self._config.probe_timeout_s, self.route_late_s()))
         reason = "; ".join([*session.losses.values(), *session.stuck.values()])
         lost: list[str] = []
         before = [hop.offer for hop in session.route.hops]
@@ -209,9 +211,9 @@ class RepairExecutor:
         """
         session, now = self._session, asyncio.get_running_loop().time
         began = now()
-        holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, self.route_late_s()))
+        holdup = await hold_up(session, Thrift.probe_s(self._config.probe_timeout_s, self.route_late_s()))
         late_s = self.route_late_s()  # anew: if this process stood still meanwhile, answers wait to be read
-        if session.losses or session.returns.has_news(committed):
+        if session.losses or session.returns.has_news(committed) or lose_misleading(session):
             return 0
         rebuilding = session.route.rebuilding
         told = holdup.with_news(committed, known, rebuilding)

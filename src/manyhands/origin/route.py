@@ -151,10 +151,11 @@ class Route:
     epoch: int = 0
     asked: int = 0  # positions that the hops were last asked to lease
 
-    def retract(self, guess: int) -> None:
-        """Have the hops drop what waits under guesses before `guess`. Not the first: the next step comes as soon."""
+    def retract(self, guess: int, position: int) -> None:
+        """Have the hops drop what waits under guesses before `guess`, which begins at `position`. Not the first: the next step
+        comes as soon."""
         for hop in self.hops[1:]:
-            try_send(hop.control, Retract(self.session, self.epoch, guess))
+            try_send(hop.control, Retract(self.session, self.epoch, guess, position))
 
     def extend(self, capacity: int) -> None:
         """Ask the hops for a lease of `capacity` positions."""

@@ -1,27 +1,33 @@
 """One request's route as its origin sees it: open the hops, send steps, take results, close. Tokens are loop.py's.
 
 sessions.py hands it what arrives for its id: `on_opened`, `on_step`, `on_credit`, `on_fault`, `on_lost`. Everything is
-synchronous but `open`, `reshape`, `next_result` and `probe`, which wait. The route: route.py, standbys: standby.py.
+synchronous but `open`, `reshape`, `next_result` and `wait`, which wait. The route: route.py, standbys: standby.py.
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
-from manyhands.errors import Apart, Detour, Draining, ManyhandsError, PipelineAborted, ShardUnavailable, Unanswered
+from manyhands.errors import (
+    Apart,
+    Detour,
+    Draining,
+    ManyhandsError,
+    PipelineAborted,
+    ShardUnavailable,
+    Unanswered,
+)
 from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
-from manyhands.origin.fault import Told, apart, judge
-from manyhands.origin.pace import HeldStep, held_step
+from manyhands.origin.fault import Doubt, Told, apart, doubt_of, judge
 from manyhands.origin.repair_plan import Slot, rounds
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
-from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Probe, Progress, Retract, Step
+from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Progress, Retract, Step
 from manyhands.wire.signed import DRAWN_BYTES, Signer, session_of
 
 First = Callable[["Session"], Coroutine[Any, Any, range]]  # sends the first rows of a session; returns their positions
@@ -36,8 +42,9 @@ class Session:
 
     `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
     does so for hops that would like to leave, `stuck` for those that could not go back to a step's position: in a new epoch
-    they say to which they can. `standbys` stand by for the hops of their spans (standby.py). `late_s` says how
-    late the event loops of this node and of another have run lately: deadlines for answers stretch with it (liveness.py).
+    they say to which they can. `doubts`: what hops say of steps that cannot be, and what is said of the last one where its rows
+    cannot; probe.py finds which is lost for it. `standbys` stand by for the hops of their spans (standby.py). `late_s` says
+    how late the event loops of this node and of another have run lately: deadlines stretch with it (liveness.py).
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class Session:
         self.route = Route(self.id, signer, lease, config.credits, list(hops))
         self.standbys = Standbys(self.route)
         self.losses, self.leaving, self.stuck = dict[int, str](), dict[int, str](), dict[int, str]()
+        self.doubts = dict[int, Doubt]()
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
         self.apart: NodeId | None = None  # could not be reached by the hop before it, though this origin has a link
         self.told = Told()
@@ -63,7 +71,7 @@ class Session:
         self.first: asyncio.Task[range] | None = None  # sends the first rows, while the hops open
         self.returns = Returns()
         self._is_woken = self._is_running = False
-        self._progress: dict[int, Progress] = {}
+        self.progress: dict[int, Progress] = {}
         self._config, self._late_s = config, late_s
         self._error: ManyhandsError | None = None
         self._arrived = asyncio.Event()
@@ -109,7 +117,7 @@ class Session:
         self._unclosed = gone
         self.standbys.promote(staying)
         self.route.renew(hops)
-        for told in (self.losses, self.leaving, self.stuck):
+        for told in (self.losses, self.leaving, self.stuck, self.doubts):
             told.clear()
         self.returns.renew()
         for index, hop in enumerate(hops):
@@ -122,7 +130,7 @@ class Session:
         self._unclosed = []
         self.standbys.move()
         for hop in hops:  # frees other places of the session on the same node
-            try_send(hop.control, Retract(self.id, self.route.epoch, 0))
+            try_send(hop.control, Retract(self.id, self.route.epoch, 0, 0))
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or Unanswered."""
@@ -134,7 +142,7 @@ class Session:
         while silent := [i for i in indices if self.route.hops[i].epoch < self.route.epoch]:
             try:
                 async with asyncio.timeout_at(began + self._answer_s(slots, indices)):
-                    await self._wait()
+                    await self.wait()
             except TimeoutError:
                 limit_s = self._answer_s(slots, indices)  # machines may have become busy meanwhile, this one too
                 if loop.time() >= began + limit_s:
@@ -184,10 +192,10 @@ class Session:
         self.route.hops[0].outbox.append(step)
         self._flush(0)
 
-    def retract(self) -> None:
-        """What is on its way is guessed wrong: begin the next guess. Steps that wait, here and on the hops, are dropped."""
+    def retract(self, position: int) -> None:
+        """What is on its way is guessed wrong: begin the next guess at `position`. What waits, here and on hops, is dropped."""
         self._settle(len(self.route.hops) - 1, self.returns.retract())
-        self.route.retract(self.returns.guess)
+        self.route.retract(self.returns.guess, position)
         for index, hop in enumerate(self.route.hops):
             dropped = len(hop.outbox)
             hop.outbox.clear()
@@ -208,30 +216,13 @@ class Session:
         results = self.returns.results
         async with asyncio.timeout(deadline_s):
             while not results and not self._is_woken:
-                await self._wait()
+                await self.wait()
         self._is_woken = False
         self._settle(len(self.route.hops) - 1, min(1, len(results)))
         return results.popleft() if results else None
 
-    async def probe(self, limit_s: float) -> HeldStep:
-        """Ask every hop how far it is; return the hop that holds the route up (pace.py). Deadline: `limit_s`, and once more
-        for a result if every hop has computed all: it may be on its way."""
-        self._progress.clear()
-        hops, until = self.route.hops, self.returns.sent_until
-        for hop in hops:
-            try_send(hop.control, Probe(self.id, self.route.epoch))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while len(self._progress) < len(hops):
-                    await self._wait()
-        held = held_step(self._progress, len(hops), until, hops[0].left_until(until))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while held.is_done and not self.returns.results:
-                    await self._wait()
-        return held
-
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
+        """Until something comes, or is sent anew. Raises HopLost, or what ended the session."""
         if self._error is not None:
             raise self._error
         self._raise_losses()
@@ -242,7 +233,8 @@ class Session:
         self._raise_losses()
 
     def _raise_losses(self) -> None:
-        if wrong := {**self.stuck, **self.losses}:
+        doubts = {index: doubt.reason for index, doubt in self.doubts.items()}
+        if wrong := {**self.stuck, **doubts, **self.losses}:
             names = [hop.offer.name for hop in self.route.hops]
             raise HopLost("; ".join(f"hop {i} ({names[i]}) {why}" for i, why in sorted(wrong.items())))
 
@@ -301,7 +293,7 @@ class Session:
 
     def on_progress(self, message: Progress) -> None:
         if message.epoch == self.route.epoch:
-            self._progress[message.hop] = message
+            self.progress[message.hop] = message
             self._arrived.set()
 
     def on_fault(self, message: Fault) -> None:
@@ -313,6 +305,9 @@ class Session:
             self.leaving[message.hop] = message.detail
         elif message.code == Detour.code:
             self.has_detour = True
+        elif has_place and self._is_running and (doubt := doubt_of(message)) is not None:
+            self.doubts[message.hop] = doubt
+            self._arrived.set()
         elif has_place and self._is_running and self.told.may_stay(message, self.route.hops):
             self.stuck[message.hop] = message.detail
             self._arrived.set()
@@ -334,6 +329,10 @@ class Session:
             if link in hop.links:
                 self.lose(index, f"is gone: {reason}")
         self.standbys.on_lost(link)
+
+    def doubt_rows(self, reason: str) -> None:
+        """What the last hop sent cannot be."""
+        self.doubts[len(self.route.hops) - 1] = Doubt(reason, is_misled=False)
 
     def lose(self, index: int, reason: str, *, untrusted: bool = False) -> None:
         """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost.

@@ -205,12 +205,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """Steps of `session` under guesses before `guess` were guessed wrong: drop them uncomputed. It overtakes the step that
-    begins `guess`, which means the same. Places of older epochs are freed; after a repair `guess` 0 asks for that alone."""
+    """Steps of `session` under guesses before `guess` were guessed wrong from `position` on, and all before that has been
+    computed: drop them uncomputed. It overtakes the step that begins `guess` there. Places of older epochs are freed; after a
+    repair `guess` 0 asks for that alone."""
 
     session: SessionId
     epoch: int
     guess: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +225,15 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Hop `hop` has received steps up to position `received` in this epoch and has computed up to `computed`."""
+    """Hop `hop` has received steps up to position `received` in this epoch and has computed up to `computed`. `guess` is the
+    newest under which steps came to it, or by word of the origin."""
 
     session: SessionId
     epoch: int
     hop: int
     received: int
     computed: int
+    guess: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import logging
 from typing import Final
 
 from manyhands.core import NodeId
+from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Feed
 from manyhands.worker.dials import Dials
 from manyhands.worker.session import HopSession
@@ -27,8 +28,18 @@ async def feed(place: HopSession, message: Feed, asker: NodeId, dials: Dials, co
             standby = place.successor if is_star else await dials.reach(message.to, asker)
             await standby.drain()
         if place.opened.epoch == message.epoch:
-            place.feed(standby, message.start, message.until)
+            _send_log(place, standby, message.start, message.until)
     except Exception as error:  # also what an address of the origin's choice makes of a dial: not the node's trouble
         logger.info("session=%s: its standby cannot be fed: %s", place.name, error)
     finally:
         place.is_feeding = False
+
+
+def _send_log(place: HopSession, standby: Link, start: int, until: int) -> None:
+    """Send positions [start, until) of the log to the standby of the next hop; their results are not wanted.
+
+    Not paid with credits: the origin asks for more when the standby has computed what it got.
+    """
+    if place.log.covers(until):
+        for step in place.log.replay(until, start):
+            try_send(standby, place.addressed(step, step)._replace(reply_from=until, committed=until))

@@ -1,9 +1,21 @@
 """What steps must look like to fit a span of a model. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from manyhands.errors import BadRequest, ContextOverflow, ProtocolError
 from manyhands.wire.message import DType, Open, Step
+
+# What may wait for one place, beside its credits: so many times the rows of its lease (a rollback sends rows again).
+MAX_WAITING_LEASES: Final = 2
+
+
+def check_waiting(waiting: Collection[Step], step: Step, capacity: int) -> None:
+    """Raise ProtocolError if more would wait behind a lease of `capacity` positions than may."""
+    rows = sum([s.count for s in waiting], step.count) if waiting else step.count
+    if rows > MAX_WAITING_LEASES * capacity:
+        raise ProtocolError(f"{rows} rows wait, {MAX_WAITING_LEASES} times the lease of {capacity} is the limit")
 
 
 @dataclass(frozen=True, slots=True)

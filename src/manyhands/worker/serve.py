@@ -269,7 +269,7 @@ class SpanHost:
         the route stands without them."""
         for place, session in self._places.owned(message.session, node):
             if session.opened.epoch == message.epoch:
-                session.report() if isinstance(message, Probe) else session.retract(message.guess)
+                session.report() if isinstance(message, Probe) else session.retract(message.guess, message.position)
             elif session.opened.epoch < message.epoch and place not in self._opening:
                 self._remove(place, session)
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP, public_id
 from manyhands.engine.span import Cache
-from manyhands.errors import BadRequest, Detour, LinkClosed, ProtocolError
+from manyhands.errors import AnsweredEarly, BadRequest, Detour, LinkClosed, ProtocolError
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import STANDBY, Credit, Extended, Fault, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
-from manyhands.worker.fit import Fit
+from manyhands.worker.fit import Fit, check_waiting
 from manyhands.worker.log import LogBudget, rows_from, split_step
 from manyhands.worker.opening import rounding_of
 from manyhands.worker.order import StepOrder
@@ -27,9 +27,7 @@ from manyhands.worker.turnaround import Turnaround
 
 logger = logging.getLogger(__name__)
 
-# What may wait for one place, beside its credits: so many times the rows of its lease (a rollback sends rows again) ...
-MAX_WAITING_LEASES = 2
-# ... and, for a standby, which is fed without credits, so many steps: one a row of the largest feed.
+# What may wait for a standby, which is fed without credits: one step a row of the largest feed.
 MAX_STANDBY_STEPS = 512
 
 
@@ -106,25 +104,16 @@ class HopSession:
         self._outgoing = Credits(opened.credits)
         self._incoming = Credits(MAX_STANDBY_STEPS if self.is_standby else opened.credits)
         self._predecessor: Link | None = None
-        self.received = self.computed = self._newest_guess = 0
+        self.received = self.computed = 0
         self._is_spoiled, self._order = False, StepOrder(may_begin_anew=opened.resume is not None)
 
     def _replay(self, until: int) -> bool:
         """Send the log, of committed positions, up to `until`; whether it reaches so far."""
         start = self.opened.replay_from
         if self.log.covers(until, start):  # under the first guess of the epoch
-            again = (self._addressed(s, s) for s in self.log.replay(until, start))
+            again = (self.addressed(s, s) for s in self.log.replay(until, start))
             self.outbox.send_again(step._replace(guess=0, committed=until) for step in again)
         return self.log.covers(until, start)
-
-    def feed(self, standby: Link, start: int, until: int) -> None:
-        """Send positions [start, until) of the log to the standby of the next hop; their results are not wanted.
-
-        Not paid with credits: the origin asks for more when the standby has computed what it got.
-        """
-        if self.log.covers(until):
-            for step in self.log.replay(until, start):
-                try_send(standby, self._addressed(step, step)._replace(reply_from=until, committed=until))
 
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
@@ -199,7 +188,8 @@ class HopSession:
         """Answer a Probe. What waits may begin before what was computed last: a rollback."""
         opened = self.opened
         computed = min([self.computed, *(step.position for step in self.waiting)])
-        try_send(self.origin, Progress(opened.session, opened.epoch, opened.hop, self.received, computed))
+        said = self.received, computed, self._order.guess
+        try_send(self.origin, Progress(opened.session, opened.epoch, opened.hop, *said))
 
     # -- steps in -----------------------------------------------------------------------------------------------------
 
@@ -219,10 +209,8 @@ class HopSession:
             self._check_granted(step)
             self._fit.check(step, self.opened)
             is_due = self._is_due(step)
-        except (BadRequest, ProtocolError) as error:
-            self.spoil()
-            self.fault(error.code, str(error), self._predecessor_hop)
-            return
+        except (AnsweredEarly, BadRequest, ProtocolError) as error:
+            return self._refuse(error)
         if not is_due:
             return self._owe(1)
         self.received = step.position + step.count
@@ -231,33 +219,45 @@ class HopSession:
         self.arrived[step.position] = now
         self.waiting.append(step)
 
+    def _refuse(self, error: AnsweredEarly | BadRequest | ProtocolError) -> None:
+        """Steps cannot be right: those of the predecessor, or the rows that came back before them."""
+        self.spoil()
+        self.fault(error.code, str(error), None if isinstance(error, AnsweredEarly) else self._predecessor_hop)
+
     def _is_due(self, step: Step) -> bool:
-        """Whether a step is to be computed: not one of an older guess, nor a repetition. Raises ProtocolError after a gap."""
+        """Whether a step is to be computed: not one of an older guess, nor a repetition. Raises as StepOrder."""
         if self.opened.resume is not None and not self.received and step.position > self.cache.length:
             return False  # sent before its origin knew that the cache it was to begin with is not here
-        self.retract(step.guess)
-        return step.guess >= self._newest_guess and (self.is_standby or self._order.admit(step.position, step.count))
+        if self._begin_guess(step.guess, step.position):
+            if not self.opened.hop:
+                self._order.confirm(step.guess, step.position)
+            elif step.position > self.computed:
+                self.spoil()  # `retract` says whose fault that is
+                return False
+        return step.guess >= self._order.guess and (self.is_standby or self._order.admit(step.position, step.count))
 
-    def retract(self, guess: int) -> None:
-        """The origin sends under `guess` by now, on rows that came back: all that waits here is of older ones and void.
+    def retract(self, guess: int, position: int) -> None:
+        """The origin sends from `position` on under `guess` by now, on rows that came back: all that waits here is of older
+        guesses and void. A standby computes what logs hold, which is of no guess."""
+        self._begin_guess(guess, position)
+        try:
+            self._order.confirm(guess, position)
+        except (AnsweredEarly, ProtocolError) as error:
+            self._refuse(error)
 
-        A standby computes what logs hold, which is of no guess.
-        """
-        if guess > self._newest_guess and not self.is_standby:
-            self._newest_guess = guess
-            self._order.begin_guess()
-            self._owe(len(self.waiting))
-            self.waiting.clear()
-            self.outbox.clear()
-            self.received = min(self.received, self.computed)  # a probe finds nothing left to compute
+    def _begin_guess(self, guess: int, position: int) -> bool:
+        if guess <= self._order.guess or self.is_standby:
+            return False
+        self._order.begin_guess(guess, position, self.computed)
+        self._owe(len(self.waiting))
+        self.waiting.clear()
+        self.outbox.clear()
+        self.received = min(self.received, self.computed, position)  # a probe finds nothing left to compute
+        return True
 
     def _check_granted(self, step: Step) -> None:
         """Take a credit for `step`. Raises ProtocolError if more would wait than was granted."""
-        rows = sum([s.count for s in self.waiting], step.count) if self.waiting else step.count
-        if rows > MAX_WAITING_LEASES * self.capacity:
-            raise ProtocolError(
-                f"{rows} rows wait, {MAX_WAITING_LEASES} times the lease of {self.capacity} is the limit"
-            )
+        check_waiting(self.waiting, step, self.capacity)
         if not self._incoming.take():
             raise ProtocolError(f"a step came without credit: {self._incoming.granted} may be under way")
 
@@ -300,13 +300,13 @@ class HopSession:
         done = taken.step
         if self.is_closed or done.epoch != self.opened.epoch:
             return False
-        if done.guess < self._newest_guess:
+        if done.guess < self._order.guess:
             self._owe(int(taken.uses_up))
             return True
         self.computed = done.position + done.count
         if (firm := min(self.computed, done.committed)) > self._firm:
             self._firm = firm
-        step = self._addressed(done, result, done.timings + timing)
+        step = self.addressed(done, result, done.timings + timing)
         skipped = self.opened.emit_from - step.position
         if skipped <= 0:
             self._send_on(step)
@@ -324,7 +324,7 @@ class HopSession:
 
     # -- steps out ----------------------------------------------------------------------------------------------------
 
-    def _addressed(self, step: Step, rows: Step | Result, timings: bytes = b"") -> Step:
+    def addressed(self, step: Step, rows: Step | Result, timings: bytes = b"") -> Step:
         """`step`, of these rows, as it goes to the next receiver of the current route. What a log holds is of no guess: 0."""
         opened, is_last = self.opened, self.is_last
         hop, ids = (ORIGIN_HOP, None) if is_last else (opened.hop + 1, step.ids if opened.ends == "edges" else None)
