@@ -316,8 +316,6 @@ def test_a_step_without_room_changes_nothing(left: int, start: int) -> None:
         memory.left = left
         with pytest.raises(ModelError, match="no room"):
             cache.segment(start, 0, 200)
-        with pytest.raises(ModelError, match="no room"):
-            cache.fork(0, 0)
         assert [cache.reachable(position) for position in range(end + 1)] == before and cache.length == end
         memory.left = 1000
         wanted = case.step([case.cache()], [0], [X])

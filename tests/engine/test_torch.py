@@ -308,7 +308,9 @@ def test_latent_attention_caches_latents(tmp_path: Path) -> None:
     attend = pair.program.layers[0].attention
     assert isinstance(attend, LatentAttention)
     assert 2 * sum(attend.cache_widths) == 1152
-    assert [tensor.shape for tensor in pair.span.new_cache(3).layers[0]] == [(3, 512), (3, 64)]
+    cache = pair.span.new_cache(3)
+    cache.reserve(1)
+    assert [tensor.shape for tensor in cache.layers[0]] == [(3, 512), (3, 64)]
 
 
 @pytest.mark.parametrize("damage", ["missing", "wrong shape"])

@@ -4,6 +4,7 @@ CPUs and the other way round, with the same text."""
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread, current_thread
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Opened, Step
 from manyhands.worker import gpu, runner
 from manyhands.worker.runner import describe, device_name, load_ends, load_span, precision_note
-from tests.engine.cuda_host import HostDevice
+from tests.engine.cuda_host import HostDevice, HostMemory
 from tests.kill import Bench, kept_models
 from tests.worker.hop import ORIGIN, hidden, hop, session_id
 from tests.worker.pipeline import Loader, forced, random_ids
@@ -131,6 +132,38 @@ def test_a_parked_session_goes_on_in_the_blocks_that_it_has(
     rows, made = run_virtual(scenario())
     monkeypatch.setenv(FORCED, "cuda")
     assert made == 0 and run_virtual(scenario()) == (rows, 2)  # a copy of the third block, and a table
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "granitemoehybrid_mamba"])
+def test_opens_take_no_memory_of_the_gpu_on_the_event_loop(
+    family: str, tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may take its time, behind what the GPU runs. (A session's last states were allocated there.)"""
+    folder, kept = make_tiny(family, tmp_path / family, seed=4), session_id(9)
+    monkeypatch.setenv(FORCED, "cuda")
+    threads, plain = list[Thread](), device.allocate
+
+    def allocate(num_bytes: int) -> HostMemory:
+        threads.append(current_thread())
+        return plain(num_bytes)
+
+    monkeypatch.setattr(device, "allocate", allocate)
+
+    async def scenario() -> None:
+        async with hop(folder, WorkerConfig(cache_tokens=600)) as one:
+            await one.host.engine.ensure_loaded()
+            threads.clear()
+            await one.open(1, 200)
+            assert not threads
+            one.step(1, 0, hidden(40))
+            await one.until(lambda: bool(one.after.of(Step, session_id(1))))
+            one.host.close(Close(session_id(1), kept, 40), ORIGIN)
+            await one.open(2, 200, resume=kept, resume_until=40)
+            one.step(2, 40, hidden(3, 1))
+            await one.until(lambda: bool(one.after.of(Step, session_id(2))))
+            assert threads and current_thread() not in threads
+
+    run_virtual(scenario())
 
 
 def test_caches_get_most_of_what_the_gpu_has_free(

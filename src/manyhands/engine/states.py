@@ -95,14 +95,14 @@ class States(Generic[B]):
         self._end = 0  # what blocks hold is right up to here
         self._at: int | None = None  # the positions that `_now` is the state behind
         self._unknown: set[int] = set()  # numbers of blocks that a step which has not ended is to fill
-        self._now = memory.made(plan.now_bytes)
+        self._now: B | None = None  # made by the first step, where the device is
         self._table: Array = np.zeros(8, np.uintp)
 
     @property
     def num_bytes(self) -> int:
         """Of memory, shared or not."""
         num_blocks = len(self._blocks) + (self._spare is not None)
-        return num_blocks * self._plan.state_bytes + self._plan.now_bytes
+        return num_blocks * self._plan.state_bytes + (self._now is not None) * self._plan.now_bytes
 
     def reachable(self, position: int) -> int:
         """The greatest position, at most this one, from which a step or a fork can begin; 0 always can."""
@@ -124,6 +124,7 @@ class States(Generic[B]):
         then.
         """
         self.check(start)
+        now = self._now = self._memory.made(self._plan.now_bytes) if self._now is None else self._now
         is_now, source = start == self._at, self._source(start)
         first, kept = start // STATE_BLOCK, kept_blocks(end, self._mark)
         stays = {n for n in self._blocks if n <= first and (n in kept or n in (first, source)) and self._holds(n)}
@@ -139,7 +140,7 @@ class States(Generic[B]):
         self._at, self._end, self._unknown = None, start, set(new)
         self._list(end)
         origin = -1 if is_now else source * STATE_BLOCK
-        return Begun(self._table, self._memory.address(self._now), origin)
+        return Begun(self._table, self._memory.address(now), origin)
 
     def done(self, end: int) -> None:
         """The step that began is over: there are `end` positions."""
@@ -155,7 +156,8 @@ class States(Generic[B]):
         if self._holds(begun) and positions and (positions % STATE_BLOCK or begun - 1 not in fork._blocks):
             fork._blocks[begun] = self._memory.made(self._plan.state_bytes)
             self._memory.copy(fork._blocks[begun], self._blocks[begun])
-        if positions == self._at:
+        if positions == self._at and self._now is not None:
+            fork._now = self._memory.made(self._plan.now_bytes)
             self._memory.copy(fork._now, self._now)
             fork._at = positions
         fork._end = positions

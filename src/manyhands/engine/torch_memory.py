@@ -74,10 +74,10 @@ class TorchWeights:
 class TorchCache:
     """What one session has cached on `span`: for each layer two tensors [positions, width] in the storage dtype.
 
-    Memory for FIRST_POSITIONS positions at first; it grows by half, at least to what is asked for and at most to `capacity`
-    (0: as asked), so that it never holds more than the session's lease. A lease that has grown itself has whole blocks of BLOCK
-    positions, by which the cache grows then. While it grows, one layer is there twice. To roll back is to step from an earlier
-    position: what lies beyond `length` is stale and written again before it is read.
+    Memory for FIRST_POSITIONS positions once there is one; it grows by half, at least to what is asked for and at most to
+    `capacity` (0: as asked), so that it never holds more than the session's lease. A lease that has grown itself has whole
+    blocks of BLOCK positions, by which the cache grows then. While it grows, one layer is there twice. To roll back is to step
+    from an earlier position: what lies beyond `length` is stale and written again before it is read.
     """
 
     def __init__(
@@ -86,10 +86,8 @@ class TorchCache:
         self.span = span or Span(0, len(layers))
         self.capacity = capacity
         self.length = 0
-        first = min(capacity, FIRST_POSITIONS)
         self.layers: list[tuple[Tensor, ...]] = [
-            tuple(torch.zeros(first, width, dtype=dtype, device=device) for width in layer.cache_widths)
-            for layer in layers
+            tuple(torch.zeros(0, width, dtype=dtype, device=device) for width in layer.cache_widths) for layer in layers
         ]
 
     @property
