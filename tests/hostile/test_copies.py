@@ -1,6 +1,7 @@
 """Copies of caches: a member that opens what it has parked again and again keeps no other from the device."""
 
 import asyncio
+import itertools
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -19,11 +20,13 @@ from manyhands.wire.handle import adopted_name, proof_of
 from manyhands.wire.message import Close, Fault, Opened, Step
 from manyhands.worker.copies import Copies
 from manyhands.worker.execute import Device
+from manyhands.worker.slot import CopySlot
 from tests.hostile.test_parked import name, park
 from tests.worker.hop import AFTER, BEFORE, NODE, ORIGIN, Hop, hidden, hop, opening, session_id, step
 
 T = TypeVar("T")
 MEMBER = BEFORE
+CONFIG = WorkerConfig(max_sessions=100, cache_tokens=1 << 14)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ async def reached(event: threading.Event) -> None:
 
 def play(folder: Path, scenario: Callable[[Hop], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with hop(folder, WorkerConfig(max_sessions=100, cache_tokens=1 << 14)) as one:
+        async with hop(folder, CONFIG) as one:
             await scenario(one)
 
     run_virtual(main())
@@ -268,15 +271,61 @@ def test_a_copy_answers_as_before(folder: Path) -> None:
     play(folder, scenario)
 
 
+def test_spans_of_one_device_copy_in_turn_and_a_step_waits_for_one_copy(folder: Path) -> None:
+    """Three spans with ten Opens each, and a session that decodes on the first. (Each span had a copy on its way at a time: a
+    step waited for as many as the device has spans.)"""
+
+    async def scenario(one: Hop) -> None:
+        device = one.host.engine.device
+        async with hop(folder, CONFIG, device) as two, hop(folder, CONFIG, device) as three:
+            spans, ran = (one, two, three), list[str]()
+            for each in spans:
+                await park(each, 1, rows=40, origin=MEMBER)
+            await one.open(2, capacity=256)
+            for name, each in zip("abc", spans, strict=True):
+                noted = Noted(each)
+                noted.ran = Named(name, ran)  # type: ignore[assignment]
+            held = await stopped(one)
+            opened = [opens(each, number, 1, MEMBER) for number in range(10, 20) for each in spans]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            for position in range(12):
+                one.step(2, position, hidden(1, position))
+            held.set()
+            await asyncio.gather(*opened)
+            await one.until(lambda: len(ran) == 42)
+            steps = [index for index, what in enumerate(ran) if what == "a step"]
+            assert len(steps) == 12
+            assert all(after - before <= 2 for before, after in itertools.pairwise(steps)), ran
+            copies = [what[0] for what in ran if what != "a step"]
+            for name in "abc":
+                turns = [index for index, who in enumerate(copies) if who == name]
+                assert all(after - before <= 4 for before, after in itertools.pairwise(turns)), copies
+
+    play(folder, scenario)
+
+
+class Named:
+    """A list of what devices run, with the span."""
+
+    def __init__(self, name: str, ran: list[str]) -> None:
+        self._name, self._ran = name, ran
+
+    def append(self, what: str) -> None:
+        self._ran.append(f"{self._name} {what}")
+
+
 def test_turns_that_were_given_up_are_passed_over() -> None:
     async def main() -> None:
-        copies = Copies()
+        copies = Copies(CopySlot(), list[None]().clear)
         turns = [copies.add(ORIGIN), copies.add(ORIGIN), copies.add(AFTER)]
         turns[0].cancel()
         assert copies.next(steps_wait=True) is turns[2], "origins take turns"
+        copies.is_over()
         assert copies.next(steps_wait=True) is None, "a step waits"
         copies.step_runs()
         assert copies.next(steps_wait=True) is turns[1]
+        copies.is_over()
         assert copies.next(steps_wait=False) is None and not copies._turns
 
     run_virtual(main())
@@ -286,7 +335,7 @@ def test_nothing_is_kept_of_turns_that_were_given_up() -> None:
     """However many are asked for and given up while one step runs."""
 
     async def scenario() -> None:
-        copies, wanted = Copies(), NodeId("wanted")
+        copies, wanted = Copies(CopySlot(), list[None]().clear), NodeId("wanted")
         turn = copies.add(wanted)
         for number in range(10_000):
             copies.add(NodeId(f"origin {number % 100}")).cancel()

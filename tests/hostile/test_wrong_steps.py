@@ -83,7 +83,7 @@ def test_a_last_hop_that_answers_before_its_rows_come_is_replaced_and_no_other(
                 made.append(forged)
                 try_send(place.successor, forged)
 
-        HopSession.addressed = addressed  # type: ignore[method-assign]
+        HopSession.addressed = addressed  # type: ignore[method-assign, assignment]
         first.step = early  # type: ignore[method-assign]
         return made
 
@@ -148,7 +148,7 @@ def test_a_hop_that_makes_up_steps_is_replaced_and_no_other(
             if place.opened.epoch == 1:
                 forge(place)
 
-        host._places.put = putting  # type: ignore[method-assign]
+        host._places.put = putting  # type: ignore[method-assign, assignment]
         if is_ahead:
             for hop in scene.hops[1:3]:
                 scene.faults.delay(scene.swarm.origin.node, hop, "control", 0.03)

@@ -184,9 +184,9 @@ class Hop:
 
 
 @asynccontextmanager
-async def hop(folder: Path, config: WorkerConfig | None = None) -> AsyncIterator[Hop]:
-    """A running host; its device thread and its task end with the block."""
-    device = Device.start(1)
+async def hop(folder: Path, config: WorkerConfig | None = None, shared: Device | None = None) -> AsyncIterator[Hop]:
+    """A running host; its task ends with the block, and its device's thread, unless that is `shared` with another."""
+    device = shared or Device.start(1)
     one = Hop(folder, device, config or WorkerConfig())
     task = asyncio.create_task(one.host.run())
     try:
@@ -197,4 +197,5 @@ async def hop(folder: Path, config: WorkerConfig | None = None) -> AsyncIterator
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        device.close()
+        if shared is None:
+            device.close()

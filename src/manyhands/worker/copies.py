@@ -1,6 +1,6 @@
 """When copies of caches, one for each Open with `resume`, run on a span's device. Pure, but for futures.
 
-    Open(resume) ─ add ─► turns, of each origin ─ next ─► device, one before each step that waits
+    Open(resume) ─ add ─► turns, of each origin ─ next ─► slot of the device ─► device, one before each step that waits
 
 Steps wait while a copy runs, which takes as long as many steps: up to 130 MB of a model with states are copied.
 """
@@ -13,15 +13,18 @@ from typing import Any, Final, TypeVar
 from manyhands.core import NodeId
 from manyhands.errors import ShardUnavailable
 from manyhands.worker.execute import Device
+from manyhands.worker.slot import CopySlot
 
 T = TypeVar("T")
 ENDED: Final = "these layers are not served here any more: try another node"
 
 
 class Copies:
-    """Copies that wait. Origins take turns; after each copy a step runs, if one waits."""
+    """Copies of a span that wait. Origins take turns; after each copy a step runs, if one waits. `slot`: of the device, which
+    other spans may have; `when_free` is called when it is this one's turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, slot: CopySlot, when_free: Callable[[], None]) -> None:
+        self._slot, self._when_free = slot, when_free
         self._turns: dict[NodeId, dict[asyncio.Future[None], None]] = {}  # in the order in which they run
         self._has_run = False  # a copy has run since the last step
         self._has_ended = False
@@ -43,8 +46,11 @@ class Copies:
         return turn
 
     def next(self, *, steps_wait: bool) -> "asyncio.Future[None] | None":
-        """The future of the copy that runs next; None if a step is due first, or if no copy waits."""
-        while self._turns and not (self._has_run and steps_wait):
+        """The future of the copy that runs next, which has the device's slot until `is_over`; None if a step is due first, or
+        another span's copy runs, or none waits."""
+        if not self._turns or (self._has_run and steps_wait) or not self._slot.take(self._when_free):
+            return None
+        while self._turns:
             origin = next(iter(self._turns))
             mine = self._turns.pop(origin)
             turn = next(iter(mine))
@@ -54,7 +60,12 @@ class Copies:
             if not turn.done():
                 self._has_run = True
                 return turn
+        self._slot.free()
         return None
+
+    def is_over(self) -> None:
+        """The copy that `next` gave has ended, however."""
+        self._slot.free()
 
     def step_runs(self) -> None:
         """A step runs now."""
@@ -68,6 +79,7 @@ class Copies:
                     turn.set_exception(ShardUnavailable(ENDED))
         self._turns.clear()
         self._has_ended = True
+        self._slot.leave(self._when_free)
 
     def _forget(self, origin: NodeId, turn: "asyncio.Future[None]") -> None:
         """A turn is over, or was cancelled: then nothing is kept of it, however long steps take."""
@@ -75,6 +87,8 @@ class Copies:
         mine.pop(turn, None)
         if not mine:
             self._turns.pop(origin, None)
+        if not self._turns:
+            self._slot.leave(self._when_free)
 
 
 async def copied(

@@ -53,8 +53,7 @@ class Engine:
     ) -> None:
         self.device = device
         self.model: SpanModel | None = None
-        # For all sessions together; on a device once loaded what it has room for.
-        self.cache_tokens = config.cache_tokens
+        self.cache_tokens = config.cache_tokens  # of all sessions; on a device once loaded what it has room for
         self.usual_s = 0.0  # of a decode step
         self._last_s: deque[float] = deque(maxlen=LATENCIES)  # of decode steps, from arrival to result
         self.steps_run = self.rows_run = 0
@@ -66,11 +65,12 @@ class Engine:
         self.has_failed = False  # the last load
         self._loading: asyncio.Future[SpanModel] | None = None
         self._sessions: dict[int, HopSession] = {}
-        self._clock = 0  # counts sessions and what is taken from them
         self._runs = self._is_busy = self._is_soon = False
+        self._clock = 0  # counts sessions and what is taken from them
         self._held_since: float | None = None  # since when decode steps have waited for others
         self._timer: asyncio.TimerHandle | None = None  # ends that
-        self._shortness, self._prompts, self._copies = Shortness(), PromptRows(), Copies()
+        self._shortness, self._prompts = Shortness(), PromptRows()
+        self._copies = Copies(device.copying, self.advance_soon)
         self._began_at = 0.0  # when the last device step did, by the loop's clock
         self._on_device: Sequence[Taken] = ()  # of the step that runs there
 
@@ -121,7 +121,7 @@ class Engine:
 
     def evict(self) -> None:
         """Free the model's memory. No session may be left."""
-        logger.info("layers=%s leave memory: no session, and the idle time is over or memory is short", self._span)
+        logger.info("layers=%s leave memory: no session, and their idle time is over or it is short", self._span)
         self.model = None
 
     def start(self) -> None:
@@ -140,7 +140,8 @@ class Engine:
     def _copied(self, done: "asyncio.Future[Any]") -> None:
         _ = done.cancelled() or done.exception()  # seen, so that asyncio does not log it where no one waits
         self._is_busy = False
-        self.advance_soon()
+        self.advance_soon()  # before a copy of another span begins
+        self._copies.is_over()
 
     def add(
         self, message: Open, sampler: Draws | None, origin: Link, successor: Link, cache: Cache | None = None

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from manyhands.worker.batch import WINDOW_ROWS, StepKind
 from manyhands.worker.bounds import RowBounds, norms
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.runner import load_ends, load_span
+from manyhands.worker.slot import CopySlot
 from manyhands.worker.thread import OneThread, computing, current_scope
 
 T = TypeVar("T")
@@ -98,6 +99,7 @@ class Device:
 
     thread: OneThread
     num_threads: int | None
+    copying: CopySlot = field(default_factory=CopySlot)
 
     @classmethod
     def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
