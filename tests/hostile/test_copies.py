@@ -85,6 +85,16 @@ async def reached(event: threading.Event) -> None:
         await asyncio.sleep(0)
 
 
+async def twelve_steps(one: Hop, held: threading.Event, opened: "list[asyncio.Task[None]]") -> None:
+    """Session 2 decodes, while the device, which is `held`, has Opens to carry out."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for position in range(12):
+        one.step(2, position, hidden(1, position))
+    held.set()
+    await asyncio.gather(*opened)
+
+
 def play(folder: Path, scenario: Callable[[Hop], Awaitable[None]]) -> None:
     async def main() -> None:
         async with hop(folder, CONFIG) as one:
@@ -101,12 +111,7 @@ def test_between_two_copies_a_step_runs_that_waits(folder: Path) -> None:
         await one.open(2, capacity=256)
         noted, held = Noted(one), await stopped(one)
         opened = [opens(one, number, 1, MEMBER) for number in range(10, 40)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        for position in range(12):
-            one.step(2, position, hidden(1, position))
-        held.set()
-        await asyncio.gather(*opened)
+        await twelve_steps(one, held, opened)
         assert noted.ran == ["40", "step"] * 12 + ["40"] * 18
 
     play(folder, scenario)
@@ -287,12 +292,7 @@ def test_spans_of_one_device_copy_in_turn_and_a_step_waits_for_one_copy(folder: 
                 noted.ran = Named(name, ran)  # type: ignore[assignment]
             held = await stopped(one)
             opened = [opens(each, number, 1, MEMBER) for number in range(10, 20) for each in spans]
-            for _ in range(3):
-                await asyncio.sleep(0)
-            for position in range(12):
-                one.step(2, position, hidden(1, position))
-            held.set()
-            await asyncio.gather(*opened)
+            await twelve_steps(one, held, opened)
             await one.until(lambda: len(ran) == 42)
             steps = [index for index, what in enumerate(ran) if what == "a step"]
             assert len(steps) == 12

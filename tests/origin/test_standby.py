@@ -10,14 +10,15 @@ import pytest
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind, Span
 from manyhands.errors import StateGone
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, try_send
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Route
 from manyhands.origin.standby_search import FEED_ROWS, LOOK_AGAIN_ROWS
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.trouble import Phase
-from manyhands.wire.message import Close, Open
+from manyhands.wire.message import Close, Open, Opened, Step
 from manyhands.worker.execute import Result, SpanModel, Work
+from manyhands.worker.session import HopSession
 from tests.kill import REQUEST, Bench, kept_models, request_of
 from tests.worker.hop import ORIGIN, Notes, opening, session_id
 
@@ -66,6 +67,31 @@ def test_a_standby_takes_over(
             spans = [(start, until) for start, until in replays if until - start <= 2 * FEED_ROWS]
             assert spans == replays and len(spans) == (victim > 0)
             assert all(start > 0 for start, _ in spans)
+
+    bench.play(main)
+
+
+def test_a_standby_that_opens_again_and_again_is_fed_once(bench: Bench) -> None:
+    """It says that it has nothing after each feed. (The hop before it sent all that is committed anew with each window.)"""
+
+    async def main() -> None:
+        async with bench.scene(request=FOLLOWED) as scene:
+            scene.faults.slow(scene.hops[0], 0.01)
+            (host,), fed = scene.hops[3].hosts, list[int]()
+            step = host.step
+
+            def again(session: HopSession, message: Step, link: Link) -> None:
+                fed.append(message.count)
+                step(session, message, link)
+                opened = session.opened
+                for _ in range(3):
+                    said = Opened(opened.session, opened.epoch, opened.hop, "it", has_log=True, cached=0)
+                    try_send(session.origin, said)
+
+            host.step = again  # type: ignore[method-assign]
+            assert await scene.ask("hot") == bench.wanted["hot", 0] and not scene.answers[0].repairs
+            most = len(request_of("hot", 0)[0]) + len(bench.wanted["hot", 0])
+            assert 0 < sum(fed) <= 3 * most, "three places"
 
     bench.play(main)
 

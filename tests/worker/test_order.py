@@ -46,6 +46,9 @@ def test_a_guess_that_begins_behind_what_is_computed_was_answered_early() -> Non
     order.begin_guess(2, 20, 19)
     with pytest.raises(AnsweredEarly, match="up to 20, of which this hop had computed 19"):
         order.confirm(2, 20)
+    for guess in range(3, 9):
+        order.begin_guess(guess, 10**9, 0)
+        order.confirm(guess, 10**9)  # is said once
 
 
 def test_a_session_that_goes_on_with_less_than_was_known_begins_anew() -> None:

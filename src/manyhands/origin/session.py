@@ -241,7 +241,7 @@ class Session:
     # -- what arrives -------------------------------------------------------------------------------------------------
 
     def on_opened(self, message: Opened) -> None:
-        if message.epoch == self.route.epoch:
+        if self.route.hops[message.hop].epoch < message.epoch == self.route.epoch:
             self.route.hops[message.hop].opened(message)
             self._arrived.set()
 

@@ -143,7 +143,7 @@ class Standbys:
         if standby is None or message.epoch != self._route.epoch:
             return
         match message:
-            case Opened():
+            case Opened() if standby.hop.epoch < message.epoch:  # once: what it has it would get again
                 standby.hop.epoch, standby.hop.arithmetic = message.epoch, message.arithmetic
                 standby.fed = standby.passed = standby.computed = min(standby.computed, message.cached)
                 self._extend(standby, self._route.asked)  # which may be more than as its Open was sent

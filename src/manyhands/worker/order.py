@@ -19,6 +19,7 @@ class StepOrder:
         self._may_begin_anew = may_begin_anew
         self._begins_at = self._computed = 0  # the newest guess; what was computed then
         self._is_begun = True  # a step came under it
+        self._is_refused = False  # `confirm` has raised, which it does once
         self._first: int | None = None  # the least position at which a step has begun
         self._due: int | None = None  # the position at which the next step begins; None: any
 
@@ -33,14 +34,16 @@ class StepOrder:
         Raises ProtocolError if a step under it began elsewhere; AnsweredEarly if what is before it was not computed here when
         it began, though rows of it had come back.
         """
-        if guess != self.guess:
+        if guess != self.guess or self._is_refused:
             return
+        self._is_refused = True
         if position != self._begins_at:
             raise ProtocolError(f"guess {guess} began with a step at position {self._begins_at}, not {position}")
         if position > self._computed:
             raise AnsweredEarly(
                 f"rows came back of positions up to {position}, of which this hop had computed {self._computed}"
             )
+        self._is_refused = False
 
     def admit(self, position: int, count: int) -> bool:
         """Whether a step of `count` rows at `position` is in order; False: it repeats rows that came before.
