@@ -290,6 +290,7 @@ def test_spans_of_one_device_copy_in_turn_and_a_step_waits_for_one_copy(folder: 
             for name, each in zip("abc", spans, strict=True):
                 noted = Noted(each)
                 noted.ran = Named(name, ran)  # type: ignore[assignment]
+                noted._fork = lasting(noted._fork)
             held = await stopped(one)
             opened = [opens(each, number, 1, MEMBER) for number in range(10, 20) for each in spans]
             await twelve_steps(one, held, opened)
@@ -303,6 +304,23 @@ def test_spans_of_one_device_copy_in_turn_and_a_step_waits_for_one_copy(folder: 
                 assert all(after - before <= 4 for before, after in itertools.pairwise(turns)), copies
 
     play(folder, scenario)
+
+
+def lasting(fork: Callable[..., T]) -> Callable[..., T]:
+    """Copies that take some turns of the event loop, as large ones do: what a step brought is dealt with meanwhile."""
+    loop = asyncio.get_running_loop()
+
+    def slow(*args: Any) -> T:
+        over = threading.Event()
+
+        def turn(left: int) -> None:
+            loop.call_soon(turn, left - 1) if left else over.set()
+
+        loop.call_soon_threadsafe(turn, 20)
+        over.wait()
+        return fork(*args)
+
+    return slow
 
 
 class Named:
