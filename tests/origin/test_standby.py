@@ -78,11 +78,11 @@ def test_a_standby_that_opens_again_and_again_is_fed_once(bench: Bench) -> None:
         async with bench.scene(request=FOLLOWED) as scene:
             scene.faults.slow(scene.hops[0], 0.01)
             (host,), fed = scene.hops[3].hosts, list[int]()
-            step = host.step
+            taken = host.step
 
-            def again(session: HopSession, message: Step, link: Link) -> None:
-                fed.append(message.count)
-                step(session, message, link)
+            def again(session: HopSession, step: Step, link: Link) -> None:
+                fed.append(step.count)
+                taken(session, step, link)
                 opened = session.opened
                 for _ in range(3):
                     said = Opened(opened.session, opened.epoch, opened.hop, "it", has_log=True, cached=0)
