@@ -19,6 +19,8 @@ PLAIN_BITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("I64", "U64", "F64"), 64),
 }
 # Numbers of a block, and its bytes. Q4_Z is no type of GGUF: a scale in fp16, a byte with a zero of 4 bit, 32 codes as in Q4_0.
+# Nor is NVFP4 (there blocks of that name are others): the matrix's scale in fp32, those of 16 numbers each in E4M3, 32 codes of
+# E2M1 as in MXFP4.
 BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
@@ -34,6 +36,7 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ4_XS": (256, 136),
     "Q3_K": (256, 110),
     "Q2_K": (256, 84),
+    "NVFP4": (32, 22),
 }
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 

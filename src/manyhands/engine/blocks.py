@@ -143,6 +143,24 @@ def _q2_k(b: Bytes) -> Floats:
     return (d * (two & np.uint8(3)).reshape(len(b), 16, 16).astype(np.float32) - m).reshape(len(b), 256)
 
 
+def _float8() -> Floats:
+    """The numbers of E4M3 by their codes: 4 bits of exponent, 3 behind the point; no infinities, 127 and 255 are no numbers."""
+    code = np.arange(256)
+    exponent, rest = code >> 3 & 15, code & 7
+    found = np.where(exponent == 0, rest / 8 * 2.0**-6, (1 + rest / 8) * 2.0 ** (exponent - 7.0))
+    return np.where(code & 127 == 127, np.nan, np.where(code > 127, -found, found)).astype(np.float32)
+
+
+E4M3: Final = _float8()
+
+
+def _nvfp4(b: Bytes) -> Floats:
+    """float * (scale * the matrix's scale), a scale in E4M3 for 16 numbers."""
+    scales = E4M3[b[:, 4:6]] * np.ascontiguousarray(b[:, :4]).view(np.float32)
+    floats = _MXFP4[_nibbles(b[:, 6:])].astype(np.float32) / np.float32(2)
+    return (floats.reshape(-1, 2, 16) * scales[..., None]).reshape(-1, 32)
+
+
 _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -158,4 +176,5 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "IQ4_XS": _iq4_xs,
     "Q3_K": _q3_k,
     "Q2_K": _q2_k,
+    "NVFP4": _nvfp4,
 }

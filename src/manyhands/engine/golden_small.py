@@ -19,6 +19,7 @@ _HALVES: Final = {  # where blocks have numbers in fp16
     "Q3_K": (108,),
     "Q2_K": (80, 82),
     "MXFP4": (),
+    "NVFP4": (),
 }
 SHAPES: Final = ((50, 70, 29), (16, 257, 5), (33, 32, 1), (7, 96, 3))  # outputs, inputs, rows
 
@@ -47,6 +48,13 @@ def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
     if form == "MXFP4":
         found[..., 0] = found[..., 0] % 24 + 112
         found[0, :, 0] = np.arange(depth)  # of the least powers of two
+    if form == "NVFP4":
+        drawn = draw(seed + 1, n) >> np.uint64(20)
+        scales = drawn & np.uint64(0x7FFFFF) | (np.uint64(107) + (drawn >> np.uint64(23)) % np.uint64(24)) << np.uint64(
+            23
+        )
+        found[..., :4] = scales.astype(np.uint32).view(np.uint8).reshape(n, 1, 4)
+        found[..., 4:6] = np.minimum(found[..., 4:6] & 127, 126)
     return np.ascontiguousarray(found.reshape(n, depth * size))
 
 

@@ -29,6 +29,7 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "IQ4_XS": "w4x",
     "Q3_K": "w3k",
     "Q2_K": "w2k",
+    "NVFP4": "w4h",
 }
 SMALL: Final = frozenset(KEPT.values())
 GROUP: Final = 32  # inputs that share a scale

@@ -14,7 +14,7 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, depth = (int)ceil_div(m.k, DEPTH), last = (int)ceil_div(m.n, SIDE) - 1;
     const int high = warp / 2 * HIGH, column = warp % 2 * 8 * WIDE, present = (int)(count - first_row);
     const int own = (int)panel + t % TILE / SIDE, sub = t / TILE; /* this thread loads a column of a step */
-    const unsigned char *packed = (const unsigned char *)m.packed + (count_t)(own < last ? own : last) * depth * (code_bytes<TYPE>() + factor_bytes<TYPE>());
+    const unsigned char *packed = (const unsigned char *)m.packed + (count_t)(own < last ? own : last) * panel_bytes<TYPE>(depth);
     const Group *given = (const Group *)m.x + first_row;
     const int group = warp % 2, rest = warp / 2, factor_row = rest * 32 + lane; /* and parts of four rows' groups, and a row's factors */
     int places[4];
@@ -81,14 +81,13 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
                 const float4 factors = *(const float4 *)(column_factors[now][g] + at);
 #pragma unroll
                 for (int h = 0; h < HIGH; h++) {
-                    int found[4];
-                    if (has_halves<TYPE>()) { /* a thread's numbers are of one half */
+                    int found[4], second[4];
+                    if (has_halves<TYPE>() || TYPE == W4H) { /* a thread's numbers are of one half */
                         const int half = lane % 4 / 2, zeros[2] = {};
-                        int second[4];
                         products_of_codes(found, x[h], half ? zeros : both);
                         products_of_codes(second, x[h], half ? both : zeros);
 #pragma unroll
-                        for (int c = 0; c < 4; c++) {
+                        for (int c = 0; c < 4 && TYPE != W4H; c++) {
                             const int2 scales = halves[now][g][has_halves<TYPE>() ? at + c % 2 : 0];
                             found[c] = scales.x * found[c] + scales.y * second[c];
                         }
@@ -97,7 +96,9 @@ template <int TYPE> INLINE void many_small(const Matrix &m, count_t panel, count
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
                         sum[h][w][c] = fma_((float)found[c], (c % 2 ? factors.z : factors.x) * by[h][c / 2].x, sum[h][w][c]);
-                        if (TYPE == W2K) {
+                        if (TYPE == W4H)
+                            sum[h][w][c] = fma_((float)second[c], (c % 2 ? factors.w : factors.y) * by[h][c / 2].x, sum[h][w][c]);
+                        else if (TYPE == W2K) {
                             const int2 of_halves = minima[now][g][TYPE == W2K ? at + c % 2 : 0];
                             const unsigned sums = bits_of(by[h][c / 2].y);
                             const float least = minima_product(of_halves.x, of_halves.y, (short)(sums & 0xFFFF), (short)(sums >> 16));
@@ -145,3 +146,4 @@ MANY_SMALL(W4N)
 MANY_SMALL(W4X)
 MANY_SMALL(W3K)
 MANY_SMALL(W2K)
+MANY_SMALL(W4H)

@@ -2,7 +2,7 @@
  * weights"; how a panel holds them: engine/native/kernels.h). A group's sum of integers is exact, so its order is free; groups follow one
  * another, each an fma or two onto the sum. */
 
-enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K }; /* engine/library.py, TYPES */
+enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H }; /* engine/library.py, TYPES */
 enum { NEST = 8, SMALL_STEPS = THREADS / SIDE };
 
 /* 32 numbers of a row: number i is codes[i] * scale, four codes in a word; sums: of the first 16 codes, and of the others. */
@@ -50,11 +50,13 @@ KERNEL(group_rows)
 
 template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K ? 3 : TYPE == W2K ? 2 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
 template <int TYPE> INLINE constexpr int code_bytes() { return code_bits<TYPE>() * DEPTH * SIDE / 8; }
-template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : TYPE == W4F ? 12 : TYPE == W3K ? 4 : 0; }
+template <int TYPE> INLINE constexpr bool has_floats() { return TYPE == W4F || TYPE == W4H; }
+template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : has_floats<TYPE>() ? 12 : TYPE == W3K ? 4 : 0; }
 template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || TYPE == W4X || TYPE == W3K || TYPE == W2K; }
 template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K || TYPE == W2K; }
 template <int TYPE> INLINE constexpr bool has_table() { return TYPE == W4N || TYPE == W4X; }
 template <int TYPE> INLINE constexpr bool has_minima() { return TYPE == W4M || TYPE == W5M || TYPE == W4K || TYPE == W5K || TYPE == W2K; }
+template <int TYPE> INLINE constexpr bool has_two() { return has_minima<TYPE>() || TYPE == W4H; } /* fma's a step */
 template <int TYPE> INLINE constexpr int shared_bytes() { return has_minima<TYPE>() ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
 template <int TYPE> INLINE constexpr int own_bytes() { return TYPE == W4X ? SIDE : 2 * SIDE; }                 /* of each */
 template <int TYPE> INLINE constexpr int factor_bytes()
@@ -62,10 +64,12 @@ template <int TYPE> INLINE constexpr int factor_bytes()
     return is_nested<TYPE>() ? own_bytes<TYPE>() + shared_bytes<TYPE>() / NEST : TYPE == W4F ? SIDE : has_minima<TYPE>() ? 4 * SIDE : TYPE == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
 }
 
+template <int TYPE> INLINE count_t panel_bytes(int depth) { return (count_t)depth * (code_bytes<TYPE>() + factor_bytes<TYPE>()) + (TYPE == W4H ? 4 * SIDE : 0); }
+
 /* What column c of a step is, as it is multiplied. */
 struct Codes {
     int words[DEPTH / 4];
-    float scale, least;
+    float scale, least; /* W4H: of both halves */
     int halves[2], minima[2]; /* of both halves: scales, and of W2K minima */
     int zero;      /* that each code is more by */
 };
@@ -74,7 +78,7 @@ struct Codes {
 template <int TYPE> INLINE int named_by(unsigned codes)
 {
     const unsigned floats[4] = {0x0F0E0D0C, 0x18141210, 0x090A0B0C, 0x00040608}, fours[4] = {0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535};
-    const unsigned *tables = TYPE == W4F ? floats : fours;
+    const unsigned *tables = has_floats<TYPE>() ? floats : fours;
     unsigned found = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -122,13 +126,18 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
             found.halves[half] = TYPE == W2K ? own & 15 : own, found.minima[half] = own >> 4 & 15;
         }
     }
-    if (TYPE == W4F || has_table<TYPE>()) {
+    if (has_floats<TYPE>() || has_table<TYPE>()) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
             found.words[j] = named_by<TYPE>((unsigned)found.words[j]);
     }
     if (TYPE == W4F) {
         found.scale = real_of(factors[c] ? (unsigned)(factors[c] - 1) << 23 : 0);
+        return found;
+    }
+    if (TYPE == W4H) {
+        const float column = *(const float *)(panel + (count_t)depth * (code_bytes<TYPE>() + factor_bytes<TYPE>()) + 4 * c);
+        found.scale = from_f16((unsigned)factors[c] << 7) * column, found.least = from_f16((unsigned)factors[SIDE + c] << 7) * column;
         return found;
     }
     if (TYPE == W4Z)
@@ -147,13 +156,18 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
     return found;
 }
 
-/* The whole number that a group of a row and a column of a step give. */
-template <int TYPE> INLINE int whole_product(const Codes &codes, const int *row, const short *sums)
+/* The whole number that a group of a row and a column of a step give; of W4H `second` is that of the second half of the step. */
+template <int TYPE> INLINE int whole_product(const Codes &codes, const int *row, const short *sums, int &second)
 {
-    int first = 0, second = 0;
+    int first = 0;
+    second = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++)
         first = __dp4a(codes.words[j], row[j], first), second = __dp4a(codes.words[j + 4], row[j + 4], second);
+    if (TYPE == W4H) {
+        second -= codes.zero * sums[1];
+        return first - codes.zero * sums[0];
+    }
     if (has_halves<TYPE>())
         return codes.halves[0] * (first - codes.zero * sums[0]) + codes.halves[1] * (second - codes.zero * sums[1]);
     return first + second - codes.zero * (sums[0] + sums[1]);
@@ -166,9 +180,9 @@ INLINE float minima_product(int first, int second, short first_sum, short second
 template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, count_t panel, int present)
 {
     __shared__ Group rows[SMALL_STEPS][ROWS];
-    __shared__ float2 parts[has_minima<TYPE>() ? 2 : 1][ROWS][SMALL_STEPS][SIDE];
+    __shared__ float2 parts[has_two<TYPE>() ? 2 : 1][ROWS][SMALL_STEPS][SIDE];
     const int t = threadIdx.x, c = t % SIDE, sub = t / SIDE, depth = (int)ceil_div(m.k, DEPTH);
-    const unsigned char *packed = (const unsigned char *)m.packed + panel * depth * (code_bytes<TYPE>() + factor_bytes<TYPE>());
+    const unsigned char *packed = (const unsigned char *)m.packed + panel * panel_bytes<TYPE>(depth);
     const Group *given = (const Group *)m.x;
     float sum = 0;
     for (int first = 0; first < depth; first += SMALL_STEPS) {
@@ -187,11 +201,14 @@ template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, co
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 const Group &group = rows[sub][r];
-                parts[0][r][sub][c] = make_float2((float)whole_product<TYPE>(codes, group.codes, group.sums), codes.scale * group.scale);
+                int second;
+                parts[0][r][sub][c] = make_float2((float)whole_product<TYPE>(codes, group.codes, group.sums, second), codes.scale * group.scale);
+                if (TYPE == W4H)
+                    parts[has_two<TYPE>() ? 1 : 0][r][sub][c] = make_float2((float)second, codes.least * group.scale);
                 if (TYPE == W2K)
-                    parts[has_minima<TYPE>() ? 1 : 0][r][sub][c] = make_float2(minima_product(codes.minima[0], codes.minima[1], group.sums[0], group.sums[1]), codes.least * group.scale);
+                    parts[has_two<TYPE>() ? 1 : 0][r][sub][c] = make_float2(minima_product(codes.minima[0], codes.minima[1], group.sums[0], group.sums[1]), codes.least * group.scale);
                 else if (has_minima<TYPE>())
-                    parts[has_minima<TYPE>() ? 1 : 0][r][sub][c] = make_float2(codes.least, group.scale * (float)(group.sums[0] + group.sums[1]));
+                    parts[has_two<TYPE>() ? 1 : 0][r][sub][c] = make_float2(codes.least, group.scale * (float)(group.sums[0] + group.sums[1]));
             }
         }
         __syncthreads();
@@ -200,8 +217,8 @@ template <int TYPE, int ROWS, bool AWAITS> INLINE void small(const Matrix &m, co
             for (int step = 0; step < steps; step++) {
                 const float2 part = parts[0][sub][step][c];
                 sum = fma_(part.x, part.y, sum);
-                if (has_minima<TYPE>()) {
-                    const float2 least = parts[has_minima<TYPE>() ? 1 : 0][sub][step][c];
+                if (has_two<TYPE>()) {
+                    const float2 least = parts[has_two<TYPE>() ? 1 : 0][sub][step][c];
                     sum = fma_(least.x, least.y, sum);
                 }
             }
@@ -238,6 +255,7 @@ SMALLS(W4N)
 SMALLS(W4X)
 SMALLS(W3K)
 SMALLS(W2K)
+SMALLS(W4H)
 
 /* As expert_product, of groups. */
 #define SMALL_EXPERT(type)                                                                                                  \
@@ -268,3 +286,4 @@ SMALL_EXPERT(W4N)
 SMALL_EXPERT(W4X)
 SMALL_EXPERT(W3K)
 SMALL_EXPERT(W2K)
+SMALL_EXPERT(W4H)

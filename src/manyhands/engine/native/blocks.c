@@ -11,7 +11,7 @@ typedef struct {
 static const Form FORMS[TYPES - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 4},       {1, 22, 6},   {1, 24, 8},
                                        {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1},
                                        {1, 19, 3}, {1, 18, 2},  {8, 136, 8},  {8, 110, 32},
-                                       {8, 84, 16}};
+                                       {8, 84, 16}, {1, 22, 6}};
 enum { SCALES = 4, FIFTHS = 16, SIXTHS = 128, PAIRS = 192, SHARED = 208 }; /* of Q4_K and Q5_K; of Q5_K; of Q6_K */
 enum { SIXES = 96, SHARED_3 = 108, SHARED_2 = 80 };                       /* of Q3_K; of Q2_K */
 
@@ -66,7 +66,9 @@ static void put_twos(const uint8_t *from, int64_t at, uint8_t *to)
 static void put_plain(int64_t type, const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
 {
     const uint8_t *from = block + FORMS[type - W8].codes;
-    int64_t halves = type == W4F ? 0 : has_minima(type) ? 2 : 1;
+    int64_t halves = has_floats(type) ? 0 : has_minima(type) ? 2 : 1;
+    if (type == W4H)
+        factors[c] = block[4], factors[SIDE + c] = block[5];
     if (type == W4F)
         factors[c] = block[0];
     if (type == W4Z) { /* the low half first */
@@ -79,6 +81,15 @@ static void put_plain(int64_t type, const uint8_t *block, uint8_t *codes, uint8_
         put_word(word_at(from + 4 * j), codes + j * 64 + c * 4);
     if (code_bits(type) == 5)
         spread_fifths(word_at(block + 2 * halves), codes + 256 + c * 4);
+}
+
+/* The float that a block of W4H begins with, times 2^7 (kernels.h). */
+static void put_column_scale(const uint8_t *block, uint8_t *to)
+{
+    float scale;
+    memcpy(&scale, block, 4);
+    scale *= 128;
+    memcpy(to, &scale, 4);
 }
 
 /* A scale and a minimum of 6 bits out of 12 bytes. */
@@ -174,6 +185,8 @@ EXPORT int mh_pack_blocks(int64_t small, const void *blocks, int64_t count, int6
     for (int64_t row = 0; row < n; row++) {
         const uint8_t *from = (const uint8_t *)blocks + (rows ? rows[row] : row) * line;
         uint8_t *panel = (uint8_t *)packed + row / SIDE * panel_bytes(small, depth), *factors = panel + depth * code_bytes(small);
+        if (small == W4H) /* the same in all blocks of a row */
+            put_column_scale(from, (uint8_t *)column_scales_at(panel, depth) + row % SIDE * 4);
         for (int64_t step = 0; step < depth; step += form.steps, from += form.bytes) {
             uint8_t *codes = panel + step * code_bytes(small), *to = factors + step * factor_bytes(small);
             is_nested(small) ? put_nested(small, from, codes, to, row % SIDE) : put_plain(small, from, codes, to, row % SIDE);

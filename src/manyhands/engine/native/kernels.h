@@ -19,8 +19,9 @@ enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_
  * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;
  * floats of 4 bit (E2M1) with a power of two; codes of 4 bit, less a zero of 4 bit that each group has, with a scale; codes of 4 bit that name
  * a number of a table (IQ4), with a scale, and nested, with factors; nested codes of 3 bit, less 4, with a scale for 16 numbers,
- * and of 2 bit with a scale and a minimum for them. */
-enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, TYPES };
+ * and of 2 bit with a scale and a minimum for them; floats of 4 bit (E2M1) with a scale of 8 bit (E4M3) for 16 numbers and one in fp32 for
+ * all of a column. */
+enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, TYPES };
 /* Codes of 8 bit as caches hold them, no types of a matrix: of values; of keys, each step of which ends with its columns' scales (bf16). */
 enum { CODES = -1, SCALED = -2 };
 #define INLINE static inline __attribute__((always_inline))
@@ -141,14 +142,16 @@ static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_
  * Factors of a step are one a column: 16 scales in fp16, then 16 minima; of W4F 16 exponents; of W4Z 16 scales, then the zeros of
  * columns c and c + 8 in the low and high half of byte c. Nested ones lie by NEST steps: 16
  * scales, 16 minima in fp16, then of each step 16 scales and 16 minima of a byte (W6K, W3K: 16 scales, then of each step 16 pairs; W4X: 16
- * scales, then of each step 16 with a sign; W2K: of each step 16 pairs, of 4 bit each: scale, then minimum). */
+ * scales, then of each step 16 with a sign; W2K: of each step 16 pairs, of 4 bit each: scale, then minimum). Of W4H 16 scales in E4M3 of
+ * numbers [0, 16) of a step, then 16 of the others; behind those of all steps lie 16 floats: columns' scales times 2^7. */
 enum { NEST = 8 }; /* steps that share factors */
 static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || type == W4X || type == W3K || type == W2K; }
-static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K; } /* a scale for 16 numbers */
+static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W4H; } /* a scale for 16 numbers */
+static inline int has_floats(int64_t type) { return type == W4F || type == W4H; }
 static inline int has_table(int64_t type) { return type == W4N || type == W4X; }
 static inline int has_minima(int64_t type) { return type == W4M || type == W5M || type == W4K || type == W5K || type == W2K; }
 static inline int64_t code_bits(int64_t type) { return type == W8 ? 8 : type == W6K ? 6 : type == W3K ? 3 : type == W2K ? 2 : type == W5 || type == W5M || type == W5K ? 5 : 4; }
-static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : type == W4F ? 12 : type == W3K ? 4 : 0; }
+static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : has_floats(type) ? 12 : type == W3K ? 4 : 0; }
 static inline int64_t code_bytes(int64_t type) { return code_bits(type) * DEPTH * SIDE / 8; }
 static inline int64_t shared_bytes(int64_t type) { return has_minima(type) ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
 static inline int64_t own_bytes(int64_t type) { return type == W4X ? SIDE : 2 * SIDE; }                 /* of each */
@@ -158,7 +161,7 @@ static inline int64_t factor_bytes(int64_t type)
 }
 static inline int64_t panel_bytes(int64_t type, int64_t depth)
 {
-    return is_small(type) ? depth * (code_bytes(type) + factor_bytes(type)) : panel_size(depth) * size_of_type(type);
+    return is_small(type) ? depth * (code_bytes(type) + factor_bytes(type)) + (type == W4H ? 4 * SIDE : 0) : panel_size(depth) * size_of_type(type);
 }
 /* Where the factors of a step begin, or of the NEST steps that it is of; and its own bytes. */
 static inline const uint8_t *factors_at(int64_t type, const uint8_t *panel, int64_t depth, int64_t step)
@@ -170,6 +173,11 @@ static inline const uint8_t *subs_at(int64_t type, const uint8_t *factors, int64
     return factors + shared_bytes(type) + step % NEST * own_bytes(type);
 }
 
+/* Of W4H: 2^7 times the scales of columns. */
+static inline const float *column_scales_at(const uint8_t *panel, int64_t depth)
+{
+    return (const float *)(panel + depth * (code_bytes(W4H) + factor_bytes(W4H)));
+}
 /* The zero of column c of a step of W4Z, which get_code does not take off. */
 static inline int zero_at(const uint8_t *factors, int64_t c) { return factors[2 * SIDE + c % (SIDE / 2)] >> c / (SIDE / 2) * 4 & 15; }
 
@@ -193,7 +201,7 @@ static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_
         code |= (highs[place] >> (4 * half + four) & 1) << 4;
     if (type == W6K)
         code |= (highs[half * 64 + place] >> 2 * four & 3) << 4;
-    return has_table(type) ? IQ4[code] : (type == W4F ? E2M1[code] : code) - code_offset(type);
+    return has_table(type) ? IQ4[code] : (has_floats(type) ? E2M1[code] : code) - code_offset(type);
 }
 
 /* Where column c, row k of a panel lies: bf16 in pairs of rows, others by even and odd rows. */

@@ -67,6 +67,10 @@ static inline V from_bf16(const half_t *at)
 static inline V from_f16(const half_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 static inline V from_codes(const int8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at))); }
 static inline V from_bytes(const uint8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at))); }
+static inline V from_e4m3(const uint8_t *at) /* times 2^-8: an fp16 of the same bits, with three more behind them */
+{
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at)), 7));
+}
 static inline V powers_at(const uint8_t *at) /* 2^(byte - 128); 0 where that is denormal */
 {
     __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)), one = _mm512_set1_epi32(1);
@@ -148,6 +152,11 @@ static inline __m256i widen_bytes(const uint8_t *at) { return _mm256_cvtepu8_epi
 static inline V from_bytes(const uint8_t *at) { return (V){_mm256_cvtepi32_ps(widen_bytes(at)), _mm256_cvtepi32_ps(widen_bytes(at + 8))}; }
 static inline __m256 widen_codes(const int8_t *at) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at))); }
 static inline V from_codes(const int8_t *at) { return (V){widen_codes(at), widen_codes(at + 8)}; }
+static inline __m256 e4m3_half(const uint8_t *at)
+{
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)at)), 7));
+}
+static inline V from_e4m3(const uint8_t *at) { return (V){e4m3_half(at), e4m3_half(at + 8)}; }
 static inline __m256 powers_half(const uint8_t *at)
 {
     __m256i one = _mm256_set1_epi32(1);
@@ -235,6 +244,13 @@ static inline V from_codes(const int8_t *at)
     int16x8_t low = vmovl_s8(vget_low_s8(codes)), high = vmovl_s8(vget_high_s8(codes));
     return (V){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+static inline V from_e4m3(const uint8_t *at)
+{
+    uint16_t wide[LANES];
+    vst1q_u16(wide, vshll_n_u8(vld1_u8(at), 7));
+    vst1q_u16(wide + 8, vshll_n_u8(vld1_u8(at + 8), 7));
+    return from_f16(wide);
 }
 static inline V powers_at(const uint8_t *at) { return EACH(V, REAL(vshlq_n_u32(vqsubq_u32(widen_bytes(at + 4 * i), vdupq_n_u32(1)), 23))); }
 static inline void to_bf16(half_t *at, V rounded)
@@ -326,6 +342,7 @@ static inline V from_bf16(const half_t *at) { return EACH(V, real_of((uint32_t)a
 static inline V from_f16(const half_t *at) { return EACH(V, widen_f16(at[i])); }
 static inline V from_bytes(const uint8_t *at) { return EACH(V, at[i]); }
 static inline V from_codes(const int8_t *at) { return EACH(V, at[i]); }
+static inline V from_e4m3(const uint8_t *at) { return EACH(V, widen_f16((half_t)(at[i] << 7))); }
 static inline V powers_at(const uint8_t *at) { return EACH(V, real_of(at[i] ? (uint32_t)(at[i] - 1) << 23 : 0)); }
 static inline void to_bf16(half_t *at, V rounded)
 {

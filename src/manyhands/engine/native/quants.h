@@ -76,10 +76,10 @@ static inline __m512i zeros_of(const uint8_t *factors)
     return _mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16));
 }
 
-/* Codes of 4 and 5 bit, or numbers that they name; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+/* Codes of 4 and 5 bit, or numbers that they name (W4H: of each half of a step by itself); sums of half a step of those of 5 fit into int16, not of a whole one. */
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
-    const int is_wide = code_bits(type) == 5 || type == W4F;
+    const int is_wide = code_bits(type) == 5 || has_floats(type);
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
     const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
     const __m512i unsigned_by = _mm512_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm512_xor_si512(named, unsigned_by);
@@ -95,11 +95,15 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
             a = _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(highs, 4 - j), fifth));
             b = _mm512_or_si512(b, _mm512_and_si512(_mm512_srli_epi16(highs, j), fifth));
         }
-        if (type == W4F || has_table(type))
+        if (has_floats(type) || has_table(type))
             a = _mm512_shuffle_epi8(numbers, a), b = _mm512_shuffle_epi8(numbers, b);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
+            if (has_dot && type == W4H) {
+                sums[r] = dot_unsigned(sums[r], a, x), others[r] = dot_unsigned(others[r], b, x + 16);
+                continue;
+            }
             if (has_dot) {
                 sums[r] = dot_unsigned(dot_unsigned(sums[r], a, x), b, x + 16);
                 continue;
@@ -117,6 +121,12 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     }
     for (int r = 0; r < count; r++) {
         Sums sum = has_dot || has_table(type) ? sums[r] : pairs_added(_mm512_setzero_si512(), sums[r]);
+        if (type == W4H) {
+            const Group *group = group_at(rows, r * step);
+            out[r] = to_reals(sum, code_offset(type) * group->sums[0]);
+            second[r] = to_reals(has_dot ? others[r] : pairs_added(_mm512_setzero_si512(), others[r]), code_offset(type) * group->sums[1]);
+            continue;
+        }
         sum = is_wide && !has_dot ? pairs_added(sum, others[r]) : sum;
         if (type == W4Z)
             sum = _mm512_sub_epi32(sum, _mm512_madd_epi16(zeros, four_of((const int8_t *)group_at(rows, r * step)->sums)));
@@ -263,9 +273,9 @@ static inline __m256i zeros_of(const uint8_t *factors, int half)
 }
 
 /* Codes of 4 and 5 bit, or numbers that they name, of columns 8 half, ...; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out)
+INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out, __m256 *second)
 {
-    const int is_wide = code_bits(type) == 5 || type == W4F;
+    const int is_wide = code_bits(type) == 5 || has_floats(type);
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
     const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
     const __m256i unsigned_by = _mm256_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm256_xor_si256(named, unsigned_by);
@@ -282,11 +292,15 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
             a = _mm256_or_si256(a, _mm256_and_si256(_mm256_slli_epi16(highs, 4 - j), fifth));
             b = _mm256_or_si256(b, _mm256_and_si256(_mm256_srli_epi16(highs, j), fifth));
         }
-        if (type == W4F || has_table(type))
+        if (has_floats(type) || has_table(type))
             a = _mm256_shuffle_epi8(numbers, a), b = _mm256_shuffle_epi8(numbers, b);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
+            if (has_dot && type == W4H) {
+                sums[r] = dot_unsigned(sums[r], a, x), others[r] = dot_unsigned(others[r], b, x + 16);
+                continue;
+            }
             if (has_dot) {
                 sums[r] = dot_unsigned(dot_unsigned(sums[r], a, x), b, x + 16);
                 continue;
@@ -305,6 +319,12 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
     }
     for (int r = 0; r < count; r++) {
         __m256i sum = has_dot || has_table(type) ? sums[r] : pairs_added(_mm256_setzero_si256(), sums[r]);
+        if (type == W4H) {
+            const Group *group = group_at(rows, r * step);
+            out[r] = to_reals(sum, code_offset(type) * group->sums[0]);
+            second[r] = to_reals(has_dot ? others[r] : pairs_added(_mm256_setzero_si256(), others[r]), code_offset(type) * group->sums[1]);
+            continue;
+        }
         sum = is_wide && !has_dot ? pairs_added(sum, others[r]) : sum;
         if (type == W4Z)
             sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(zeros, four_of((const int8_t *)group_at(rows, r * step)->sums)));
@@ -312,14 +332,17 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
     }
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
-    __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
-    half_nibbles(type, has_dot, count, rows, step, codes, factors, 0, a);
+    __m256 a[MOST_TOGETHER], b[MOST_TOGETHER], c[MOST_TOGETHER], d[MOST_TOGETHER];
+    half_nibbles(type, has_dot, count, rows, step, codes, factors, 0, a, c);
     AGAIN(rows);
-    half_nibbles(type, has_dot, count, rows, step, codes + 32, factors, 1, b);
-    for (int r = 0; r < count; r++)
+    half_nibbles(type, has_dot, count, rows, step, codes + 32, factors, 1, b, d);
+    for (int r = 0; r < count; r++) {
         out[r] = (V){a[r], b[r]};
+        if (type == W4H)
+            second[r] = (V){c[r], d[r]};
+    }
 }
 
 /* Four codes of 3 or 2 bit of each of eight columns: numbers 4 four .. 4 four + 3 of a half of a step. */
@@ -457,7 +480,7 @@ INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, i
     }
     if (has_table(type))
         return vqtbl1q_s8(vld1q_s8(IQ4), code);
-    return vreinterpretq_s8_u8(type == W4F ? vqtbl1q_u8(vld1q_u8(E2M1), code) : code);
+    return vreinterpretq_s8_u8(has_floats(type) ? vqtbl1q_u8(vld1q_u8(E2M1), code) : code);
 }
 
 /* Zeros of W4Z of columns 4 i .. 4 i + 3. */
@@ -476,10 +499,15 @@ INLINE int32x4_t half_product(int64_t type, int has_dot, const Group *group, con
     return sums;
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
+        if (type == W4H) {
+            out[r] = to_reals(EACH(Sums, half_product(type, has_dot, group, codes, 0, i)), code_offset(type) * group->sums[0]);
+            second[r] = to_reals(EACH(Sums, half_product(type, has_dot, group, codes, 1, i)), code_offset(type) * group->sums[1]);
+            continue;
+        }
         Sums sums = EACH(Sums, vaddq_s32(half_product(type, has_dot, group, codes, 0, i), half_product(type, has_dot, group, codes, 1, i)));
         if (type == W4Z)
             sums = EACH(Sums, vmlsq_s32(sums.q[i], zeros_of(factors, i), vdupq_n_s32(group_sum(group))));
@@ -539,12 +567,16 @@ INLINE void sum_codes(int64_t type, const Group *group, const uint8_t *codes, in
             sums[c] += get_code(type, codes, k, c) * group->codes[k];
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
-        int32_t sums[SIDE] = {0};
-        sum_codes(type, group_at(rows, r * step), codes, 0, DEPTH, sums);
+        int32_t sums[SIDE] = {0}, others[SIDE] = {0};
+        sum_codes(type, group_at(rows, r * step), codes, 0, type == W4H ? DEPTH / 2 : DEPTH, sums);
+        if (type == W4H) {
+            sum_codes(type, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, others);
+            second[r] = EACH(V, (float)others[i]);
+        }
         for (int c = 0; type == W4Z && c < SIDE; c++)
             sums[c] -= zero_at(factors, c) * group_sum(group_at(rows, r * step));
         out[r] = EACH(V, (float)sums[i]);
@@ -611,21 +643,29 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
 {
     const char *rows = (const char *)x;
     const int is_far = mh_fetches_far;
+    const V columns = type == W4H ? load(column_scales_at(panel, depth)) : set(0);
     for (int64_t step = first; step < end; step++, rows += step_step * 4) {
         fetch_step(type, is_far, count <= MOST_TOGETHER / 2, panel, depth, step);
         __asm__("" ::: "memory"); /* nothing below is read before, or registers of AVX2 would not do */
         const uint8_t *codes = panel + step * code_bytes(type), *factors = factors_at(type, panel, depth, step), *subs = subs_at(type, factors, step);
-        V part[MOST_TOGETHER], scale = scales_of(type, factors, subs), least = has_minima(type) ? minima_of(type, factors, subs) : scale;
+        V part[MOST_TOGETHER], second[MOST_TOGETHER]; /* W4H: second halves of a step, whose scales are `least` */
+        V scale = type == W4H ? mul(from_e4m3(factors), columns) : scales_of(type, factors, subs), least = scale;
+        if (type == W4H)
+            least = mul(from_e4m3(factors + SIDE), columns);
+        else if (has_minima(type))
+            least = minima_of(type, factors, subs);
         if (type == W8)
             bytes_product(has_dot, count, rows, row_step * 4, codes, part);
-        else if (has_halves(type))
+        else if (has_halves(type) && type != W4H)
             halves_product(type, has_dot, count, rows, row_step * 4, codes, subs, part);
         else
-            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, factors, part);
+            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, factors, part, second);
         for (int r = 0; r < count; r++) {
             const Group *group = group_at(rows, r * row_step * 4);
             V sum = fma_(part[r], mul(scale, set(group->scale)), load(sums + r * SIDE));
-            if (type == W2K)
+            if (type == W4H)
+                sum = fma_(second[r], mul(least, set(group->scale)), sum);
+            else if (type == W2K)
                 sum = fma_(minima_product(subs, group), mul(least, set(group->scale)), sum);
             else if (has_minima(type))
                 sum = fma_(least, mul(set(group->scale), set((float)group_sum(group))), sum);
@@ -665,7 +705,7 @@ enum { DOTS = 1 };
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}},
 #endif
 #define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
-    each(W4X) each(W3K) each(W2K) /* as they are numbered */
+    each(W4X) each(W3K) each(W2K) each(W4H) /* as they are numbered */
 EACH_SMALL(EACH_DOT)
 static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_SMALL(NAMES_OF)};
 #undef GROUP_CHAIN
