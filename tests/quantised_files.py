@@ -1,4 +1,4 @@
-"""Tiny checkpoints as AWQ, GPTQ, compressed-tensors and MXFP4 store them, packed here by the formats' descriptions.
+"""Tiny checkpoints as AWQ, GPTQ, compressed-tensors, MXFP4, FP8 and NVFP4 store them, packed here by the formats' descriptions.
 
 The packers place each code by its bit position; what is expected of a matrix is computed beside them from codes, zeros and
 scales.
@@ -195,6 +195,76 @@ def fp8_tiny(
             stored |= {name: codes, name + ending: scales[0, 0] if tile == (0, 0) else scales}
             stored[f"{name.removesuffix('.weight')}.{rows}"] = torch.tensor(0.5)
             tensors[name] = numbers
+    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    _copy(plain, out, config)
+    _write(out, stored)
+    return out, plain
+
+
+def float4(weight: Floats, *, is_divided: bool) -> tuple[dict[str, torch.Tensor], Floats]:
+    """A matrix in NVFP4 by its parts' endings, as modelopt stores it or (is_divided) compressed-tensors, and its numbers."""
+    groups = weight.reshape(len(weight), -1, 16)
+    most = np.abs(groups).max(-1)
+    whole = np.float32(448 * 6 / most.max() if is_divided else most.max() / (448 * 6))
+    factor = np.float32(1) / whole if is_divided else whole
+    scales = torch.from_numpy(most / 6 / factor).to(torch.float8_e4m3fn)
+    by = scales.float().numpy() * factor
+    codes = np.abs(groups[..., None] / np.maximum(by, 1e-30)[..., None, None] - E2M1).argmin(-1).astype(np.uint8)
+    flat = codes.reshape(weight.shape)
+    packed = torch.from_numpy(flat[:, ::2] | flat[:, 1::2] << 4)
+    names = ("weight_packed", "weight_global_scale") if is_divided else ("weight", "weight_scale_2")
+    whole_shape = (1,) if is_divided else ()
+    parts = {names[0]: packed, "weight_scale": scales, names[1]: torch.tensor(float(whole)).reshape(whole_shape)}
+    parts["input_global_scale" if is_divided else "input_scale"] = torch.tensor(0.5).reshape(whole_shape)
+    return parts, np.asarray((E2M1[codes] * by[..., None]).reshape(weight.shape), np.float32)
+
+
+MODELOPT: Final[dict[str, Any]] = {
+    "config_groups": {"group_0": {"weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}}},
+    "ignore": ["lm_head"],
+    "quant_algo": "NVFP4",
+    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    "producer": {"name": "modelopt", "version": "0.41.0"},
+    "quant_method": "modelopt",
+}
+_FLOAT4_WEIGHTS: Final = {
+    "num_bits": 4,
+    "type": "float",
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "symmetric": True,
+}
+PACKED_FLOAT4: Final[dict[str, Any]] = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": _FLOAT4_WEIGHTS, "format": "nvfp4-pack-quantized"}},
+}
+
+
+def nvfp4_tiny(
+    out: Path, config: dict[str, Any], *, family: str = "llama", in_fp8: str = "-", plain_in: str = "-", **sizes: Any
+) -> tuple[Path, Path]:
+    """A tiny model whose layers' matrices are in NVFP4, and the folder of the same numbers in fp32.
+
+    Those with `in_fp8` in their names are in FP8, those with `plain_in` as they are, and so are routers.
+    """
+    is_divided = config["quant_method"] == "compressed-tensors"
+    plain = make_tiny(family, out.with_name(f"{out.name}-plain"), dtype="fp32", **sizes)
+    tensors = load_file(plain / "model.safetensors")
+    stored = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    for name, array in tensors.items():
+        if ".layers." not in name or array.ndim != 2 or plain_in in name or name.endswith(".gate.weight"):
+            continue
+        stem, is_fp8 = name.removesuffix(".weight"), in_fp8 in name
+        del stored[name]
+        if is_fp8:
+            codes, scales, tensors[name] = float8(array, 0, 0, torch.float32)
+            parts = {"weight": codes, "weight_scale": scales[0, 0], "input_scale": torch.tensor(0.5)}
+        else:
+            parts, tensors[name] = float4(array, is_divided=is_divided)
+        stored |= {f"{stem}.{part}": tensor for part, tensor in parts.items()}
+        if name.endswith((".k_proj.weight", ".v_proj.weight")):
+            stored[f"{stem}.{stem[-6]}_scale"] = torch.tensor(0.5)
     _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
     _copy(plain, out, config)
     _write(out, stored)

@@ -7,6 +7,7 @@ import pytest
 from manyhands.checkpoint.quantised import Folded, Quantised, folded, read_quantised
 from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import ModelError
+from tests.quantised_files import MODELOPT, PACKED_FLOAT4
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True}
@@ -16,6 +17,19 @@ INT4 = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"weights": WEIGHTS}},
 }
+
+
+def packed_float4(**weights: Any) -> dict[str, Any]:
+    given = PACKED_FLOAT4["config_groups"]["group_0"]["weights"]
+    return {**PACKED_FLOAT4, "config_groups": {"group_0": {"weights": {**given, **weights}}}}
+
+
+def mixed(layer: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"model.layers.0.mlp": layer},
+    }
 
 
 class Tensor(NamedTuple):
@@ -38,6 +52,10 @@ def test_what_is_read() -> None:
     assert read(INT4) == Quantised("compressed-tensors", 4, 128)
     assert read({"quant_method": "fp8", "weight_block_size": [128, 64]}) == Quantised("fp8", 8, tile=(128, 64))
     assert read({"quant_method": "mxfp4"}) == Quantised("mxfp4", 4, 32, symmetric=True)
+    float4 = Quantised("modelopt", 4, 16, has_float4=True)
+    assert [read(each) for each in (MODELOPT, mixed({"quant_algo": "NVFP4"}))] == [float4, float4]
+    assert read(mixed({"quant_algo": "FP8"})) == Quantised("modelopt", 8)
+    assert read(PACKED_FLOAT4) == Quantised("compressed-tensors", 4, 16, has_float4=True)
     config = {"model_type": "mistral3", "text_config": {"quantization_config": AWQ}}
     assert read_quantised(text_config(config)) == Quantised("awq", 4, 128)
 
@@ -52,7 +70,7 @@ def test_what_is_read() -> None:
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]; two whole numbers"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "two whole numbers from 1 are needed"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; read is 'e4m3'"),
-        ({"quant_method": "hqq"}, "read are awq, gptq, compressed-tensors, mxfp4, fp8, fbgemm_fp8, gguf"),
+        ({"quant_method": "hqq"}, "read are awq, gptq, compressed-tensors, mxfp4, fp8, fbgemm_fp8, modelopt, gguf"),
         ({}, "quant_method is None; read are awq"),
         ({"quant_method": ["awq"]}, "read are awq"),
         ("awq", "must be an object"),
@@ -71,7 +89,10 @@ def test_what_is_read() -> None:
         ({**INT4, "format": "float-quantized"}, "format is 'float-quantized'; read is 'pack-quantized'"),
         ({**INT4, "format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
         ({**INT4, "config_groups": {}}, "a group with weights is needed"),
-        ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "type": "float"}}}}, "num_bits is 4; read is 8"),
+        (
+            {**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "type": "float"}}}},
+            "strategy is 'group'; read is 'tensor_group'",
+        ),
         ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "num_bits": 6}}}}, "num_bits is 6"),
         ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "strategy": "block"}}}}, "strategy is 'block'"),
         (
@@ -80,6 +101,19 @@ def test_what_is_read() -> None:
         ),
         ({**INT4, "transform_config": {"config_groups": {"R1": {}}}}, "transform_config.*changes the arithmetic"),
         ({**INT4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.*changes the arithmetic"),
+        ({**PACKED_FLOAT4, "format": "pack-quantized"}, "format is 'pack-quantized'; read is 'nvfp4-pack-quantized'"),
+        (packed_float4(group_size=32), "group_size is 32; read is 16"),
+        (packed_float4(strategy="group"), "strategy is 'group'; read is 'tensor_group'"),
+        (packed_float4(num_bits=6), "num_bits is 6; read is 8 or 4"),
+        ({**MODELOPT, "quant_algo": "NVFP4_AWQ"}, "quant_algo is 'NVFP4_AWQ'; read is 'NVFP4' or 'W4A16_NVFP4'"),
+        ({**MODELOPT, "quant_algo": None}, "quant_algo is None; read is"),
+        ({**MODELOPT, "group_size": 32}, "group_size is 32; read is 16"),
+        ({"quant_method": "modelopt", "quantization": []}, r"quantization is \[\]; an object"),
+        ({**MODELOPT, "quant_algo": "MIXED_PRECISION"}, "quantized_layers is None; an object of objects"),
+        (mixed({"quant_algo": "W4A8_AWQ"}), "quant_algo is 'W4A8_AWQ'; read is"),
+        (mixed({"quant_algo": "MIXED_PRECISION"}), "quant_algo is 'MIXED_PRECISION'; read is"),
+        (mixed({"quant_algo": "NVFP4", "group_size": 64}), "group_size is 64; read is 16"),
+        (mixed("NVFP4"), "an object of objects"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(given: Any, said: str) -> None:

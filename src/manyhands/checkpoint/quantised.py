@@ -1,7 +1,8 @@
 """Quantised safetensors: what `quantization_config` says of how matrices are stored, and which tensors are parts of one.
 
-Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss) and FP8. A stored number is (code - zero) * scale, with a
-scale and perhaps a zero for each group of a row's inputs; of FP8 a float of 8 bit times a scale. Such a matrix goes by the
+Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss), FP8 and NVFP4 (modelopt, compressed-tensors). A stored number
+is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's inputs; of FP8 a float of 8 bit times a
+scale; of NVFP4 a float of 4 bit times a scale in FP8 of 16 inputs and one of the matrix. Such a matrix goes by the
 name that it has unquantised ("model.layers.0.mlp.up_proj.weight") and is held in blocks of dtypes.py that store the same
 numbers; engine/quantised.py makes them. What has no such blocks, as FP8, has the type F32 here. Knows names and shapes, reads
 no weights.
@@ -14,13 +15,16 @@ from typing import Any, Final, Literal
 from manyhands.checkpoint.dtypes import Described
 from manyhands.errors import ModelError
 
-Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8"]
-READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "gguf")
+Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt"]
+READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt", "gguf")
 STEP: Final = 32  # inputs of a block: a group is a multiple of it
 WORD: Final = 32  # bits of the integers that codes are packed in
 MAX_EXPERTS: Final = 4096
 MXFP4_BYTES: Final = 16  # of the codes of a block
 FLOAT8: Final = "F8_E4M3"
+PAIRS: Final = "U8"  # bytes of two codes of NVFP4
+BYTES: Final = ("I8", FLOAT8, PAIRS)  # of matrices that go by their unquantised name
+FLOAT4_GROUP: Final = 16  # inputs that share a scale of NVFP4
 
 _BF16: Final = "take the model's checkpoint in bf16 with --dtype w8 or w4, or a GGUF file of it"
 _LOSSES: Final = {
@@ -28,7 +32,16 @@ _LOSSES: Final = {
 }
 _FLOAT_PARTS: Final = {"fp8": ("_scale_inv", "activation_scale"), "fbgemm_fp8": ("_scale", "input_scale_ub")}
 _PACKED = "pack-quantized"
-_FORMS: Final = {"int": (_PACKED, "int-quantized", "naive-quantized"), "float": ("float-quantized", "naive-quantized")}
+_FLOAT4 = "nvfp4-pack-quantized"
+_FORMS: Final = {
+    "int": (_PACKED, "int-quantized", "naive-quantized"),
+    "float": ("float-quantized", "naive-quantized"),
+    "float 4": (_FLOAT4,),
+    "floats": ("mixed-precision",),
+}
+_FLOAT4_ALGORITHMS: Final = ("NVFP4", "W4A16_NVFP4")
+_ALGORITHMS: Final = (*_FLOAT4_ALGORITHMS, "FP8")  # of modelopt
+_MIXED: Final = "MIXED_PRECISION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,7 @@ class Quantised:
 
     `symmetric`: all zeros are in the middle of the codes. `is_next`: GPTQ's zeros are stored as they are ("gptq_v2"), not
     less 1. `tile`: outputs and inputs of a matrix in FP8 that share a scale, where it is not a whole row's or matrix's.
+    `has_float4`: some matrices are in NVFP4; which of them, and which in FP8, their tensors tell.
     """
 
     method: Method
@@ -54,11 +68,12 @@ class Quantised:
     symmetric: bool = False
     is_next: bool = False
     tile: tuple[int, int] | None = None
+    has_float4: bool = False
 
     @property
     def is_partial(self) -> bool:
-        """Whether matrices of layers are stored unquantised too: those of MXFP4's attention."""
-        return self.method == "mxfp4"
+        """Whether matrices of layers are stored unquantised too, or may be: those of attention beside MXFP4 or NVFP4."""
+        return self.method == "mxfp4" or self.has_float4
 
     def parts(self, name: str) -> dict[str, str]:
         """What the tensors of the matrix `name` are called, by their role; not all need to be there."""
@@ -72,9 +87,13 @@ class Quantised:
         if self.method in _FLOAT_PARTS:
             scales, rows = _FLOAT_PARTS[self.method]
             return {"bytes": name, "scales": name + scales, "rows": f"{stem}.{rows}"}
+        if self.method == "modelopt":
+            parts = {"bytes": name, "scales": f"{name}_scale", "global": f"{name}_scale_2"}
+            return {**parts, "rows": f"{stem}.input_scale", "smooth": f"{stem}.pre_quant_scale"}
         if self.method == "compressed-tensors":
             endings = {"scales": "_scale", "zeros": "_zero_point", "order": "_g_idx", "shape": "_shape"}
             parts = {"codes": f"{name}_packed", "bytes": name, "rows": f"{stem}.input_scale"}
+            parts |= {"global": f"{name}_global_scale", "global rows": f"{stem}.input_global_scale"}
             return {**parts, **{role: name + end for role, end in endings.items()}}
         order = {"order": f"{stem}.g_idx"} if self.method == "gptq" else {}
         return {"codes": f"{stem}.qweight", "zeros": f"{stem}.qzeros", "scales": f"{stem}.scales", **order}
@@ -93,7 +112,7 @@ def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
         return Quantised("mxfp4", 4, STEP, symmetric=True)
     if method == "fbgemm_fp8":
         return Quantised("fbgemm_fp8", 8)
-    return {"awq": _awq, "gptq": _gptq, "fp8": _fp8}.get(method, _compressed)(given)
+    return {"awq": _awq, "gptq": _gptq, "fp8": _fp8, "modelopt": _modelopt}.get(method, _compressed)(given)
 
 
 def _given(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -170,31 +189,67 @@ def _compressed(given: Mapping[str, Any]) -> Quantised:
     weights = _schemes(given.get("config_groups"))
     kinds = {each.get("type", "int") for each in weights}
     bits = {each.get("num_bits", 8) for each in weights}
-    if len(bits) > 1 or len(kinds) > 1:
+    if len(kinds) > 1 or (len(bits) > 1 and "int" in kinds):
         raise _refused("config_groups", sorted(bits), f"groups of different num_bits or types are not read: {_BF16}")
-    forms = _FORMS[kinds.pop()]
+    has_float4 = kinds == {"float"} and 4 in bits
+    forms = _FORMS[("floats" if len(bits) > 1 else "float 4") if has_float4 else kinds.pop()]
     _one_of(given, "format", forms[0], *forms)
-    sizes = {_group(each) if each.get("strategy", "group") == "group" else 0 for each in weights}
+    sizes = {FLOAT4_GROUP if has_float4 else _size(each) for each in weights}
     tiles = {tile for each in weights if (tile := _tile(each, "block_structure"))}
-    tile = tiles.pop() if len(tiles) == 1 else None
-    return Quantised("compressed-tensors", bits.pop(), sizes.pop() if len(sizes) == 1 else 0, tile=tile)
+    tile, size = (found.pop() if len(found) == 1 else None for found in (tiles, sizes))
+    return Quantised("compressed-tensors", min(bits), size or 0, tile=tile, has_float4=has_float4)
+
+
+def _size(weights: Mapping[str, Any]) -> int:
+    return _group(weights) if weights.get("strategy", "group") == "group" else 0
+
+
+def _modelopt(given: Mapping[str, Any]) -> Quantised:
+    """`quantization_config`, or what hf_quant_config.json says put there."""
+    inner = given.get("quantization", given)
+    if not isinstance(inner, dict):
+        raise _refused("quantization", inner, "an object is needed")
+    is_mixed = _one_of(inner, "quant_algo", None, *_ALGORITHMS, _MIXED) == _MIXED
+    schemes = _layers_of(inner) if is_mixed else [inner, *_weights_of(inner.get("config_groups"))]
+    algorithms = [_one_of(each, "quant_algo", inner["quant_algo"], *_ALGORITHMS) for each in schemes]
+    has_float4 = False
+    for each, algorithm in zip(schemes, algorithms, strict=True):
+        if algorithm in _FLOAT4_ALGORITHMS:
+            has_float4, _ = True, _one_of(each, "group_size", FLOAT4_GROUP, FLOAT4_GROUP)
+    return Quantised("modelopt", 4 if has_float4 else 8, FLOAT4_GROUP if has_float4 else 0, has_float4=has_float4)
+
+
+def _layers_of(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What is said of each layer, where they are stored in several ways."""
+    layers = given.get("quantized_layers")
+    listed = list(layers.values()) if isinstance(layers, dict) else []
+    if not listed or not all(isinstance(each, dict) for each in listed):
+        raise _refused("quantized_layers", layers, "an object of objects, which names the layers, is needed")
+    return listed
 
 
 def _schemes(groups: object) -> list[Mapping[str, Any]]:
     """How the weights of each group are stored."""
-    listed = list(groups.values())[:64] if isinstance(groups, dict) else []
-    schemes = [each.get("weights") for each in listed if isinstance(each, dict)]
-    weights: list[Mapping[str, Any]] = [each for each in schemes if isinstance(each, dict)]
+    weights = _weights_of(groups)
     if not weights:
         raise _refused("config_groups", groups, "a group with weights is needed")
     for each in weights:
         if _one_of(each, "type", "int", "int", "float") == "float":
-            _one_of(each, "num_bits", 8, 8)
-            _one_of(each, "strategy", "tensor", "tensor", "channel", "block")
+            if _one_of(each, "num_bits", 8, 8, 4) == 4:
+                _one_of(each, "strategy", None, "tensor_group")
+                _one_of(each, "group_size", None, FLOAT4_GROUP)
+            else:
+                _one_of(each, "strategy", "tensor", "tensor", "channel", "block")
             continue
         _one_of(each, "num_bits", 8, 4, 8)
         _one_of(each, "strategy", "group", "group", "channel", "tensor")
     return weights
+
+
+def _weights_of(groups: object) -> list[Mapping[str, Any]]:
+    listed = list(groups.values())[:64] if isinstance(groups, dict) else []
+    schemes = [each.get("weights") for each in listed if isinstance(each, dict)]
+    return [each for each in schemes if isinstance(each, dict)]
 
 
 def folded(tensors: Sequence[Described], config: Mapping[str, Any]) -> Sequence[Described]:
@@ -203,6 +258,13 @@ def folded(tensors: Sequence[Described], config: Mapping[str, Any]) -> Sequence[
     Raises ModelError.
     """
     how = read_quantised(config)
+    if how is None and (
+        stray := next((tensor.name for tensor in tensors if tensor.name.endswith(".weight_scale_2")), "")
+    ):
+        raise ModelError(
+            f"{stray} is a part of a matrix in NVFP4, but config.json has no quantization_config: put what "
+            'hf_quant_config.json says there, with "quant_method": "modelopt"'
+        )
     return tensors if how is None else [*_fold({tensor.name: tensor for tensor in tensors}, how)]
 
 
@@ -232,7 +294,7 @@ def _wholes(name: str, by_name: Mapping[str, Described], how: Quantised) -> Iter
         if name.endswith(".weight_packed"):
             return [name.removesuffix("_packed")]
     if "bytes" in how.parts(name):
-        return [name] if name.endswith(".weight") and by_name[name].dtype in ("I8", FLOAT8) else []
+        return [name] if name.endswith(".weight") and by_name[name].dtype in BYTES else []
     return [f"{name.removesuffix('.qweight')}.weight"] if name.endswith(".qweight") else []
 
 
@@ -244,10 +306,16 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
     shape, needed = codes.shape, 4 if how.method == "mxfp4" else 2
     if len(shape) != needed or 0 in shape or (needed == 4 and shape[3] != MXFP4_BYTES):
         raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of {how.method}")
+    if "smooth" in parts:
+        raise ModelError(f"{parts['smooth'].name} changes the arithmetic and is not read: {_BF16}")
     if how.method == "mxfp4":
         return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
     if codes.dtype == FLOAT8:
         return Folded(name, "F32", (shape[0], shape[1]))
+    if codes.dtype == PAIRS:
+        if not how.has_float4:
+            raise ModelError(f"{codes.name} is stored as {PAIRS}, as NVFP4 is, which config.json does not name")
+        return Folded(name, "F32" if 2 * shape[1] % STEP else "NVFP4", (shape[0], 2 * shape[1]))
     bits = how.bits if "codes" in parts else 8
     each = WORD // bits if "codes" in parts else 1
     if how.method == "awq":

@@ -4,7 +4,7 @@ A number is (code - zero) * scale. With a zero in the middle, codes of 4 and 8 b
 other zero, those of Q4_Z, which holds the zero; the scale is the stored one. Inputs whose groups lie in an order of their own
 (GPTQ's act-order) are put into the order of their groups, which Stored.order holds. What no block holds is given as numbers in
 fp32, or refused: groups that cut blocks, zeros at 8 bit, scales that fp16 lacks. FP8 is always given as numbers, float times
-scale rounded to fp32: small weights then round them as those of an unquantised matrix.
+scale rounded to fp32: small weights then round them as those of an unquantised matrix. NVFP4: engine/nvfp4.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,16 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.quantised import FLOAT8, MXFP4_BYTES, STEP, WORD, Folded, Quantised, describe
+from manyhands.checkpoint.quantised import BYTES, FLOAT8, MXFP4_BYTES, STEP, WORD, Folded, Quantised, describe
+from manyhands.engine.blocks import E4M3
 from manyhands.engine.library import Array
 from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.nvfp4 import nvfp4
 from manyhands.engine.weights import STRETCH, Read, Stored, as_fp32
 from manyhands.errors import ModelError
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-_BYTES: Final = ("I8", FLOAT8)
+_UNREAD: Final = ("shape", "rows", "global rows")  # how to round activations is not followed
 _AWQ: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of output 0, 1, ... of its eight lies
 
 
@@ -53,7 +55,7 @@ class _Reader:
     def read(self, name: str) -> Stored:
         """As MappedTensors.read."""
         roles = {role: part for role, part in self._how.parts(name).items() if self._tensors.has(part)}
-        is_plain = "codes" not in roles and not ("bytes" in roles and self._tensors.entry(name).dtype in _BYTES)
+        is_plain = "codes" not in roles and not ("bytes" in roles and self._tensors.entry(name).dtype in BYTES)
         if is_plain:
             return self._tensors.read(name)
         if self._last is None or self._last[0] != name:
@@ -62,11 +64,13 @@ class _Reader:
 
     def _quantised(self, name: str, roles: dict[str, str]) -> Stored:
         folded = describe(name, {role: self._tensors.entry(part) for role, part in roles.items()}, self._how)
-        arrays = {role: self._tensors.raw(part) for role, part in roles.items() if role not in ("shape", "rows")}
+        arrays = {role: self._tensors.raw(part) for role, part in roles.items() if role not in _UNREAD}
         if self._how.method == "mxfp4":
             return _mxfp4(folded, arrays, expert=int(name.removesuffix(".weight").split(".")[-2]))
         if "codes" not in roles and self._tensors.entry(name).dtype == FLOAT8:
             return Stored("f32", _floats(folded, arrays, self._how.tile))
+        if self._how.has_float4:
+            return nvfp4(folded, arrays, is_divided="codes" in roles, needs_blocks=self._needs_blocks)
         matrix = _MATRICES[self._how.method](folded, arrays, self._how)
         if problem := _unheld(matrix):
             if self._needs_blocks:
@@ -151,17 +155,6 @@ def _mxfp4(folded: Folded, arrays: dict[str, Array], expert: int) -> Stored:
     return Stored("MXFP4", out.reshape(len(given), -1))
 
 
-def _float8() -> Floats:
-    """The numbers of E4M3 by their codes: 4 bits of exponent, 3 behind the point; no infinities, 127 and 255 are no numbers."""
-    code = np.arange(256)
-    exponent, rest = code >> 3 & 15, code & 7
-    found = np.where(exponent == 0, rest / 8 * 2.0**-6, (1 + rest / 8) * 2.0 ** (exponent - 7.0))
-    return np.where(code & 127 == 127, np.nan, np.where(code > 127, -found, found)).astype(np.float32)
-
-
-_FLOAT8: Final = _float8()
-
-
 def _floats(folded: Folded, arrays: dict[str, Array], tile: tuple[int, int] | None) -> Floats:
     """[outputs, inputs]: bytes [outputs, inputs] times scales, one of the matrix, one a row or one a tile."""
     (outputs, inputs), scales = folded.shape, _scales(arrays, folded)
@@ -170,7 +163,7 @@ def _floats(folded: Folded, arrays: dict[str, Array], tile: tuple[int, int] | No
     out = np.empty((outputs, inputs), np.float32)
     for rows in _stretches(folded):
         by = scales[np.arange(rows.start, rows.stop) // high]
-        np.multiply(_FLOAT8[arrays["bytes"][rows]], np.repeat(by, wide, 1)[:, :inputs], out=out[rows])
+        np.multiply(E4M3[arrays["bytes"][rows]], np.repeat(by, wide, 1)[:, :inputs], out=out[rows])
     return out
 
 
