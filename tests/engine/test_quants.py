@@ -62,6 +62,18 @@ def test_products_are_those_of_rounded_rows(form: str, count: int) -> None:
         assert np.abs(found - want).max() <= 2e-6 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("count", [1, 5, 17, 100])
+def test_products_of_the_same_rows_may_be_of_any_types(count: int) -> None:
+    """Some of which AMX multiplies in tiles, and some not, for which rows are prepared otherwise."""
+    forms, sizes, k = ("NVFP4", "Q8_0", "Q6_K", "NVFP4", "MXFP4", "Q2_K"), [40, 33, 16, 70, 20, 17], 512
+    packed = [pack_blocks(blocks(n, n, k // BLOCKS[form][0], form), form) for form, n in zip(forms, sizes, strict=True)]
+    ops = [(library.PRODUCT, (0, 1 + i, TYPES[KEPT[form]], 0), (), (packed[i], None)) for i, form in enumerate(forms)]
+    x = reals(9, count, k, spread=9)
+    for out in range(1, len(sizes) + 1):
+        found = {BackEnd(name, Team(2)).run(x, "f32", sizes, ops, out).tobytes() for name in library.supported()}
+        assert len(found) == 1
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 33])
 def test_zeros_change_no_bit_of_what_codes_of_five_bits_give(count: int) -> None:
     """A code less its zero is a code of 5 bit: integers are exact, so both sums are rounded alike. All codes with all zeros."""

@@ -68,7 +68,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    int64_t has_tiles; /* for rows and weights in bf16, and for small weights but those that have halves */
+    int64_t has_tiles; /* for rows and weights in bf16, and for small weights that fit (fits_tiles) */
     void (*prepare)(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count);
     void (*product)(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch);
@@ -147,6 +147,7 @@ static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_
 enum { NEST = 8 }; /* steps that share factors */
 static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || type == W4X || type == W3K || type == W2K; }
 static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W4H; } /* a scale for 16 numbers */
+static inline int fits_tiles(int64_t type) { return !has_halves(type) || type == W4H; } /* AMX's: of small weights */
 static inline int has_floats(int64_t type) { return type == W4F || type == W4H; }
 static inline int has_table(int64_t type) { return type == W4N || type == W4X; }
 static inline int has_minima(int64_t type) { return type == W4M || type == W5M || type == W4K || type == W5K || type == W2K; }

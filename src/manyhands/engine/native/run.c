@@ -231,7 +231,7 @@ static int run_rows(Team *team, int64_t threads, Job job, Task task, int64_t wid
     return team_run(team, members, task, &job, ceil_div(job.rows, job.per_task), 0);
 }
 
-static int is_prepared_alike(int64_t a, int64_t b) { return a == b || (is_small(a) && is_small(b) && has_halves(a) == has_halves(b)); }
+static int is_prepared_alike(int64_t a, int64_t b) { return a == b || (is_small(a) && is_small(b) && fits_tiles(a) == fits_tiles(b)); }
 
 /* Products from `op` on that read the same columns: how many; the last may overwrite them. */
 static int64_t count_parts(const Plan *plan, const Op *op)
@@ -247,7 +247,7 @@ static int64_t form_of(const Plan *plan, int64_t type, int64_t rows)
 {
     int64_t has_tiles = plan->kernels->has_tiles;
     if (is_small(type))
-        return has_tiles && !has_halves(type) && rows > FEW_TILED_GROUPS ? TILED_GROUPS : GROUPED;
+        return has_tiles && fits_tiles(type) && rows > FEW_TILED_GROUPS ? TILED_GROUPS : GROUPED;
     return has_tiles && plan->rounds && type == BF16 && rows > FEW_TILED ? TILED : AS_THEY_ARE;
 }
 

@@ -13,7 +13,8 @@ typedef struct {
 } RowTile;
 _Static_assert(sizeof(RowTile) == SIDE * sizeof(Group), "the room is that of groups");
 
-/* A step of a panel: signed codes without offsets or zeros, [K / 4][column][4]; scales, minima. */
+/* A step of a panel: signed codes without offsets or zeros, [K / 4][column][4]; scales, minima. A step of W4H is two of these, each half of it
+ * with zeros in place of the other. */
 typedef struct {
     int8_t codes[DEPTH * SIDE];
     float scales[SIDE], minima[SIDE];
@@ -35,7 +36,7 @@ static void put_group(const Group *group, RowTile *tile, int64_t row)
     tile->sums[row % SIDE] = group->scale * (float)group_sum(group);
 }
 
-/* 64 codes of a half of a step, of four j of it: twice E2M1's floats, or less an offset or zeros. */
+/* 64 codes of a half of a step, of four j of it, less an offset or zeros. */
 INLINE void sign_codes(int64_t type, const uint8_t *codes, int half, int j, const uint8_t *less, int8_t *out)
 {
     const uint8_t *highs = codes + 256;
@@ -43,23 +44,32 @@ INLINE void sign_codes(int64_t type, const uint8_t *codes, int half, int j, cons
         uint8_t code = codes[j * 64 + i] >> 4 * half & 15;
         if (code_bits(type) == 5)
             code |= (uint8_t)((highs[i] >> (4 * half + j) & 1) << 4);
-        if (type == W4F) {
-            uint8_t power = code >> 1 & 3, size = power ? 2 | (code & 1) : code & 1;
-            size = power >= 2 ? size + size : size;
-            size = power == 3 ? size + size : size;
-            out[i] = (int8_t)(code & 8 ? -size : size);
-        } else
-            out[i] = (int8_t)(code - less[i]);
+        out[i] = (int8_t)(code - less[i]);
     }
 }
 
-/* The same of codes of a table, both halves of a step. */
-INLINE void name_codes(const uint8_t *codes, int j, int8_t *out)
+/* The same of codes of a table, both halves of a step: IQ4's numbers, or twice E2M1's floats. */
+INLINE void name_codes(int64_t type, const uint8_t *codes, int j, int8_t *first, int8_t *second)
 {
-    const __m512i numbers = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)IQ4)), low = _mm512_set1_epi8(15);
+    const __m128i table = _mm_loadu_si128((const __m128i *)(has_floats(type) ? (const int8_t *)E2M1 : IQ4));
+    const __m512i numbers = _mm512_broadcast_i32x4(_mm_sub_epi8(table, _mm_set1_epi8((char)code_offset(type)))), low = _mm512_set1_epi8(15);
     __m512i both = _mm512_loadu_si512(codes + j * 64);
-    _mm512_storeu_si512(out + j * 64, _mm512_shuffle_epi8(numbers, _mm512_and_si512(both, low)));
-    _mm512_storeu_si512(out + (4 + j) * 64, _mm512_shuffle_epi8(numbers, _mm512_and_si512(_mm512_srli_epi16(both, 4), low)));
+    _mm512_storeu_si512(first + j * 64, _mm512_shuffle_epi8(numbers, _mm512_and_si512(both, low)));
+    _mm512_storeu_si512(second + (4 + j) * 64, _mm512_shuffle_epi8(numbers, _mm512_and_si512(_mm512_srli_epi16(both, 4), low)));
+}
+
+/* A step of W4H -> two. */
+INLINE void sign_halves(const uint8_t *panel, int64_t depth, int64_t step, Signed *out)
+{
+    const uint8_t *codes = panel + step * code_bytes(W4H), *factors = factors_at(W4H, panel, depth, step);
+    const V columns = load(column_scales_at(panel, depth));
+    for (int half = 0; half < 2; half++) {
+        store(out[half].scales, mul(from_e4m3(factors + half * SIDE), columns));
+        memset(out[half].codes + (1 - half) * (DEPTH * SIDE / 2), 0, DEPTH * SIDE / 2);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++)
+        name_codes(W4H, codes, j, out[0].codes, out[1].codes);
 }
 
 INLINE void sign_group(int64_t type, const uint8_t *panel, int64_t depth, int64_t step, Signed *out)
@@ -73,8 +83,8 @@ INLINE void sign_group(int64_t type, const uint8_t *panel, int64_t depth, int64_
         less[i] = (uint8_t)(type == W4Z ? zero_at(factors, i / 4) : code_offset(type));
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-        if (has_table(type)) {
-            name_codes(codes, j, out->codes);
+        if (has_table(type) || has_floats(type)) {
+            name_codes(type, codes, j, out->codes, out->codes);
             continue;
         }
         sign_codes(type, codes, 0, j, less, out->codes + j * 64);
@@ -82,11 +92,15 @@ INLINE void sign_group(int64_t type, const uint8_t *panel, int64_t depth, int64_
     }
 }
 
-/* Steps [first, end) of a panel, of all types but W8, whose codes are signed, and those that have halves. */
+/* Of how many steps in tiles a step of a panel is. */
+INLINE int tile_steps(int64_t type) { return type == W4H ? 2 : 1; }
+
+/* Steps [first, end) of a panel, of all types in tiles but W8, whose codes are signed. */
 static void sign_groups(int64_t type, const uint8_t *panel, int64_t depth, int64_t first, int64_t end, Signed *out)
 {
-    for (int64_t step = first; step < end; step++, out++)
+    for (int64_t step = first; step < end; step++, out += tile_steps(type))
         switch (type) {
+        case W4H: sign_halves(panel, depth, step, out); break;
 #define CASE(name) \
     case name: sign_group(name, panel, depth, step, out); break;
             CASE(W4) CASE(W4M) CASE(W5) CASE(W5M) CASE(W4K) CASE(W5K) CASE(W4F) CASE(W4Z) CASE(W4N) CASE(W4X)
@@ -106,12 +120,12 @@ typedef struct {
 } Square;
 
 /* Tiles 0 to 3 = the integers of a turn. */
-INLINE void multiply_square(const Square *square)
+INLINE void multiply_square(int like, const Square *square)
 {
 #define MULTIPLY(step, rows_tile, codes_tile)                                            \
     if (step < square->steps) {                                                          \
         tile_zero(step);                                                                 \
-        tile_load_group(rows_tile, square->rows[step].codes);                            \
+        tile_load_group(rows_tile, square->rows[(step) / tile_steps(like)].codes);       \
         tile_load_quads(codes_tile, square->codes + step * square->codes_step);          \
         tile_bytes_sum(step, rows_tile, codes_tile);                                     \
     }
@@ -143,21 +157,21 @@ INLINE void fetch(int like, const char *ahead, int step)
 }
 
 /* sums += a square's integers times its scales, step by step; the next square is multiplied meanwhile, and its tiles, which take some
- * 50 cycles, are stored when they are ready. like: W8, or a type with minima, or one without; lines: rows of a tile. */
+ * 50 cycles, are stored when they are ready. like: W8 or W4H, or a type with minima, or one without; lines: rows of a tile. */
 INLINE void fold(int like, int lines, const Square *now, const Square *next)
 {
     V sums[SIDE];
-    multiply_square(next);
+    multiply_square(like, next);
 #pragma GCC unroll 16
     for (int r = 0; r < lines; r++)
         sums[r] = load(now->sums + r * SIDE);
 #pragma GCC unroll 4
     for (int s = 0; s < TURN; s++) {
         const Signed *weights = now->weights + s;
-        const RowTile *rows = now->rows + s;
+        const RowTile *rows = now->rows + s / tile_steps(like);
         const int32_t *parts = now->parts + s * SIDE * SIDE;
-        if (now->ahead)
-            fetch(like, now->ahead, s);
+        if (now->ahead && s % tile_steps(like) == 0)
+            fetch(like, now->ahead, s / tile_steps(like));
         if (s < now->steps) {
             V scale = load(weights->scales), least = has_minima(like) ? load(weights->minima) : scale;
 #pragma GCC unroll 16
@@ -183,15 +197,16 @@ INLINE void multiply_squares(int like, int lines, int64_t type, const Source *so
     int32_t parts[2][TURN * SIDE * SIDE] __attribute__((aligned(64)));
     int64_t depth = source->depth, bytes = panel_bytes(type, depth), blocks = ceil_div(source->count, SIDE), count = 0;
     Square now = {.rows = row_tile(source, 0, 0), .weights = weights[0][0], .parts = parts[1], .sums = sums}, next;
-    for (int64_t step = 0; step < depth; step += TURN) {
-        Signed(*turn)[TURN] = weights[step / TURN % 2];
-        next.steps = at_most(depth - step, TURN);
+    const int64_t per_turn = TURN / tile_steps(like);
+    for (int64_t step = 0; step < depth; step += per_turn) {
+        Signed(*turn)[TURN] = weights[step / per_turn % 2];
+        next.steps = at_most(depth - step, per_turn) * tile_steps(like);
         for (int64_t p = 0; p < panels; p++)
             if (like == W8)
                 for (int64_t s = 0; s < next.steps; s++)
                     store(turn[p][s].scales, scales_of(W8, factors_at(W8, packed + p * bytes, depth, step + s), 0));
             else
-                sign_groups(type, packed + p * bytes, depth, step, step + next.steps, turn[p]);
+                sign_groups(type, packed + p * bytes, depth, step, at_most(step + per_turn, depth), turn[p]);
         __asm__ volatile("" ::: "memory"); /* tiles read what was written */
         for (int64_t block = 0; block < blocks; block++)
             for (int64_t p = 0; p < panels; p++, now = next) {
@@ -210,7 +225,7 @@ INLINE void multiply_squares(int like, int lines, int64_t type, const Source *so
     fold(like, lines, &now, &next);
 }
 
-/* sums [panel][row][16] += `panels` panels of small weights, but those that have halves, times all rows. */
+/* sums [panel][row][16] += `panels` panels of small weights that fit tiles times all rows. */
 static void group_tiles(int64_t type, const Source *source, const uint8_t *packed, int64_t panels, float *sums)
 {
     int is_half = tile_lines(source) < SIDE;
@@ -219,6 +234,8 @@ static void group_tiles(int64_t type, const Source *source, const uint8_t *packe
             : multiply_squares(name, SIDE, type, source, packed, panels, sums)
     if (type == W8)
         LIKE(W8);
+    else if (type == W4H)
+        LIKE(W4H);
     else if (has_minima(type))
         LIKE(W4M);
     else
