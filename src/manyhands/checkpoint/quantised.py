@@ -196,8 +196,9 @@ def _compressed(given: Mapping[str, Any]) -> Quantised:
     _one_of(given, "format", forms[0], *forms)
     sizes = {FLOAT4_GROUP if has_float4 else _size(each) for each in weights}
     tiles = {tile for each in weights if (tile := _tile(each, "block_structure"))}
-    tile, size = (found.pop() if len(found) == 1 else None for found in (tiles, sizes))
-    return Quantised("compressed-tensors", min(bits), size or 0, tile=tile, has_float4=has_float4)
+    tile = tiles.pop() if len(tiles) == 1 else None
+    size = sizes.pop() if len(sizes) == 1 else 0
+    return Quantised("compressed-tensors", min(bits), size, tile=tile, has_float4=has_float4)
 
 
 def _size(weights: Mapping[str, Any]) -> int:
