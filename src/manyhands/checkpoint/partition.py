@@ -42,6 +42,7 @@ _BLOCK_BITS: Final = {
     "Q2_K": 2.625,
     "NVFP4": 4.5,
 }
+_ROW_BITS: Final = {"NVFP4": 32}  # of a row beside its blocks
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 
@@ -194,5 +195,5 @@ def tensor_bytes(tensor: Described, precision: Precision, wide: Container[str] =
         return count * 4
     if precision in SMALL_WEIGHTS and tensor.name not in wide:
         bits = _BLOCK_BITS[tensor.dtype] if tensor.dtype in BLOCKS else _BITS[precision]
-        return math.ceil(count * bits / 8)
+        return math.ceil((count * bits + count // max(1, tensor.shape[-1]) * _ROW_BITS.get(tensor.dtype, 0)) / 8)
     return count * (2 if precision != "fp32" or tensor.dtype in ("BF16", "F16") else 4)
