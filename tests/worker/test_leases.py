@@ -62,7 +62,7 @@ class Crowd(Flooder):
 
     async def ask(self, number: int, span: Span, capacity: int = LEASE) -> Fault | None:
         """Open a session and fill its lease; the Fault if that is refused."""
-        session = session_id(number)
+        session = self.session(number)
         self.control.send(self.open(self.control, number, span=span, capacity=capacity))
 
         def heard(kind: type[Any]) -> list[Any]:
@@ -93,7 +93,7 @@ class Crowd(Flooder):
     async def close(self, number: int, parked_as: int | None = None, rows: int = 0) -> None:
         """Close a session, or park what it has computed."""
         name = None if parked_as is None else session_id(parked_as)
-        self.control.send(Close(session_id(number), name, rows))
+        self.control.send(Close(self.session(number), name, rows))
         await asyncio.sleep(0.1)
 
 
