@@ -203,6 +203,10 @@ class SpanLoad:
     memory_bytes: int = 0
 
 
+# Fields of SamplingParams that a model's publisher may recommend (text/generation_config.py).
+RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request draws its tokens. Raises BadRequest naming the parameter, its value and its limits.

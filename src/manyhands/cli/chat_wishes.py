@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manyhands.core import MAX_TOKENS, PathKind, SamplingParams
+from manyhands.core import MAX_TOKENS, RECOMMENDED, PathKind, SamplingParams
 from manyhands.errors import BadRequest
-
-_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,7 @@ class ChatWishes:
 
     def params_for(self, recommended: Mapping[str, Any]) -> SamplingParams:
         """For a model of which this is recommended. All of it is passed over if it holds what no request could ask for."""
-        told = {name: recommended[name] for name in _RECOMMENDED if name in recommended and name not in self.given}
+        told = {name: recommended[name] for name in RECOMMENDED if name in recommended and name not in self.given}
         try:
             return replace(self.params, **told)
         except BadRequest:

@@ -11,15 +11,7 @@ from typing import Any, NoReturn
 
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
-from manyhands.errors import (
-    Apart,
-    Detour,
-    Draining,
-    ManyhandsError,
-    PipelineAborted,
-    ShardUnavailable,
-    Unanswered,
-)
+from manyhands.errors import Apart, Detour, Draining, ManyhandsError, PipelineAborted, ShardUnavailable, Unanswered
 from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.origin.fault import Doubt, Told, apart, doubt_of, judge

@@ -8,12 +8,11 @@ from typing import Any, Final
 from manyhands.checkpoint.folder import MAX_CONFIG_BYTES
 from manyhands.checkpoint.plain_file import read_small
 from manyhands.checkpoint.text_part import text_config
-from manyhands.core import SamplingParams
+from manyhands.core import RECOMMENDED, SamplingParams
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.prompt import Tokenizer
 
 NAME: Final = "generation_config.json"
-_DRAWING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def eos_ids(
@@ -40,7 +39,7 @@ def load_recommended(folder: Path) -> dict[str, float]:
     Empty where `do_sample` is false: transformers then reads none of them. A `top_k` of -1 is none, as in vLLM.
     """
     config = _read_json(folder / NAME)
-    stated = {name: config[name] for name in _DRAWING if config.get(name) is not None}
+    stated = {name: config[name] for name in RECOMMENDED if config.get(name) is not None}
     if stated.get("top_k") == -1:
         stated["top_k"] = 0
     if config.get("do_sample") is False:

@@ -124,11 +124,8 @@ def _bus(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     if params.get("ctx", 1) > speaker.context:
         raise BadField(f"params.ctx is {params['ctx']}; this model has {speaker.context} positions", "params.ctx")
     ids = render(Conversation(said["messages"]), speaker, desk)
-    wishes = (
-        _BUS
-        | speaker.recommended
-        | {name: said[name] for name in ("temperature", "top_p", "seed", "stop") if name in said}
-    )
+    asked_for = {name: said[name] for name in ("temperature", "top_p", "seed", "stop") if name in said}
+    wishes = _BUS | speaker.recommended | asked_for
     size = room(speaker, ids, said.get("max_tokens"), desk.default_max_tokens)
     asked: Object = {"stream": given.get("stream", said.get("stream", True))}
     asked |= {name: params[name] for name in ("fallback_to_local",) if name in params}

@@ -32,9 +32,7 @@ class Speaker:
     thinking: Thinking | None
     special: Mapping[str, int]  # markers that are special tokens, which decoding would drop
     has_levels: bool  # the template takes reasoning_effort
-    recommended: dict[str, float] = field(
-        default_factory=dict
-    )  # fields of SamplingParams: how to draw what is not asked
+    recommended: dict[str, float] = field(default_factory=dict)  # text/generation_config.py
     is_plain: bool = True  # texts may be tokenised on the event loop (text/tokenizer_parts.py)
 
 
