@@ -34,7 +34,13 @@ _TOWER: Final = {
 }
 _QWEN_TOWER: Final = {"depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 14}
 _YARN: Final = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256}
-_GROWING: Final = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+_GROWING: Final = {
+    **_YARN,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _MROPE: Final = {"type": "mrope", "mrope_section": [2, 3, 3]}
 _INTERLEAVED: Final = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]}
 _QWEN2_TOWER: Final = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1}

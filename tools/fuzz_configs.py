@@ -341,6 +341,7 @@ OWN: dict[str, Options] = {
 }
 _ONE_TABLE = (
     "llama",
+    "ministral3",
     "qwen2",
     "qwen3",
     "mistral",
@@ -439,11 +440,14 @@ def options(draw: random.Random, family: str) -> Options:
         out["rope_parameters"] = scaling(draw, hidden // heads)
     if family in ("granite_swa", "granitemoe_swa"):
         out["layer_rope_theta"] = draw.choices([0, 1e3, 1e4], k=out["layers"])
+    if family == "ministral3":
+        out["rope_parameters"] |= {"llama_4_scaling_beta": draw.choice([0.0, 0.1, 1.5])}
+        out["rope_parameters"].setdefault("original_max_position_embeddings", draw.choice([1, 8, 16, 64]))
     if family == "mistral4":  # without a scaling its class in transformers fails, as all columns of a head turn
         unscaled = out["rope_parameters"]["rope_type"] == "default"
         out["rope_parameters"] |= {"rope_type": "linear", "factor": 2.0} if unscaled else {}
-        # Queries are scaled from a position on that must lie behind those compared.
-        out["rope_parameters"] |= {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.2}
+        out["rope_parameters"] |= {"original_max_position_embeddings": draw.choice([8, 16, 64])}
+        out["rope_parameters"] |= {"llama_4_scaling_beta": draw.choice([0.1, 1.5])}
     return out | maybe(draw, OWN.get(family, {}))
 
 

@@ -112,7 +112,7 @@ def shape_of(integer: Integer) -> Shape:
 
 def operation(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
-    kind, widths = integer(0, library.INDEX), whole.widths
+    kind, widths = integer(0, library.SCALE), whole.widths
     r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(6)]
     if kind in whole.fitting and integer(0, 5):
         r = list(whole.fitting[kind])
@@ -171,6 +171,8 @@ def operation(integer: Integer, whole: Shape) -> Op:
         case library.INDEX:
             heads = whole.index_heads or integer(1, 4)
             return kind, (*r[:4], heads + odd, max(1, w[0] // heads)), (), ()
+        case library.SCALE:
+            return kind, (r[0], integer(1 - odd, 9)), (float(integer(-odd, 3)),), ()
         case library.COPY:
             shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)))
             chosen = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)

@@ -23,7 +23,7 @@ from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
-from manyhands.program.ops import Attention
+from manyhands.program.ops import Attention, ScaleByPosition
 from manyhands.testing.gguf import text, write_gguf
 from tests.gguf_files import tiny_gguf
 
@@ -347,14 +347,21 @@ def config(raw: bytes, **facts: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_model_whose_queries_grow_is_held_to_the_positions_before(others: dict[str, bytes]) -> None:
-    """Ministral 3: queries are scaled from the length before yarn on; without yarn from what the file says."""
+def test_queries_that_grow_do_so_from_the_length_that_the_file_says(others: dict[str, bytes]) -> None:
+    """Ministral 3: queries are scaled from the length before yarn on; without yarn from what the file says, else not."""
     known, raw = "mistral3__rope__scaling__original_context_length", others["ministral3"]
-    assert build_program(config(raw)).context == 256
-    assert build_program(config(raw, mistral3__attention__temperature_scale=0.0)).context == 1024
+
+    def lengths(**facts: Any) -> set[tuple[float, int]]:
+        program = build_program(config(raw, **facts))
+        assert program.context == 1024
+        ops = (op for layer in program.layers for op in layer.ops)
+        return {(op.beta, op.length) for op in ops if isinstance(op, ScaleByPosition)}
+
+    assert lengths() == {(0.1, 32)}
+    assert lengths(mistral3__attention__temperature_scale=0.0) == set()
     plain = {"mistral3__rope__scaling__type": "none"}
-    assert build_program(config(raw, **plain)).context == 256
-    assert build_program(config(raw, **plain, **{known: 1024})).context == 1024
+    assert lengths(**plain) == {(0.1, 32)}
+    assert lengths(**plain, **{known: 1024}) == {(0.1, 1024)}
 
 
 @pytest.mark.parametrize(

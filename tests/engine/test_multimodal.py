@@ -46,4 +46,4 @@ def test_text_is_computed_as_transformers_computes_it(kind: str, tied: bool, tmp
     most = 2e-4 if program.has_states else 2e-5  # states sum up roundings
     assert np.abs(np.concatenate(ours) - theirs).max() / np.abs(theirs).max() < most
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 :].tolist()
-    assert program.context == (256 if kind in ("ministral3", "mistral4") else CONTEXT)
+    assert program.context == CONTEXT

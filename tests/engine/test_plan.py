@@ -1,5 +1,6 @@
 """Plans: values against numpy, rows independent of company, cuts and threads, and nothing out of bounds accepted."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from manyhands.engine import golden_cases, library
 from manyhands.engine.cache import SessionCache
-from manyhands.engine.golden_cases import product, reals, stored
+from manyhands.engine.golden_cases import Op, product, reals, stored
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.errors import ContextOverflow, ModelError
@@ -224,7 +225,23 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.ADD, (1, 1), (1.0,), ()),
     (library.MULTIPLY, (1, 2, 1), (), ()),
     (library.SOFTEN, (64,), (1.0, 0.0), ()),
+    (library.SCALE, (64, 8), (0.1,), ()),
+    (library.SCALE, (0, 0), (0.1,), ()),
+    (library.SCALE, (0, 8), (-0.1,), ()),
+    (library.SCALE, (0, 8), (1.1e15,), ()),
+    (library.SCALE, (0, 8), (math.nan,), ()),
 ]
+
+
+def test_rows_are_scaled_by_their_positions_in_every_session() -> None:
+    """1 + beta log(1 + floor(p / length)) in double, rounded once, whatever the rows in company; 1 below `length`."""
+    x, beta = reals(1, 60, 40), 0.3
+    for length in (1, 7, 32, 60):
+        factors = [np.float32(1 + beta * math.log(1 + position // length)) for position in range(60)]
+        op: Op = (library.SCALE, (0, length), (beta,), ())
+        for name in library.supported():
+            found = golden_cases.BackEnd(name, Team(1)).run(x, "f32", [1], [op], 0).view(np.float32)
+            assert np.array_equal(found, x * np.array(factors)[:, None])
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op[0]} {op[1]}")

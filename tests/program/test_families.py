@@ -29,6 +29,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    ScaleByPosition,
     Softplus,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
@@ -204,6 +205,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case Rotary():
             assert widths[op.target] == op.heads * op.width
             assert op.offset + program.ropes[op.rope].width <= op.width
+        case ScaleByPosition():
+            assert widths[op.target] and op.beta > 0 and op.length > 0
         case Attention():
             assert widths[op.query] == op.heads * op.width
             assert (widths[op.key], widths[op.value]) == op.cache_widths

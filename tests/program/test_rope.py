@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program
 from manyhands.program.fields import Fields
+from manyhands.program.ops import ScaleByPosition
 from manyhands.program.rope import RopeReader, exp, log
 
 YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
@@ -68,17 +69,22 @@ def test_the_old_form_means_the_same() -> None:
     assert RopeReader(Fields(old)).plain(64) == RopeReader(Fields(new)).plain(64)
 
 
-def test_queries_that_grow_hold_the_model_to_the_positions_before() -> None:
-    """Ministral 3: from position 16,384 on queries are multiplied by a number above 1."""
+def test_queries_that_grow_are_scaled_from_the_original_length_on() -> None:
+    """Ministral 3: from position 16,384 on queries are multiplied by a number above 1, over the whole context."""
     scaling = {**YARN, "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1, "type": "yarn"}
     config = {"max_position_embeddings": 262144, "rope_parameters": scaling}
     reader = RopeReader(Fields(config), growing=True)
     reader.plain(128)
-    assert reader.context == 16384
+    assert reader.context == 262144
+    assert reader.query_scale() == ScaleByPosition("q", 0.1, 16384)
     with pytest.raises(ModelError, match="llama_4_scaling_beta"):
         RopeReader(Fields(config)).plain(128)
     with pytest.raises(ModelError, match="llama_4_scaling_beta is None"):
-        RopeReader(Fields({"rope_parameters": YARN}), growing=True).plain(128)
+        RopeReader(Fields({"rope_parameters": YARN}), growing=True).query_scale()
+    with pytest.raises(ModelError, match=r"llama_4_scaling_beta is -0\.1, a number from 0 is needed"):
+        RopeReader(Fields({"rope_parameters": {**scaling, "llama_4_scaling_beta": -0.1}}), growing=True).query_scale()
+    unscaled = {"rope_parameters": {**scaling, "llama_4_scaling_beta": 0}}
+    assert RopeReader(Fields(unscaled), growing=True).query_scale() is None
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

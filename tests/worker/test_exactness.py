@@ -5,7 +5,6 @@ logits differ. The reference is the whole model on one thread in one step. Every
 threads, back ends) must give its very bits.
 """
 
-import json
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,10 +185,6 @@ def test_long_contexts_on_every_back_end(family: str, precision: Precision, tmp_
     """4,096 positions: each back end has a cut, chunks and threads of its own, and takes back wrong windows at the end."""
     ids = random_ids(LONG, seed=9)
     folder = make_tiny(family, tmp_path, layers=2, seed=5, context=LONG)
-    if family == "ministral3":  # which is held to the positions that its scaling begins with
-        config = json.loads((folder / "config.json").read_text())
-        config["rope_parameters"]["original_max_position_embeddings"] = LONG
-        (folder / "config.json").write_text(json.dumps(config))
     want = Loader(folder, precision, NATIVE).cut(0, 2).run(ids, [LONG])
     tail = 40  # positions in windows and one by one
     ways = [([0, 1, 2], 4, 256), ([0, 2], 2, 1000), ([0, 1, 2], 1, 512), ([0, 2], 4, 61)]

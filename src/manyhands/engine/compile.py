@@ -46,6 +46,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    ScaleByPosition,
     Softplus,
     Weight,
 )
@@ -323,6 +324,10 @@ class _Compiler:
             return
         by = self.source(op.by)
         self.emit(library.MULTIPLY, (source, by, self.target(op.target, self.width(op.source), [by])))
+
+    @add.register
+    def _(self, op: ScaleByPosition) -> None:
+        self.emit(library.SCALE, (self.source(op.target), op.length), (op.beta,))
 
     @add.register
     def _(self, op: Add) -> None:

@@ -254,6 +254,15 @@ def columns(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def scales(machine: BackEnd) -> bytes:
+    """Rows times the factors of their positions: of every position another, of some the same, of all one."""
+    found = []
+    for beta, length in ((0.1, 8), (0.37, 1), (1e3, 3), (0.1, POSITIONS)):
+        ops: list[Op] = [(library.SCALE, (0, length), (beta,), ())]
+        found += [machine.run(reals(17, 80, 40), kind, [1], ops, 0).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
 def routes(machine: BackEnd) -> bytes:
     """Both scores, groups, corrections, then experts with biases; copied columns and products of columns."""
     found, k, experts = [], 24, 12
@@ -304,6 +313,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "latents f32": latents("f32"),
     "embeddings": embeddings,
     "columns": columns,
+    "position scales": scales,
     "routes and experts": routes,
     "doubles": doubles,
     "tables": tables,

@@ -32,6 +32,7 @@ _PLACES: Final = {
     library.DECAY: ((0,), 1),
     library.DELTA: ((0, 1, 2, 3, 4), 5),
     library.INDEX: ((0, 1, 2), 3),
+    library.SCALE: ((0,), 0),
 }
 
 

@@ -39,6 +39,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    ScaleByPosition,
     Weight,
 )
 
@@ -324,6 +325,12 @@ class _Layer:
     def _(self, op: Multiply) -> None:
         by = self.weights[op.by, 0] if isinstance(op.by, Weight) else op.by
         self.registers[op.target] = self.registers[op.source] * (self.registers[by] if isinstance(by, str) else by)
+
+    @run.register
+    def _(self, op: ScaleByPosition) -> None:
+        steps = (self.positions_N // op.length).cpu().double()  # some devices have no double
+        factors = (1.0 + op.beta * torch.log(1.0 + steps)).float().to(self.positions_N.device)
+        self.registers[op.target] = self.registers[op.target] * factors[:, None]
 
     @run.register
     def _(self, op: Add) -> None:

@@ -1,11 +1,23 @@
 """The ends of a recipe, and the whole Program of layers and ends."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Embed, Head, Layer, Part, Product, Program, Rope, Weight
+from manyhands.program.ops import (
+    Attention,
+    Embed,
+    Head,
+    LatentAttention,
+    Layer,
+    Part,
+    Product,
+    Program,
+    Rope,
+    ScaleByPosition,
+    Weight,
+)
 from manyhands.program.rope import RopeReader
 
 
@@ -56,3 +68,14 @@ def assemble(
             own=own if tied else None,
         ),
     )
+
+
+def with_query_scale(program: Program, scale: ScaleByPosition | None) -> Program:
+    """A program in which `scale`, if there is one, comes before every attention: queries have turned by then."""
+    if scale is None:
+        return program
+    layers = []
+    for layer in program.layers:
+        parts = ((scale, op) if isinstance(op, Attention | LatentAttention) else (op,) for op in layer.ops)
+        layers.append(Layer(tuple(op for part in parts for op in part)))
+    return replace(program, layers=tuple(layers))

@@ -14,7 +14,8 @@ even; with fp32 storage a rounding does nothing) at these and no others:
   4. the residual stream: the result of `Embed` and of every `Add` to it;
   5. the rows that a `Convolution` reads.
 Products sum in fp32 and are not rounded; logits are fp32. Numbers (epsilons, scales, caps, limits) are rounded to fp32
-before use; only Rope.factor is used in double. The order of every sum is stated in docs/arithmetic.md, not here.
+before use; only Rope.factor and ScaleByPosition.beta are used in double. The order of every sum is stated in
+docs/arithmetic.md, not here.
 
 **Weights.** Matrices are held in the storage dtype, vectors (of norms, biases, sinks) as fp32, as the checkpoint stores them.
 """
@@ -194,6 +195,19 @@ class Multiply:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleByPosition:
+    """In place: target times 1 + beta log(1 + floor(p / length)), p being the row's position.
+
+    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Up to position `length` it
+    is 1. `beta` is not negative; `length` counts positions.
+    """
+
+    target: str
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
     """source * scale (no multiplication if it is 1), one rounding to fp32."""
 
@@ -223,6 +237,7 @@ Op = (
     | ExpertRouting
     | Experts
     | Multiply
+    | ScaleByPosition
     | Add
 )
 

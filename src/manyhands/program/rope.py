@@ -2,8 +2,7 @@
 
 Only +, -, *, / and square roots of IEEE doubles are used, and roundings to fp32, in a fixed order: `math.log` and
 `math.pow` belong to the C library and differ between machines. Follows transformers, which rounds to fp32 where `_fp32`
-stands. Scalings that switch with the length seen (dynamic, longrope), and queries that grow from a position on
-(llama_4_scaling_beta), hold the model to the length before it.
+stands. Scalings that switch with the length seen (dynamic, longrope) hold the model to the length before it.
 """
 
 import math
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from manyhands.program.fields import LARGEST, SMALLEST, Fields
-from manyhands.program.ops import Rope
+from manyhands.program.ops import Rope, ScaleByPosition
 
 _LN2_HIGH: Final = 6.93147180369123816490e-01  # its last 32 bits are zero: k * _LN2_HIGH is exact
 _LN2_LOW: Final = 1.90821492927058770002e-10
@@ -131,6 +130,14 @@ class RopeReader:
             return 0.0, 1.0
         return found.number("mscale_all_dim", 0.0, positive=False), found.number("factor", 1.0)
 
+    def query_scale(self, query: str = "q") -> ScaleByPosition | None:
+        """What multiplies queries, the register `query`, in a family in which they grow; None where all factors are 1."""
+        found = Fields(self._parameters, f"{self.fields.where}: rope_parameters")
+        beta = found.number("llama_4_scaling_beta", positive=False)
+        if beta < 0.0:
+            raise found.refuse("llama_4_scaling_beta", "a number from 0 is needed")
+        return ScaleByPosition(query, beta, self._original(found)) if beta else None
+
     def _rope(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
         inner = Fields(given, f"{self.fields.where}: rope_parameters")
         kind = inner.raw("rope_type", inner.raw("type", "default"))
@@ -155,9 +162,7 @@ class RopeReader:
         if self._sectioned:
             inner.ignore("mrope_section", "mrope_interleaved")
         if self._growing:
-            inner.ignore("max_position_embeddings")
-            if inner.number("llama_4_scaling_beta", positive=False):
-                self.context = min(self.context, self._original(inner))
+            inner.ignore("max_position_embeddings", "llama_4_scaling_beta", "original_max_position_embeddings")
         inner.finish()
         return rope
 

@@ -111,7 +111,7 @@ def _qwen3_moe(hidden: int) -> Overrides:
 
 def _mistral4(hidden: int) -> Overrides:
     width = hidden // 4
-    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
     scales = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
     return {**_mla(hidden), **experts, "moe_intermediate_size": width, "rope_parameters": {**yarn, **scales}}
@@ -176,7 +176,7 @@ def _gpt_oss(hidden: int) -> Overrides:
 
 
 def _ministral3(hidden: int) -> Overrides:
-    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256}
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
     scales = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
     return {"head_dim": hidden // 2, "rope_parameters": {**yarn, **scales}}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from manyhands.engine import library
-from manyhands.engine.cuda import states
+from manyhands.engine.cuda import columns, states
 from manyhands.engine.cuda.launch import MOST_PARTS, NOWHERE, THREADS, Launch, LaunchPart, Place, args, over_columns
 from manyhands.engine.cuda.room import DEPTH, SMALL, Held, Room, angles_of, heads_of, whole
 from manyhands.engine.library import SIDE
@@ -100,6 +100,8 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles 
             yield states.attend(room, op, room.states[at], table, rows, use.narrow_keys)
         elif op.kind == library.ADD and count > 1:
             yield from _norm(room, some[1], rows, op)
+        elif op.kind == library.SCALE:
+            yield columns.scale(room, op, table, rows)
         else:
             yield from _MAKERS[op.kind](room, op, rows)
         at += count
@@ -263,39 +265,6 @@ def _rotaries(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
     yield Launch("rotary", (blocks, rows, 1), given)
 
 
-def _gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    gate, up, target, activation = op.numbers[:4]
-    places = (room.register(number) for number in (gate, up, target))
-    yield over_columns(
-        "gate", room.widths[target], rows, args(*places, n=(room.widths[target], activation), reals=op.reals)
-    )
-
-
-def _add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    term, rounds, target = op.numbers[:3]
-    x, width = room.register(target), room.widths[target]
-    yield over_columns(
-        "add", width, rows, args(x, room.register(term), x, n=(width, int(rounds and room.rounds)), reals=op.reals)
-    )
-
-
-def _multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    source, by, target = op.numbers[:3]
-    places = (room.register(number) for number in (source, by, target))
-    yield over_columns("multiply", room.widths[target], rows, args(*places, n=(room.widths[target],)))
-
-
-def _soften(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    width = room.widths[op.numbers[0]]
-    yield over_columns("soften", width, rows, args(out=room.register(op.numbers[0]), n=(width,), reals=op.reals))
-
-
-def _copy(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    source, target, *numbers = op.numbers[:8]
-    given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=numbers)
-    yield over_columns("copy", numbers[2] * numbers[3], rows, given)
-
-
 def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     source, target, *numbers = op.numbers[:8]
     vectors = op.address(0), op.address(1)
@@ -339,11 +308,11 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 _MAKERS: Final[Mapping[int, Callable[[Room, Held, int], Iterator[Launch]]]] = {
     library.NORM: _norm,
-    library.GATE: _gate,
-    library.ADD: _add,
-    library.MULTIPLY: _multiply,
-    library.SOFTEN: _soften,
-    library.COPY: _copy,
+    library.GATE: columns.gate,
+    library.ADD: columns.add,
+    library.MULTIPLY: columns.multiply,
+    library.SOFTEN: columns.soften,
+    library.COPY: columns.copy,
     library.ROUTE: _route,
     library.EXPERTS: _experts,
     library.DECAY: states.decay,

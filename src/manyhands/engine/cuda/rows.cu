@@ -98,6 +98,37 @@ INLINE void turn(double x, double *sine, double *cosine)
     }
 }
 
+INLINE double two_to(count_t n) { return __longlong_as_double((n + 1023) << 52); }
+
+/* As exp_of in engine/native/tables.c. */
+INLINE double exponential_of(double x)
+{
+    if (x != x || x > 709.78)
+        return x != x ? x : (double)infinity();
+    if (x < -708)
+        return 0;
+    double n = whole(x * 0x1.71547652b82fep0), r = x - n * 0x1.62e42fee00000p-1 - n * 0x1.a39ef35793c76p-33, sum = 1;
+    for (int i = 14; i; i--)
+        sum = 1 + sum * r / i;
+    count_t half = (count_t)n / 2;
+    return sum * two_to(half) * two_to((count_t)n - half);
+}
+
+/* As log_of there, of a number from 1 on, or of none. */
+INLINE double logarithm_of(double x)
+{
+    if (!(x < (double)infinity()))
+        return x;
+    count_t bits = __double_as_longlong(x), n = (bits >> 52) - 1023;
+    double m = __longlong_as_double((bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000);
+    if (m > 0x1.6a09e667f3bcdp0)
+        m = m / 2, n++;
+    double s = (m - 1) / (m + 1), z = s * s, sum = 0;
+    for (int i = 23; i > 1; i -= 2)
+        sum = (sum + 1.0 / i) * z;
+    return (double)n * 0x1.62e42fee00000p-1 + ((double)n * 0x1.a39ef35793c76p-33 + (2 * s * sum + 2 * s));
+}
+
 /* Cosines and sines of the rows' positions. n: turns. tensors: frequencies. reals: factor. */
 KERNEL(angles)
 {
@@ -166,6 +197,19 @@ KERNEL(multiply)
     count_t at = column_of(), row = blockIdx.y;
     if (at < a.n[0])
         a.out[row * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride];
+}
+
+/* In place, times the factor of the row's position (position_scale in engine/native/tables.c). n: width, length. reals: beta. */
+KERNEL(scale)
+{
+    await_rows();
+    __shared__ float factor[1];
+    const count_t at = column_of(), row = blockIdx.y;
+    if (!threadIdx.x)
+        factor[0] = (float)(1 + a.reals[0] * logarithm_of((double)(1 + a.rows[row].position / a.n[1])));
+    __syncthreads();
+    if (at < a.n[0])
+        a.out[row * a.out_stride + at] = a.out[row * a.out_stride + at] * factor[0];
 }
 
 /* In place. n: width. reals: scale, soft cap. */

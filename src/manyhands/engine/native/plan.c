@@ -280,6 +280,13 @@ static int check_index(Plan *plan, Op *op)
     return DONE;
 }
 
+static int check_scale(const Plan *plan, const Op *op) /* register, length; beta */
+{
+    if (!has(plan, op->numbers[0]))
+        return BAD_REGISTER;
+    return is_count(op->numbers[1], INT64_MAX) && op->reals[0] >= 0 && op->reals[0] <= MOST_BETA ? DONE : BAD_SHAPE;
+}
+
 static int64_t whole_lines(int64_t bytes) { return ceil_div(bytes, LINE) * LINE; }
 
 /* An operation keeps so much of a block of states, and of the state behind the last position. */
@@ -365,6 +372,7 @@ static int check(Plan *plan, Op *op)
     case DECAY: return check_decay(plan, op);
     case DELTA: return check_delta(plan, op);
     case INDEX: return check_index(plan, op);
+    case SCALE: return check_scale(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

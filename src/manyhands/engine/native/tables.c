@@ -88,6 +88,11 @@ void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t
     }
 }
 
+float position_scale(double beta, int64_t length, int64_t position)
+{
+    return (float)(1 + beta * log_of((double)(1 + position / length)));
+}
+
 void decay_row(const float *x, const double *rates, const float *bias, int64_t n, float *out)
 {
     for (int64_t i = 0; i < n; i++) {

@@ -16,7 +16,7 @@ from manyhands.program.blocks import (
     sliding,
     windows,
 )
-from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.ends import EndsStyle, assemble, with_query_scale
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 from manyhands.program.rope import RopeReader
@@ -98,13 +98,14 @@ def ministral(f: Fields) -> Program:
 
 
 def ministral3(f: Fields) -> Program:
-    """mistral with yarn, up to the position from which queries are scaled. Rotary fields without a base have 10000, as in
+    """mistral with yarn, whose queries are scaled by their positions. Rotary fields without a base have 10000, as in
     transformers; the ones that are assumed where there are none have their own."""
     s = Sizes.read(f, head=128)
     f.assume(rope_parameters=_MINISTRAL3)
     window, pairs = f.optional_count("sliding_window"), f.stored("interleaved_rope")
     style = AttentionStyle(head_scale(s.head), pairs=pairs, window=window)
-    return usual(f, s, RopeReader(f, growing=True), [style] * s.layers, EndsStyle(), eps=1e-5)
+    rope = RopeReader(f, growing=True)
+    return with_query_scale(usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1e-5), rope.query_scale())
 
 
 def qwen_windows(f: Fields, layers: int) -> list[int | None]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from manyhands.program.blocks import Sizes
+from manyhands.program.ends import with_query_scale
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.latent import LatentSizes, sizes, with_latents
 from manyhands.program.families.shared import ExpertBlocks, from_layer
@@ -23,12 +24,13 @@ _YARN: Final = {
 
 
 def mistral4(f: Fields) -> Program:
-    """Yarn up to the position from which queries are scaled; experts that are stacked."""
+    """Yarn, queries that are scaled by their positions, experts that are stacked."""
     f.assume(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64, n_routed_experts=128, num_experts_per_tok=4)
     f.assume(first_k_dense_replace=0, routed_scaling_factor=1.0, rope_parameters=_YARN)
     s = sizes(f)
     rope, table = _rotary_part(f, s)
-    return with_latents(f, s, _blocks(f, s), pairs=f.flag("rope_interleave", True), rope=rope, table=table)
+    whole = with_latents(f, s, _blocks(f, s), pairs=f.flag("rope_interleave", True), rope=rope, table=table)
+    return with_query_scale(whole, rope.query_scale())
 
 
 def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:

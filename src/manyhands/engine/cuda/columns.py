@@ -1,0 +1,51 @@
+"""Which kernels compute operations on columns of rows by themselves."""
+
+from collections.abc import Iterator
+
+from manyhands.engine.cuda.launch import Launch, args, over_columns
+from manyhands.engine.cuda.room import Held, Room
+
+
+def gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    """The function of a gated block."""
+    gate, up, target, activation = op.numbers[:4]
+    places = (room.register(number) for number in (gate, up, target))
+    yield over_columns(
+        "gate", room.widths[target], rows, args(*places, n=(room.widths[target], activation), reals=op.reals)
+    )
+
+
+def add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    """A term to a register, the residual stream or another."""
+    term, rounds, target = op.numbers[:3]
+    x, width = room.register(target), room.widths[target]
+    yield over_columns(
+        "add", width, rows, args(x, room.register(term), x, n=(width, int(rounds and room.rounds)), reals=op.reals)
+    )
+
+
+def multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    """A register by the number of another."""
+    source, by, target = op.numbers[:3]
+    places = (room.register(number) for number in (source, by, target))
+    yield over_columns("multiply", room.widths[target], rows, args(*places, n=(room.widths[target],)))
+
+
+def scale(room: Room, op: Held, table: int, rows: int) -> Launch:
+    """The factors of rows' positions. table: the address of their Rows (common.cu)."""
+    number, length = op.numbers[:2]
+    out, width = room.register(number), room.widths[number]
+    return over_columns("scale", width, rows, args(out=out, n=(width, length), reals=op.reals, rows=table))
+
+
+def soften(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    """A number, and a soft cap."""
+    width = room.widths[op.numbers[0]]
+    yield over_columns("soften", width, rows, args(out=room.register(op.numbers[0]), n=(width,), reals=op.reals))
+
+
+def copy(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    """Columns of a register into another."""
+    source, target, *numbers = op.numbers[:8]
+    given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=numbers)
+    yield over_columns("copy", numbers[2] * numbers[3], rows, given)
