@@ -229,7 +229,7 @@ static inline int64_t value_bytes(const Kind *kind)
 static inline int64_t block_bytes(const Kind *kind) { return key_bytes(kind) + (kind->is_latent ? 0 : value_bytes(kind)); }
 
 /* Bytes of scratch that attend needs; and index. */
-enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2, FEW_TILED_GROUPS = 4 }; /* rows (positions times query heads) that it takes at once in tiles, and otherwise: their
+enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2, FEW_TILED_GROUPS = 7 }; /* rows (positions times query heads) that it takes at once in tiles, and otherwise: their
                             scores and sums stay in L1 and L2; rows for which tiles do not pay */
 static inline int64_t attend_scratch(const Kind *kind)
 {

@@ -79,8 +79,12 @@ INLINE void sign_group(int64_t type, const uint8_t *panel, int64_t depth, int64_
     store(out->scales, scales_of(type, factors, subs));
     if (has_minima(type))
         store(out->minima, minima_of(type, factors, subs));
-    for (int i = 0; i < 64; i++)
-        less[i] = (uint8_t)(type == W4Z ? zero_at(factors, i / 4) : code_offset(type));
+    if (type == W4Z) {
+        __m512i zeros = zeros_of(factors);
+        _mm512_storeu_si512(less, _mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 8)));
+    } else {
+        memset(less, code_offset(type), sizeof less);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         if (has_table(type) || has_floats(type)) {
