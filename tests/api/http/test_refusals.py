@@ -54,6 +54,21 @@ def test_every_path_says_what_is_wrong_alike(folder: Path) -> None:
                     ('{"worker_id": "n0", "x": 1}', f"'x' is not a parameter of {heartbeat}: leave it out (/docs)"),
                 ):
                     assert said(await client.post(heartbeat, content=body)) == wanted
+                chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+                whole = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+                needed = {chat: whole, responses: {"input": "Hello"}, messages: whole}
+                for path, name, instead in (
+                    (chat, "temprature", "did you mean temperature? If not, leave it out"),
+                    (chat, "repeat_penalty", "use repetition_penalty, or leave it out"),
+                    (chat, "n_predict", "use max_tokens, or leave it out"),
+                    (responses, "n_predict", "use max_output_tokens, or leave it out"),
+                    (responses, "guided_json", "use text, or leave it out"),
+                    (chat, "ignore_eos", "use manyhands.ignore_eos, or leave it out"),
+                    (messages, "ignore_eos", "leave it out"),
+                    (chat, "mirostat", "leave it out"),
+                ):
+                    answer = await client.post(path, json=needed[path] | {name: 1})
+                    assert said(answer) == f"{name!r} is not a parameter of {path}: {instead} (/docs)"
                 answer = await client.get("/api/jobs?limit=0")
                 assert said(answer) == 'limit is "0": input should be greater than or equal to 1'
 

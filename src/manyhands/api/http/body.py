@@ -4,8 +4,8 @@ read_json ─ an object, no deeper than MAX_DEPTH ─► check(model, ...) ─ o
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,6 +14,17 @@ from manyhands.errors import BadRequest
 T = TypeVar("T")
 MAX_DEPTH = 64  # of a request's JSON
 EMPTY = "the body is empty; it must be a JSON object: send {...}"
+# What other servers (llama.cpp's, Ollama, vLLM) call a parameter, and where it is here: the first that the path has.
+_LIMIT, _GRAMMAR = ("max_tokens", "max_output_tokens"), ("response_format", "text", "output_config", "format")
+OTHERS_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), _LIMIT),
+    **dict.fromkeys(("grammar", "json_schema", "guided_json", "guided_grammar", "structured_outputs"), _GRAMMAR),
+    "repeat_penalty": ("repetition_penalty", "options"),
+    "enable_thinking": ("chat_template_kwargs", "thinking", "think"),
+    "ignore_eos": ("manyhands.ignore_eos",),
+    "stop_sequences": ("stop",),
+    "stop": ("stop_sequences", "options"),
+}
 
 
 class BadField(BadRequest):
@@ -92,7 +103,7 @@ def _bad_field(problem: Mapping[str, Any], place: Sequence[Any], says: Mapping[s
         case "extra_forbidden":
             code, reason = "unknown_parameter", "is not known"
             if len(loc) == 1:
-                return BadField(f"{name!r} is not a parameter of {where}: leave it out (/docs)", name, code)
+                return BadField(f"{name!r} is not a parameter of {where}: {_instead(name, says)} (/docs)", name, code)
         case "missing":
             code, reason = (
                 "missing_required_parameter",
@@ -105,6 +116,17 @@ def _bad_field(problem: Mapping[str, Any], place: Sequence[Any], says: Mapping[s
             reason = f"is {show(problem['input'])}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
     said = f" ({says[name]})" if name in says else ""
     return BadField(" ".join(f"{at} {reason}{said}".split()), name, code)
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    """What to do about a parameter that is none of `known`: the one that was meant, where that can be said."""
+    from difflib import get_close_matches
+
+    if named := [ours for ours in OTHERS_NAMES.get(name, ()) if ours.partition(".")[0] in known]:
+        return f"use {named[0]}, or leave it out"
+    if close := get_close_matches(name, known, 1, 0.8):
+        return f"did you mean {close[0]}? If not, leave it out"
+    return "leave it out"
 
 
 def _depth_of(problem: Mapping[str, Any]) -> int:
