@@ -321,6 +321,14 @@ def test_a_broken_stream_is_an_error_of_its_own() -> None:
         asyncio.run(main(api))
 
 
+def test_what_is_no_gateway_is_said_to_be_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    with gateway(404, b"<html>File not found</html>", "text/html") as api:
+        done = CliRunner().invoke(command, ["status", "--api", api])
+    assert f"{api}/api/swarm answered 404" in str(done.exception)
+    assert str(done.exception).endswith("and not as a gateway of manyhands does: name one with --api")
+
+
 def test_a_benchmark_counts_a_truncated_answer_as_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
     with gateway(200, b'{"tokens_generated": 3', length=5000) as api:

@@ -1,6 +1,7 @@
 """How commands call a running gateway: one HTTP call at a time, its errors as ours."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ ApiKey = Annotated[
     str,
     typer.Option("--api-key", envvar="MANYHANDS_API_KEY", help="Its key, where it wants one; better in the variable."),
 ]
+_HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 DEFAULT_API = "http://127.0.0.1:8000"
 TIMEOUT_S = 600.0
 
@@ -123,7 +125,8 @@ def check_address(api: str) -> None:
     except ValueError:  # a port that is no number
         is_one = False
     if not is_one:
-        raise BadRequest(f"--api is {api!r:.100}; it is of the form {DEFAULT_API}")
+        meant = f": write http://{api}" if _HOST_PORT.fullmatch(api) else ""
+        raise BadRequest(f"--api is {api!r:.100}; it is of the form {DEFAULT_API}{meant}")
 
 
 def _error(error: "urllib.error.HTTPError") -> GatewayError:
@@ -131,7 +134,9 @@ def _error(error: "urllib.error.HTTPError") -> GatewayError:
     try:
         return refusal_of(json.load(error)["error"], error.code)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return GatewayError(f"{error.url} answered {error.code} {one_line(error.reason)}", "internal", error.code)
+        answer = f"{error.code} {one_line(error.reason)}"
+        text = f"{error.url} answered {answer}, and not as a gateway of manyhands does: name one with --api"
+        return GatewayError(text, "internal", error.code)
     finally:
         error.close()
 
