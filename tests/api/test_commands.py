@@ -80,6 +80,9 @@ def test_a_benchmark_tells_figures_and_jobs_remember_it(folder: Path) -> None:
         assert "n0 > n1" in run("jobs").stdout
         for index in range(3):
             scene.swarm.origin.routes.evicted.add(scene.node(index))
+        unknown = run("benchmark", "-n", "2", "--model", "tiny2", "--json")
+        assert isinstance(unknown.exception, GatewayError) and not unknown.stdout, "and not once for each prompt"
+        assert "model 'tiny2' is not served here; there is tiny" in str(unknown.exception)
         failed = run("benchmark", "-n", "2", "--json")
         assert failed.exit_code == 1
         assert json.loads(failed.stdout)["errors"] == ["shard_unavailable"] * 2
@@ -91,9 +94,15 @@ def test_a_benchmark_tells_figures_and_jobs_remember_it(folder: Path) -> None:
 def test_no_gateway_is_one_line() -> None:
     result = CliRunner().invoke(app, ["workers", "--api", "http://127.0.0.1:9"])
     assert isinstance(result.exception, LinkClosed) and "start one" in str(result.exception)
-    for address in ("127.0.0.1:8000", "file:///etc/passwd", "http://"):
+    for address, hint in (
+        ("127.0.0.1:8000", ": write http://127.0.0.1:8000"),
+        ("[::1]:80", ": write http://[::1]:80"),
+        ("file:///etc/passwd", ""),
+        ("http://", ""),
+    ):
         result = CliRunner().invoke(app, ["jobs", "--api", address])
-        assert isinstance(result.exception, BadRequest), address
+        assert isinstance(result.exception, BadRequest)
+        assert str(result.exception).endswith(f"of the form http://127.0.0.1:8000{hint}")
 
 
 def test_figures_of_a_run() -> None:

@@ -34,6 +34,10 @@ PROMPTS = (
 )
 
 
+# Refusals that every further request would get too: what is asked, the key, what it may use, the model.
+HOPELESS = frozenset({400, 401, 403, 404})
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One request: `latency_s` as this command saw it. `error` is a code, None if it was answered."""
@@ -95,13 +99,15 @@ def _ladder(as_json: bool) -> None:
 
 
 def _measure(api: str, key: str, body: dict[str, Any]) -> Outcome:
-    """One request. Raises LinkClosed where there is no gateway at all."""
+    """One request. Raises LinkClosed where there is no gateway at all, GatewayError for what no request would be answered."""
     began = time.monotonic()
     try:
         said = ask(api, key, "POST", "/api/infer", body)
     except LinkClosed:
         raise
     except ManyhandsError as error:
+        if error.http_status in HOPELESS:
+            raise
         return Outcome(time.monotonic() - began, error=error.code)
     timings = said["timings"]
     ttft_ms = timings["ttft_ms"]
