@@ -146,3 +146,10 @@ def test_a_standard_stream_that_the_parent_closed_harms_nothing(closed: str, hom
     found = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=GUARD_S)
     assert found.returncode == 0, found.stderr
     assert (b"upon a" in found.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_a_code_in_the_place_of_a_ticket_is_known_as_one(home: Path) -> None:
+    for code in ("K7W-4QX", "k7w 4qx"):
+        error = refused(["join", code])
+        assert "that is a code, no ticket: manyhands join --code" in str(error)
+    assert "this is not a ticket" in str(refused(["join", "desk"]))

@@ -12,7 +12,7 @@ from manyhands.cli.member_options import MemberOptions
 from manyhands.cli.progress import doing
 from manyhands.cli.runfile import check_not_running
 from manyhands.errors import BadRequest
-from manyhands.net.pairing.code import TICKET_WAY, read_code
+from manyhands.net.pairing.code import TICKET_WAY, is_code, read_code
 
 if TYPE_CHECKING:
     from manyhands.swarm.ticket import Ticket
@@ -76,6 +76,10 @@ def _ticket(text: str, code: str, swarm: str) -> "Ticket":
             "--code and --swarm are to join without a ticket: leave them out, or the ticket (MANYHANDS_TICKET)"
         )
     if text:
+        if is_code(text):
+            raise BadRequest(
+                "that is a code, no ticket: manyhands join --code CODE, or manyhands join, which asks for it"
+            )
         return Ticket.parse(text)
     given = read_code(code) if code else ""
     known = None if code or swarm else load_ticket(home_from_env())

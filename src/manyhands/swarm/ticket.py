@@ -108,7 +108,7 @@ class Ticket:
 def _open(text: str) -> bytes:
     """The body of a ticket whose version, length and checksum are right."""
     if not text.startswith("mh"):
-        raise TicketError('this is not a ticket: tickets begin with "mh1"')
+        raise TicketError('this is not a ticket: tickets begin with "mh1" (`manyhands up` prints one)')
     if not text.startswith(PREFIX):
         raise TicketError(f"ticket has version {text[2:3]!r}, this program reads version '1'; update one of the two")
     coded = text[len(PREFIX) :]

@@ -45,6 +45,15 @@ def read_code(typed: str) -> str:
     return code
 
 
+def is_code(typed: str) -> bool:
+    """Whether `typed` can be a code, right or wrong."""
+    try:
+        read_code(typed)
+    except BadRequest:
+        return False
+    return True
+
+
 @dataclass(slots=True)
 class JoinCode:
     """One code that is shown. `until` is a time of the clock that its user has; `failures` counts wrong codes tried."""
