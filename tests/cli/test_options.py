@@ -1,7 +1,7 @@
 """Options in groups: a dataclass among a command's parameters stands for its fields."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from manyhands.cli.grouped import grouped
 from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address
 from manyhands.cli.reporter import Reporter, tell_invitation
 from manyhands.config import RequestConfig
-from manyhands.core import SamplingParams
+from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest
 from manyhands.route.offer import Rules
 from manyhands.swarm.ticket import Ticket
@@ -119,4 +119,16 @@ def test_a_node_that_shares_with_no_other_invites_none(capsys: pytest.CaptureFix
         member: Any = SimpleNamespace(config=SimpleNamespace(scope=scope))
         invitations: Any = SimpleNamespace(member=member, ticket=lambda: Ticket.new("home"))
         asyncio.run(tell_invitation(invitations, Reporter(as_json=False), shows_code=False))
+        assert capsys.readouterr().out.startswith(said)
+
+
+def test_a_node_on_loopback_invites_no_other_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    member: Any = SimpleNamespace(config=SimpleNamespace(scope="lan"))
+    for hosts, said in (
+        (("127.0.0.1",), "from this machine alone, as peers come to 127.0.0.1:7700:  manyhands join mh1"),
+        (("127.0.0.1", "192.0.2.7"), "from elsewhere:  manyhands join mh1"),
+    ):
+        ticket = replace(Ticket.new("home"), addresses=tuple(NodeAddr(host, 7700) for host in hosts))
+        invitations: Any = SimpleNamespace(member=member, ticket=lambda ticket=ticket: ticket)
+        asyncio.run(tell_invitation(invitations, Reporter(as_json=False), shows_code=True))
         assert capsys.readouterr().out.startswith(said)

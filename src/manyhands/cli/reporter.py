@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from manyhands.api.http.hosts import is_loopback
 from manyhands.api.limits import Bucket
 from manyhands.cli.code import say_code
 from manyhands.cli.lines import fitted, say
@@ -96,11 +97,19 @@ async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_c
 
     A code is for the screen: a pipe, a log file and JSON lines get none, and `manyhands code` shows one.
     """
-    ticket = invitations.ticket().encode()
+    invitation = invitations.ticket()
+    ticket = invitation.encode()
     if invitations.member.config.scope == "off":
         tell(
             "invitation", "for this machine alone (scope off): start with --scope lan to let others join", ticket=ticket
         )
+        return
+    if invitation.addresses and all(is_loopback(addr.host) for addr in invitation.addresses):
+        line = (
+            f"from this machine alone, as peers come to {invitation.addresses[0]}:  manyhands join {ticket}\n"
+            "  for other machines: start it on a network, without --listen 127.0.0.1:PORT"
+        )
+        tell("invitation", line, ticket=ticket)
         return
     line = f"from elsewhere:  manyhands join {ticket}\n  the same as a QR code: manyhands ticket qr"
     if shows_code and tell.shows:
