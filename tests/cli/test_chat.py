@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from manyhands.cli import app
+from manyhands.cli import app, chat_loop
 from manyhands.cli.chat_loop import ChatHistory
 from manyhands.cli.chat_source import GatewaySource, Messages, OriginSource, Stats
 from manyhands.cli.chat_text import (
@@ -122,6 +122,22 @@ class Echo:
         for word in messages[-1]["content"].split():
             stats.count(1)
             yield word
+
+
+def test_an_answer_that_its_limit_ends_is_said_to_be_cut_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Cut(Echo):
+        async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
+            async for piece in super().answer(messages, stats):
+                yield piece
+            stats.finish_reason = "length" if messages[-1]["content"] == "on and on" else "stop"
+
+    for is_terminal, said in ((True, 1), (False, 0)):  # a pipe gets the text alone
+        monkeypatch.setattr(chat_loop, "_at_terminal", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(chat_loop, "without_echo", contextlib.nullcontext)
+        asyncio.run(talk(Cut(), "on and on", "well"))
+        assert capsys.readouterr().out.count("[cut off at 3 tokens") == said
 
 
 async def talk(source: object, *lines: str) -> None:

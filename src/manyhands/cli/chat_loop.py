@@ -11,7 +11,7 @@ import typer
 
 from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import Source, Stats
-from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, introduced, parse
+from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, cut_off, introduced, parse
 from manyhands.cli.line_editor import Ask, line_editor
 from manyhands.cli.lines import error_line, fitted
 from manyhands.cli.terminal import without_echo
@@ -100,6 +100,8 @@ class ChatHistory:
         try:
             if not await _until_interrupted(self._answer(said)):
                 typer.secho("[stopped]", dim=True)
+            elif self._stats.finish_reason == "length" and _at_terminal():
+                typer.secho(fitted(cut_off(self._stats.tokens), sys.stdout), dim=True)
         except ManyhandsError as error:
             typer.secho(error_line(error, sys.stderr), err=True)
             if said:

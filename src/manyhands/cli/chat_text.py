@@ -136,6 +136,11 @@ def tail(text: str, width: int, height: int) -> str:
     return "\n".join(lines[-max(1, height) :])
 
 
+def cut_off(tokens: int) -> str:
+    """What to say below an answer that its limit ended."""
+    return f"[cut off at {tokens} tokens, the limit of an answer here: ask it to go on, or set another with -n]"
+
+
 def as_markdown(messages: list[dict[str, str]]) -> str:
     """A conversation for /save."""
     return "\n\n".join(f"**{message['role']}**\n\n{message['content'].strip()}" for message in messages) + "\n"
