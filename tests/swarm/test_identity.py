@@ -57,8 +57,9 @@ def test_a_corrupt_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> N
 
 def test_an_impossible_path_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "node.key"):
-        with pytest.raises(BadRequest, match=f"node key {path}: "):
+    below = tmp_path / "file" / "node.key"
+    for path, why in ((tmp_path, "Is a directory"), (below, f"its folder {below.parent} cannot be made")):
+        with pytest.raises(BadRequest, match=f"node key {path}: {why}; give another path or fix its rights"):
             NodeKey.load_or_create(path)
 
 

@@ -45,7 +45,8 @@ class NodeKey:
         except OSError as exc:
             if is_full(exc):
                 raise not_written(path, exc) from exc
-            raise BadRequest(f"node key {path}: {exc.strerror or exc}; give another path or fix its rights") from exc
+            where = f"its folder {path.parent} cannot be made" if not path.parent.is_dir() else exc.strerror or exc
+            raise BadRequest(f"node key {path}: {where}; give another path or fix its rights") from exc
 
     def sign(self, data: bytes) -> bytes:
         """A 64-byte signature that `verify` accepts for `node_id`."""
