@@ -141,7 +141,7 @@ def test_files_that_name_no_process(text: str) -> None:
 def test_names_that_run_are_told(key: Path) -> None:
     with run_file("desk", key):
         assert running_pid(run_path("desk")) == os.getpid()
-        with pytest.raises(NotFound, match="there are desk"):
+        with pytest.raises(NotFound, match="there is desk"):
             CliRunner().invoke(app, ["stop", "nas"], catch_exceptions=False)
     assert not run_path("desk").exists()
 

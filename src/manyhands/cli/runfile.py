@@ -66,7 +66,7 @@ def running_names() -> list[str]:
 def nodes_here() -> str:
     """Which nodes run on this machine, in a few words."""
     names = running_names()
-    return f"there are {', '.join(names)}" if names else "none does"
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else "none does"
 
 
 def only_node() -> str:

@@ -81,7 +81,9 @@ def find_worker(gateway: Gateway, name: str) -> WorkerView:
     if len(found) > 1:
         raise Conflict(f"worker {name[:80]!r} may be {', '.join(w.node[:12] for w in found)}: use more of the id")
     if not found:
-        raise NotFound(f"no worker {name[:80]!r} is known here; GET /api/workers lists those that are")
+        raise NotFound(
+            f"no worker {name[:80]!r} is known here: `manyhands workers` (GET /api/workers) lists those that are"
+        )
     return found[0]
 
 
