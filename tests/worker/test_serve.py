@@ -1,6 +1,7 @@
 """manyhands.worker.serve: leases before acceptance, one session's error is that session's, credits, eviction."""
 
 import asyncio
+import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -567,8 +568,9 @@ def test_a_successor_that_is_lost_while_layers_load_is_noticed(folder: Path) -> 
     play(folder, scenario)
 
 
-def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
+def test_who_drains_says_so_in_every_epoch(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A session that was being opened hears of it too; what was said in an older epoch may not have been heard."""
+    caplog.set_level(logging.INFO)
 
     async def scenario(one: Hop) -> None:
         await one.host.engine.ensure_loaded()
@@ -580,6 +582,8 @@ def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
         await one.host.open(reserved, link(one.after))
         await one.open(1, epoch=2)
         assert [(f.epoch, f.code) for f in one.faults()] == [(1, "draining"), (2, "draining")]
+        told = [record.levelno for record in caplog.records if "drains" in record.message]
+        assert told == [logging.INFO] * 2, "who leaves in order is shown no fault"
         assert not emptied.done()
         one.host.close(Close(session_id(1)), ORIGIN)
         await asyncio.wait_for(emptied, 1)

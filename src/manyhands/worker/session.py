@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP, public_id
 from manyhands.engine.span import Cache
-from manyhands.errors import AnsweredEarly, BadRequest, Detour, LinkClosed, ProtocolError
+from manyhands.errors import AnsweredEarly, BadRequest, Detour, Draining, LinkClosed, ProtocolError
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import STANDBY, Credit, Extended, Fault, Open, Opened, Progress, Step
@@ -168,15 +168,15 @@ class HopSession:
         self.flush()
 
     def fault(self, code: str, detail: str, blame: int | None) -> None:
-        """Tell the origin that something is wrong; `blame` None: this hop cannot go on."""
-        logger.warning("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
+        """Tell the origin that something is wrong, or could be better; `blame` None: this hop cannot go on."""
+        log = logger.info if code in (Draining.code, Detour.code) else logger.warning  # nothing is wrong with the hop
+        log("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
         try_send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
 
     def on_linked(self, link: Link) -> None:
         """A new link of this node is up. If it would spare steps to the successor a relay, the origin is told."""
         if not self.is_last and betters(link, self.successor):
-            hop = self.opened.hop
-            self.fault(Detour.code, f"hop {hop} has a direct link to the next", hop)
+            self.fault(Detour.code, f"hop {self.opened.hop} has a direct link to the next", self.opened.hop)
 
     def on_lost(self, link: Link) -> None:
         """A data link is gone: if steps went over it, the origin is told, and may repair the route."""
