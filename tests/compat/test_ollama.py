@@ -61,14 +61,15 @@ def test_a_body_need_not_say_that_it_is_json(stage: Stage) -> None:
     """Ollama's documentation asks it with a bare `curl -d`, which says that the body is a form; litellm says nothing."""
 
     async def scene(it: Served) -> None:
-        asked = {"/api/show": {"model": MODEL}, "/api/generate": {"model": MODEL, "prompt": "hi", "options": OPTIONS}}
-        for path, body in asked.items():
+        show, generate = {"model": MODEL}, {"model": MODEL, "prompt": "hi", "options": OPTIONS}
+        asked = [("/api/show", show, 200), ("/api/generate", generate, 200), ("/api/pull", show, 501)]
+        for path, body, status in asked:
             for kind in ("", "content-type: application/x-www-form-urlencoded\r\n"):
                 data = json.dumps(body).encode()
                 head = (
                     f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{kind}content-length: {len(data)}"
                 )
-                assert (await raw_slowly(it, head.encode() + b"\r\n\r\n" + data))[0] == 200, (path, kind)
+                assert (await raw_slowly(it, head.encode() + b"\r\n\r\n" + data))[0] == status, (path, kind)
 
     stage.play(scene)
 

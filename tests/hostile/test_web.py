@@ -16,7 +16,7 @@ from manyhands.api.access import Access
 from manyhands.api.auth import RECENT_S, KeyRing
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
-from manyhands.api.http.hosts import MAX_AUTHORITY_CHARS, UNTYPED_PATHS, Authority, Hosts, is_loopback
+from manyhands.api.http.hosts import MAX_AUTHORITY_CHARS, OLLAMA_PATHS, Authority, Hosts, is_loopback
 from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.metrics import Metrics
@@ -310,7 +310,7 @@ def test_what_a_page_can_send_unasked_runs_nothing(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "m")
     kinds = ["text/plain", "text/plain; application/json", "application/x-www-form-urlencoded", "", "application/jsonx"]
     kinds += ["multipart/form-data; boundary=x", "application/octet-stream", "text/plain;charset=application/json"]
-    untyped = {path: {"model": MODEL, "prompt": "hi"} for path in UNTYPED_PATHS}
+    untyped = {path: {"model": MODEL, "prompt": "hi"} for path in OLLAMA_PATHS}
 
     async def main() -> None:
         async with served(folder) as it:
@@ -320,7 +320,7 @@ def test_what_a_page_can_send_unasked_runs_nothing(tmp_path: Path) -> None:
                     body = json.dumps(given).encode()
                     for kind in kinds:
                         said = [f"content-type: {kind}"] if kind else []
-                        said += ["user-agent: Mozilla/5.0"] if path in UNTYPED_PATHS else []
+                        said += ["user-agent: Mozilla/5.0"] if path in OLLAMA_PATHS else []
                         assert await door.status(f"POST {path}", *said, body=body) == 415, (path, kind)
                         assert await door.status(f"POST {path}", *said, f"origin: {EVIL}", body=body) == 403
                     for head in (f"origin: {EVIL}", "origin: null", "sec-fetch-site: cross-site"):

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -55,8 +56,8 @@ def test_every_path_says_what_is_wrong_alike(folder: Path) -> None:
                 ):
                     assert said(await client.post(heartbeat, content=body)) == wanted
                 chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-                whole = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-                needed = {chat: whole, responses: {"input": "Hello"}, messages: whole}
+                whole: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+                needed: dict[str, dict[str, Any]] = {chat: whole, responses: {"input": "Hello"}, messages: whole}
                 for path, name, instead in (
                     (chat, "temprature", "did you mean temperature? If not, leave it out"),
                     (chat, "repeat_penalty", "use repetition_penalty, or leave it out"),

@@ -6,17 +6,13 @@ from typing import Any, Final, Literal
 
 from fastapi.responses import JSONResponse
 
+from manyhands.api.http.hosts import OLLAMA_PATHS
 from manyhands.errors import ContextOverflow, ManyhandsError, RateLimited
 from manyhands.plain import one_line
 
 Object = dict[str, Any]
 Dialect = Literal["openai", "anthropic", "ollama", "hearthnet"]
 MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
-# Ollama's own paths; every other one below /api is ours.
-OLLAMA_REFUSED = ("embed", "embeddings", "pull", "push", "create", "copy", "delete")
-OLLAMA_PATHS = frozenset(
-    f"/api/{name}" for name in ("tags", "show", "chat", "generate", "version", "ps", *OLLAMA_REFUSED)
-)
 
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _TOO_LONG = "prompt is too long"

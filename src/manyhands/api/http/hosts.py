@@ -27,8 +27,11 @@ OWNER_HEADER: Final = "x-manyhands-owner"
 KEY_HEADER: Final = "x-api-key"
 TOKEN_HEADER: Final = "x-manyhands-token"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-# Ollama's, whose documentation asks it with a bare `curl -d`.
-UNTYPED_PATHS: Final = frozenset({"/api/chat", "/api/generate", "/api/show"})
+# Ollama's own paths, which its documentation asks with a bare `curl -d`; every other one below /api is ours.
+OLLAMA_REFUSED: Final = ("embed", "embeddings", "pull", "push", "create", "copy", "delete")
+OLLAMA_PATHS: Final = frozenset(
+    f"/api/{name}" for name in ("tags", "show", "chat", "generate", "version", "ps", *OLLAMA_REFUSED)
+)
 # Two of one of these, and two readers could each believe another one.
 _ONCE: Final = frozenset({"host", "origin", "authorization", "content-type", KEY_HEADER, OWNER_HEADER, TOKEN_HEADER})
 _AUTHORITY: Final = re.compile(
@@ -112,7 +115,7 @@ def check_json(headers: Headers, path: str, sender: Sender) -> bool:
     kind = headers.get("content-type", "")
     if not has_body or kind.partition(";")[0].strip().lower() == "application/json":
         return False
-    if path in UNTYPED_PATHS and sender == "program" and "mozilla" not in headers.get("user-agent", "").lower():
+    if path in OLLAMA_PATHS and sender == "program" and "mozilla" not in headers.get("user-agent", "").lower():
         return True
     raise UnsupportedMediaType(f"the body is {kind!r:.80}: send JSON with content-type: application/json")
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from manyhands import __version__
 from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway, OfferedModel
-from manyhands.api.http.error import OLLAMA_REFUSED, NotOffered
+from manyhands.api.http.error import NotOffered
+from manyhands.api.http.hosts import OLLAMA_REFUSED
 from manyhands.api.http.route import caller_of
 from manyhands.api.names import LATEST
 from manyhands.checkpoint.config_fields import parse_config
