@@ -67,6 +67,16 @@ def test_what_is_no_id_ends_no_text(stated: object) -> None:
             eos_of(None, config, generation)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_the_file_of_a_wrong_id_is_named(folder: Path, tokenizer: Tokenizer, name: str) -> None:
+    (folder / name).write_text(json.dumps({"eos_token_id": "</s>"}))
+    with pytest.raises(
+        ModelError, match=r"^(.*): eos_token_id is '</s>'; it must be an id or a list of ids: "
+    ) as raised:
+        load_eos_ids(folder, tokenizer)
+    assert str(raised.value).startswith(f"{folder / name}: ")
+
+
 def recommended(folder: Path, **config: object) -> dict[str, float]:
     (folder / "generation_config.json").write_text(json.dumps(config))
     return load_recommended(folder)

@@ -16,21 +16,24 @@ NAME: Final = "generation_config.json"
 
 
 def eos_ids(
-    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None, tokenizer: Tokenizer
+    config: Mapping[str, Any],
+    generation_config: Mapping[str, Any] | None,
+    tokenizer: Tokenizer,
+    folder: Path = Path(),
 ) -> frozenset[int]:
     """Return every id that ends a text.
 
     The tokenizer's own, and those of generation_config.json or, where it names none, of config.json (the precedence of
-    transformers' `generate`). Empty if none is named.
+    transformers' `generate`). Empty if none is named. Raises ModelError naming the file, which is of `folder`.
     """
-    stated = _read_eos(generation_config or {}) or _read_eos(config)
+    stated = _read_eos(generation_config or {}, folder / NAME) or _read_eos(config, folder / "config.json")
     own = tokenizer.eos_token_id
     return stated if own is None else stated | {int(own)}
 
 
 def load_eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     """Return `eos_ids` of a checkpoint folder. Raises ModelError if one of its two config files is damaged."""
-    return eos_ids(text_config(_read_json(folder / "config.json")), _read_json(folder / NAME), tokenizer)
+    return eos_ids(text_config(_read_json(folder / "config.json")), _read_json(folder / NAME), tokenizer, folder)
 
 
 def load_recommended(folder: Path) -> dict[str, float]:
@@ -51,14 +54,16 @@ def load_recommended(folder: Path) -> dict[str, float]:
     return stated
 
 
-def _read_eos(config: Mapping[str, Any]) -> frozenset[int]:
-    """Read "eos_token_id": absent, null, one id, or a list of ids. Raises ModelError for anything else."""
+def _read_eos(config: Mapping[str, Any], path: Path) -> frozenset[int]:
+    """Read "eos_token_id": absent, null, one id, or a list of ids. Raises ModelError, naming `path`, for anything else."""
     stated = config.get("eos_token_id")
     if stated is None:
         return frozenset()
     ids = stated if isinstance(stated, list) else [stated]
     if not all(type(each) is int for each in ids):
-        raise ModelError(f"eos_token_id is {stated!r:.40}; it must be an id or a list of ids")
+        raise ModelError(
+            f"{path}: eos_token_id is {stated!r:.40}; it must be an id or a list of ids: fetch the file again"
+        )
     return frozenset(ids)
 
 
