@@ -105,7 +105,7 @@ class OriginSource:
         return [self.model]
 
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
-        answer = self._origin.answer(self._request(messages))
+        answer = self._origin.answer(await aside(self._request, messages))
         self._running = answer
         try:
             async with contextlib.aclosing(self._origin.stream(answer, path=self._path, tenant=MYSELF)) as stream:

@@ -64,12 +64,13 @@ def infer(
 async def _infer(
     made: AbstractAsyncContextManager["Origin"], prompt: str, params: SamplingParams, path: PathKind, as_json: bool
 ) -> None:
+    from manyhands.aside import aside
     from manyhands.cli.show import print_figures, print_json, show_answer
 
     began = time.monotonic()
     async with made as origin:
         load_s = time.monotonic() - began
-        answer = origin.answer(origin.request(prompt, params))
+        answer = origin.answer(await aside(origin.request, prompt, params))
         await show_answer(origin, answer, as_json=as_json, lead=prompt, path=path)
         if as_json:
             print_json(answer, load_s)

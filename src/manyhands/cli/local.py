@@ -183,6 +183,7 @@ class FaultInjector:
 async def _local(
     plan: LocalPlan, prompt: str, params: SamplingParams, path: PathKind, faults: Sequence[InjectedFault], as_json: bool
 ) -> None:
+    from manyhands.aside import aside
     from manyhands.checkpoint.folder import read_config
     from manyhands.cli.show import print_figures, print_json, show_answer
     from manyhands.worker.runner import precision_note
@@ -192,7 +193,7 @@ async def _local(
         load_s = time.monotonic() - began
         if note := precision_note(read_config(origin.model.folder), plan.precision):
             typer.echo(note, err=True)
-        answer = origin.answer(origin.request(prompt, params))
+        answer = origin.answer(await aside(origin.request, prompt, params))
         disturber = FaultInjector(faults, nodes, answer)
         await show_answer(origin, answer, as_json=as_json, lead=prompt, on_token=disturber.check, path=path)
         if as_json:

@@ -90,9 +90,11 @@ class SwarmAnswers:
         return [self._model]
 
     async def pieces(self, asked: PythonRequest, made: Completion) -> AsyncGenerator[TextDelta, None]:
+        from manyhands.aside import aside
+
         origin = self._origin
         prompt = asked.prompt if isinstance(asked.prompt, str) else [dict(message) for message in asked.prompt]
-        answer = origin.answer(origin.request(prompt, asked.params))
+        answer = origin.answer(await aside(origin.request, prompt, asked.params))
         made.seed, made.prompt_tokens = asked.params.seed, len(answer.prompt)
         try:
             async with aclosing(origin.stream(answer, path=asked.path, tenant="local")) as tokens:

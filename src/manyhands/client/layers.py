@@ -66,11 +66,12 @@ class LayerStates:
 
 async def own_layers(origin: "Origin", asked: LayersRequest) -> LayerStates:
     """This process is the origin. Raises as run_layers."""
+    from manyhands.aside import aside
     from manyhands.core import Span
     from manyhands.origin.layers import run_layers
     from manyhands.wire.rows import numbers
 
-    ids = _ids(asked.prompt) or origin.model.encode(_text(asked.prompt))
+    ids = _ids(asked.prompt) or await aside(origin.model.encode, _text(asked.prompt))
     end = origin.model.num_layers if asked.logits else max(1, *asked.at, 1)
     made = await run_layers(origin, ids, Span(0, end), asked.at, num_logits=asked.logits)
     route = tuple(ServedHop(hop.name, hop.node, str(hop.info.span)) for hop in made.hops)

@@ -117,7 +117,8 @@ class Origin:
         await self.node.worker.host(folder, span, precision, device, model_name="own", has_ends=ends, is_private=True)
 
     def request(self, prompt: str | Messages, params: SamplingParams) -> Request:
-        """Check a request against the model. Raises BadRequest, ContextOverflow naming both numbers."""
+        """Check a request against the model. Blocking as OriginModel.encode. Raises BadRequest, ContextOverflow naming both
+        numbers."""
         return self.request_ids(self.model.encode(prompt), params)
 
     def request_ids(self, ids: Sequence[int], params: SamplingParams) -> Request:

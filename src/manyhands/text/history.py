@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from manyhands.text.dialects import GEMMA4, GLM4, HARMONY, KIMI, PHI4, Dialect, find_dialect
 from manyhands.text.reasoning import variables_of
-from manyhands.text.template import ChatTemplate, RenderBudget
+from manyhands.text.template import MAX_KEPT, ChatTemplate, RenderBudget
 
 Object = dict[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -47,7 +47,7 @@ def with_calls(
     return _with_named_ids(messages) if dialect is KIMI else messages
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=MAX_KEPT)
 def _habits(template: ChatTemplate, named: tuple[tuple[str, str], ...]) -> _Habits:
     text = json.dumps(_ARGUMENTS)
     as_object, as_text = _probe(template, named, _ARGUMENTS), _probe(template, named, text)

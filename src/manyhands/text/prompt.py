@@ -1,15 +1,17 @@
 """Text and messages to ids, and what a checkpoint says of its tokenizer. Stands at the beginning of a token's path."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
 from jinja2 import TemplateError
 
 from manyhands.errors import BadRequest
+from manyhands.text.apart import read_templates
 from manyhands.text.dialects import Dialect, find_dialect
 from manyhands.text.history import as_taught, with_calls, with_turn
-from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
+from manyhands.text.template import MAX_KEPT, ChatTemplate, RenderBudget, compile_template, is_read
 
 # Stands behind the words that an answer goes on from: where they end cannot be told by themselves, as "<" and "end" stand in
 # markers of turns too. Its space shows whether a template trims.
@@ -98,7 +100,7 @@ def _check_heard(
         )
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=MAX_KEPT)
 def _unheard(
     template: ChatTemplate, named: tuple[tuple[str, str], ...], dialect: Dialect | None, has_tools: bool
 ) -> frozenset[str]:
@@ -136,9 +138,33 @@ def _up_to_mark(text: str, begun: str) -> str:
 
 def find_template(tokenizer: Tokenizer, *, has_tools: bool) -> ChatTemplate:
     """The template for a conversation; there may be one for tools. Raises BadRequest."""
-    source = tokenizer.chat_template
-    if isinstance(source, dict):
-        source = (source.get("tool_use") if has_tools else None) or source.get("default")
+    source = _source(tokenizer, has_tools=has_tools)
     if not source:
         raise BadRequest("this model has no chat template: use /v1/completions with a plain prompt, or a chat model")
     return compile_template(source)
+
+
+def is_template_read(tokenizer: Tokenizer, *, has_tools: bool) -> bool:
+    """Whether `find_template` compiles nothing."""
+    source = _source(tokenizer, has_tools=has_tools)
+    return not source or is_read(source)
+
+
+def learn_templates(tokenizer: Tokenizer) -> None:
+    """Compile the templates of a tokenizer, and see how they take conversations, before `render_text` runs on an event loop.
+
+    Blocking: half a second where they are large. What is wrong with one, `find_template` says.
+    """
+    stated = tokenizer.chat_template or ""
+    read_templates([stated] if isinstance(stated, str) else map(str, stated.values()))
+    for has_tools in (False, True):
+        with suppress(BadRequest):
+            template, named = find_template(tokenizer, has_tools=has_tools), tuple(tokenizer.special_tokens_map.items())
+            _unheard(template, named, find_dialect(tokenizer), has_tools)
+
+
+def _source(tokenizer: Tokenizer, *, has_tools: bool) -> str:
+    source = tokenizer.chat_template
+    if isinstance(source, dict):
+        source = (source.get("tool_use") if has_tools else None) or source.get("default")
+    return str(source or "")

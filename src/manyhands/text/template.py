@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
 from itertools import islice
-from typing import Any, Final
+from threading import Lock
+from types import CodeType
+from typing import Any, Final, NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -29,9 +30,12 @@ from jinja2.utils import Namespace
 from manyhands.errors import BadRequest
 
 Object = dict[str, Any]
-# A template is compiled where it is used, on a gateway's event loop: at most a second or two.
+# Compiling takes a second or two at most.
 MAX_TEMPLATE: Final = 1 << 17  # characters; gpt-oss has 17,000
 MAX_NODES: Final = 1 << 15  # names, constants, operations, tags; gpt-oss has some 3,000
+MAX_KEPT: Final = (
+    128  # compiled templates, some megabytes each at the limits: two of each model that a gateway serves, and more
+)
 # Names under which the bounds reach a compiled template; no template can spell them.
 _PASS, _JOIN = "pass_5f1c0e", "join_5f1c0e"
 # Operations whose result is no longer than what goes in, or a constant more.
@@ -221,20 +225,43 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **form:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **form)
 
 
-class ChatTemplate:
-    """One compiled template. Raises TemplateError if it is none."""
+class TemplateCode(NamedTuple):
+    """What a template is compiled to. `variables`: those that it takes from outside."""
 
-    def __init__(self, source: str) -> None:
+    code: CodeType
+    is_simple: bool  # it uses only operations whose cost a RenderBudget sees
+    variables: frozenset[str]
+
+
+def compile_code(source: str) -> TemplateCode | str:
+    """A template's code, or why it cannot be read. A second or two at the limits, of which the interpreter's lock is held for
+    half: large ones are compiled in a process (apart.py)."""
+    try:
+        environment = _Environment()
+        tree = environment._parse(source, None, None)
+        tracker = _Tracker(environment)
+        tracker.visit(tree)
+        variables = frozenset(tracker.undeclared_identifiers - {_PASS, _JOIN})
+        return TemplateCode(environment.compile(tree), _is_simple(tree), variables)
+    except Exception as error:  # it is compiled to Python, which raises many things for what is too deep or too wide
+        return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, made: TemplateCode) -> None:
         self._environment = _Environment()
-        self._template = self._environment.from_string(source)
-        self.is_simple = _is_simple(self._environment.parse(source))
+        given = self._environment.make_globals(None)
+        self._template = self._environment.template_class.from_code(self._environment, made.code, given, None)
+        self.is_simple, self.variables = made.is_simple, made.variables
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], budget: RenderBudget) -> str:
         """The text of a conversation. Raises TooCostly, TemplateError, and whatever a template's operations do."""
         self._environment.budget = budget
         own = {_PASS: budget.take, _JOIN: budget.join}
-        known = {"add_generation_prompt": True, "documents": None, **variables, **own}
         pieces, size = [], 0
+        known = {"add_generation_prompt": True, "documents": None, **variables, **own}
         for piece in self._template.generate(messages=list(map(_with_thoughts, messages)), **known):
             size += len(piece)
             budget.check(size)
@@ -242,9 +269,33 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+_kept: Final = dict[str, ChatTemplate | str]()  # by source, the one asked for last behind the others
+_keeping: Final = Lock()
+
+
+def is_read(source: str) -> bool:
+    """Whether a template is kept: whoever asks for it has it at once."""
+    return source in _kept
+
+
+def keep_template(source: str, made: TemplateCode | ChatTemplate | str) -> ChatTemplate | str:
+    """Keep what a template was compiled to, or why it cannot be; of more than MAX_KEPT, what was not asked for longest goes."""
+    read = ChatTemplate(made) if isinstance(made, TemplateCode) else made
+    with _keeping:
+        _kept[source] = _kept.pop(source, read)
+        while len(_kept) > MAX_KEPT:
+            del _kept[next(iter(_kept))]
+        return _kept[source]
+
+
+def _read(source: str) -> ChatTemplate | str:
+    found = _kept.get(source)
+    return keep_template(source, compile_code(source) if found is None else found)
+
+
 def compile_template(source: str) -> ChatTemplate:
     """A ChatTemplate, made once. Raises BadRequest for what is none, or more than is read."""
-    made = _compiled(source)
+    made = _read(source)
     if isinstance(made, str):
         raise BadRequest(
             f"the chat template of this model cannot be read ({made}): use /v1/completions with a plain prompt"
@@ -252,25 +303,10 @@ def compile_template(source: str) -> ChatTemplate:
     return made
 
 
-@lru_cache(maxsize=16)
-def _compiled(source: str) -> ChatTemplate | str:
-    """A ChatTemplate, or why it cannot be read."""
-    try:
-        return ChatTemplate(source)
-    except Exception as error:  # it is compiled to Python, which raises many things for what is too deep or too wide
-        return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-@lru_cache(maxsize=16)
 def find_variables(source: str) -> frozenset[str]:
     """The variables that a template takes from outside; none if it is no template that can be read."""
-    try:
-        environment = _Environment()
-        tracker = _Tracker(environment)
-        tracker.visit(environment.parse(source))
-    except Exception:  # as in _compiled, which says why
-        return frozenset()
-    return frozenset(tracker.undeclared_identifiers - {_PASS, _JOIN})
+    made = _read(source)
+    return frozenset() if isinstance(made, str) else made.variables
 
 
 def _with_thoughts(message: Mapping[str, Any]) -> Object:

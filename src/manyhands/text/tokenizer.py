@@ -19,6 +19,7 @@ from manyhands.errors import BadRequest, ModelError
 from manyhands.text.tokenizer_parts import check_decoder, check_normalizers
 
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TEMPLATES: Final = ("default", "tool_use")  # those that are used, of several by name
 _LONGEST_RANKED: Final = 64 << 20  # of a tekken.json (15 to 20 MB) or tiktoken.model (3 MB)
 _LONGEST_BESIDE: Final = 16 << 20  # bytes of any file beside it
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")  # half a character, or a byte of an argument that is not UTF-8
@@ -208,16 +209,20 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] 
         return found["default"] if list(found) == ["default"] else found
     stated = config.get("chat_template") or _object(folder / "chat_template.json").get("chat_template")
     if isinstance(stated, list):
-        return {str(each["name"]): str(each["template"]) for each in stated}
-    return stated if isinstance(stated, str | dict) else None
+        stated = {str(each["name"]): each["template"] for each in stated}
+    if isinstance(stated, dict):
+        return {name: str(stated[name]) for name in TEMPLATES if name in stated}
+    return stated if isinstance(stated, str) else None
 
 
 def _template_files(folder: Path) -> Iterator[tuple[str, str]]:
     single = folder / "chat_template.jinja"
     if single.is_file():
         yield "default", _read(single, _LONGEST_BESIDE)
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        yield path.stem, _read(path, _LONGEST_BESIDE)
+    for name in TEMPLATES:
+        further = folder / "additional_chat_templates" / f"{name}.jinja"
+        if further.is_file():
+            yield name, _read(further, _LONGEST_BESIDE)
 
 
 def _read(path: Path, longest: int) -> str:

@@ -2,14 +2,13 @@
 
 Its parent (pool.py) kills it when a job takes too long or its client leaves, and starts another; so nothing is kept here
 but models' tokenizers. It ends by itself after twice the deadline's CPU time should the parent be gone, is nice to the
-processes that serve once it has started, and may hold MEMORY_BYTES. It loads neither torch nor transformers.
+processes that serve once it has started, and may hold text/apart.py's MEMORY_BYTES. It loads neither torch nor transformers.
 """
 
 import asyncio
 import json
 import os
 import pickle
-import resource
 import signal
 import struct
 import sys
@@ -29,13 +28,13 @@ from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.prepare import prepare
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError, ModelNotFound
+from manyhands.text.apart import limit_memory
 from manyhands.text.dialects import Dialect
 from manyhands.text.grammar import check_grammar
 from manyhands.text.reasoning import Thinking
 from manyhands.text.received import ReceivedText
 from manyhands.text.tokenizer import TextTokenizer
 
-MEMORY_BYTES = 1 << 30
 # A third of the CPU time of a process that serves, where there is not enough: with 10, a tenth of it, honest requests waited
 # for more than 10 s at load 12 on 2 cores.
 NICENESS = 5
@@ -223,8 +222,7 @@ def _read(stream: BinaryIO) -> Any:
 def main(deadline_s: int) -> None:
     """Answer jobs until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory()
     read, write = partial(_read, sys.stdin.buffer), sys.stdout.buffer
     speakers = {spec.name: spec.load() for spec in read()}
     if len(speakers) == 1:  # beside the first request's deadline
