@@ -12,7 +12,7 @@ from typing import Final
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.checkpoint.header import TensorEntry, check_tensor_name, check_values, read_header
 from manyhands.checkpoint.part_names import first_part, parts_beside
-from manyhands.checkpoint.plain_file import MAX_TABLE_BYTES, read_small
+from manyhands.checkpoint.plain_file import MAX_TABLE_BYTES, read_if_there, read_small
 from manyhands.checkpoint.text_part import text_name
 from manyhands.errors import ModelError
 
@@ -41,6 +41,7 @@ FILES: Final = frozenset(
         "vocab.txt",
     }
 )
+MAX_FILES: Final = 1 << 14  # of weights, each of which is looked for; the largest models of the hub have some hundreds
 _MAX_PATH: Final = 255  # bytes of a file's path in its folder: what file systems allow of one name
 SMALL_SUFFIXES: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # config, tokenizer, chat template
 
@@ -115,10 +116,13 @@ def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:
     """Tensor name to file name, of the text part. Raises ModelError if malformed, or if a file name could leave the folder."""
     check_values(raw, where)
     try:
-        places = json.loads(raw)["weight_map"]
-        pairs = [
-            (text_name(check_tensor_name(name, where)), check_file_name(str(file))) for name, file in places.items()
-        ]
+        places = {name: str(file) for name, file in json.loads(raw)["weight_map"].items()}
+        files = set(places.values())
+        if len(files) > MAX_FILES:
+            raise ModelError(f"{where} refused: it names {len(files)} files of weights; at most {MAX_FILES} are read")
+        for file in files:
+            check_file_name(file)
+        pairs = [(text_name(check_tensor_name(name, where)), file) for name, file in places.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{where} is corrupt: {error}") from error
     found: dict[str, str] = {}
@@ -162,11 +166,10 @@ def _weight_files(folder: Path) -> list[str]:
 
 def _arrived(folder: Path) -> dict[str, set[str]] | None:
     """Tensors by file that the journal of `fetch` vouches for; None if the folder was not fetched."""
-    try:
-        files = json.loads(read_small(folder / JOURNAL, MAX_TABLE_BYTES))["tensors"]
-        return {file: set(names) for file, names in files.items()}
-    except FileNotFoundError:
+    if (raw := read_if_there(folder / JOURNAL, MAX_TABLE_BYTES)) is None:
         return None
+    try:
+        return {file: set(names) for file, names in json.loads(raw)["tensors"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{folder / JOURNAL} is corrupt: remove {folder} and fetch again") from error
 

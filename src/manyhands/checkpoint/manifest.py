@@ -19,7 +19,7 @@ from manyhands.checkpoint.dtypes import is_known
 from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, RANKED, TOKENIZER, read_config, read_entries
 from manyhands.checkpoint.header import TensorEntry, are_sizes, check_tensor_name, check_values
 from manyhands.checkpoint.partition import span_tensors
-from manyhands.checkpoint.plain_file import MAX_SMALL_BYTES, MAX_TABLE_BYTES, read_small
+from manyhands.checkpoint.plain_file import MAX_SMALL_BYTES, MAX_TABLE_BYTES, read_if_there, read_small
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
 from manyhands.errors import Damaged, ModelError
@@ -260,12 +260,10 @@ def described_tensors(folder: Path) -> Sequence[TensorDigest] | Sequence[TensorE
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest that lies in `folder`, None if there is none. Raises ModelError, OSError."""
+    """The manifest that lies in `folder`, None if there is none. Raises ModelError."""
     path = folder / MANIFEST
-    try:
-        return Manifest.decode(read_small(path, MAX_TABLE_BYTES), str(path))
-    except FileNotFoundError:
-        return None
+    raw = read_if_there(path, MAX_TABLE_BYTES)
+    return None if raw is None else Manifest.decode(raw, str(path))
 
 
 def check_small(whole: Manifest, folder: Path) -> None:

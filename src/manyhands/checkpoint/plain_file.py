@@ -24,3 +24,13 @@ def read_small(path: Path, limit: int) -> bytes:
     if (size := file_size(path)) > limit:
         raise ModelError(f"{path} has {size} bytes; the limit is {limit}: fetch it again")
     return path.read_bytes()
+
+
+def read_if_there(path: Path, limit: int) -> bytes | None:
+    """As read_small; None if there is nothing at `path`. Raises ModelError also for what cannot be read."""
+    try:
+        return read_small(path, limit)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
