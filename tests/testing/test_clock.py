@@ -3,11 +3,15 @@
 import asyncio
 import threading
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from manyhands.testing import clock
-from manyhands.testing.clock import run_virtual
+from manyhands.testing.clock import NothingEnds, run_virtual
 
 
 def test_sleeping_is_exact_and_free() -> None:
@@ -59,5 +63,76 @@ def test_waiting_for_nothing_is_an_error_and_not_a_hang(monkeypatch: pytest.Monk
     async def main() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(RuntimeError, match="stuck: every task waits"):
+    with pytest.raises(NothingEnds, match="stuck: every task waits"):
         run_virtual(main())
+
+
+async def _beat() -> None:
+    while True:  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
+
+
+async def _spin() -> None:
+    while True:
+        await asyncio.wait([asyncio.create_task(asyncio.sleep(0))])
+
+
+async def _wait_beside(coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(coroutine, name=name)
+        await _wait_for_ever()
+
+
+async def _wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_waiting_beside_timers_that_go_on_ends_at_a_time() -> None:
+    with pytest.raises(NothingEnds, match=r"stuck: too long, at 10 virtual s \(limits: 10 s") as raised:
+        run_virtual(_wait_beside(_beat(), "heartbeat"), limit_s=10)
+    said = str(raised.value)
+    assert "2 tasks wait" in said
+    assert "heartbeat in _beat (test_clock.py:" in said
+    assert "_wait_beside (test_clock.py:" in said
+    assert "> Event.wait (locks.py:" in said, "the innermost function that waits"
+    assert len(said.splitlines()) == 1
+
+
+def test_waiting_beside_turns_that_go_on_ends_at_a_number_of_them() -> None:
+    with pytest.raises(NothingEnds, match="stuck: too many turns of the event loop, at 0 virtual s") as raised:
+        run_virtual(_wait_beside(_spin(), "spinner"), max_turns=1000)
+    assert "spinner in _spin (test_clock.py:" in str(raised.value)
+
+
+def test_tasks_that_refuse_to_be_cancelled_have_a_limit_too() -> None:
+    async def stay() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+
+    with pytest.raises(NothingEnds, match="stuck: too long, at 11 virtual s"):
+        run_virtual(_wait_beside(stay(), "stayer"), limit_s=10)
+
+
+def test_a_thread_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "THREAD_S", 0.02)
+    release = threading.Event()
+
+    async def main() -> None:
+        await asyncio.gather(_spin(), asyncio.get_running_loop().run_in_executor(own, release.wait))
+
+    with ThreadPoolExecutor(1) as own:
+        with pytest.raises(NothingEnds, match=r"no thread of 1 has ended for 0.02 real s.* 3 tasks wait"):
+            run_virtual(main())
+        release.set()
+
+
+def test_many_tasks_are_counted_and_the_first_named() -> None:
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(50):
+                group.create_task(_beat(), name=f"beat {number}")
+
+    with pytest.raises(NothingEnds, match=r"51 tasks wait: .*; 31 more$") as raised:
+        run_virtual(main(), limit_s=5)
+    assert len(str(raised.value)) < 4000
