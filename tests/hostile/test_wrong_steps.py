@@ -94,22 +94,33 @@ def test_a_last_hop_that_answers_before_its_rows_come_is_replaced_and_no_other(
         HopSession.addressed = plain  # type: ignore[method-assign]
 
 
-def another_guess(step: Step, begins: bool) -> list[Step]:
+def another_guess(step: Step, begins: bool, before: Step) -> list[Step]:
     """Under a number that the origin has not come to: all that follows is of an older one."""
     return [step._replace(guess=step.guess + 1000)]
 
 
-def rows_more(step: Step, begins: bool) -> list[Step]:
+def rows_more(step: Step, begins: bool, before: Step) -> list[Step]:
     """Behind the step another, of rows that the origin did not send."""
     return [step, step._replace(position=step.position + step.count)]
 
 
-def elsewhere(by: int) -> Callable[[Step, bool], list[Step]]:
+def repeated(step: Step, begins: bool, before: Step) -> list[Step]:
+    """Within a guess, the rows that were sent before in place of those that are due."""
+    return [step] if begins else [before._replace(guess=step.guess)]
+
+
+def elsewhere(by: int) -> Callable[[Step, bool, Step], list[Step]]:
     """A guess begins at another position."""
-    return lambda step, begins: [step._replace(position=step.position + by)] if begins else [step]
+    return lambda step, begins, before: [step._replace(position=step.position + by)] if begins else [step]
 
 
-WAYS = {"another guess": another_guess, "rows more": rows_more, "before": elsewhere(-3), "behind": elsewhere(3)}
+WAYS = {
+    "another guess": another_guess,
+    "rows more": rows_more,
+    "repeated": repeated,
+    "before": elsewhere(-3),
+    "behind": elsewhere(3),
+}
 
 
 @pytest.mark.parametrize("sender", [0, 1])
@@ -133,7 +144,7 @@ def test_a_hop_that_makes_up_steps_is_replaced_and_no_other(
             def send_on(step: Step) -> None:
                 begins = bool(seen) and step.guess > seen[-1].guess
                 seen.append(step)
-                steps = WAYS[way](step, begins) if len(seen) > 5 and step.hop != ORIGIN_HOP else [step]
+                steps = WAYS[way](step, begins, seen[-2]) if len(seen) > 5 and step.hop != ORIGIN_HOP else [step]
                 if steps != [step]:
                     made.extend(steps)
                 for each in steps:
@@ -155,7 +166,10 @@ def test_a_hop_that_makes_up_steps_is_replaced_and_no_other(
         return made
 
     attack(
-        bench, begin, f"n{sender}", same_text=way in ("another guess", "behind") or (way == "before" and not is_ahead)
+        bench,
+        begin,
+        f"n{sender}",
+        same_text=way in ("another guess", "repeated", "behind") or (way == "before" and not is_ahead),
     )
 
 

@@ -57,3 +57,14 @@ def test_a_session_that_goes_on_with_less_than_was_known_begins_anew() -> None:
     assert order.admit(40, 8) and order.admit(33, 8)
     assert not order.admit(33, 8) and not order.admit(40, 1)
     assert order.admit(41, 8)
+
+
+def test_rows_that_come_again_in_place_of_those_that_are_due_are_told_of() -> None:
+    order = StepOrder(may_begin_anew=False)
+    assert order.admit(0, 8) and order.repeated() is None
+    assert not order.admit(0, 8)
+    assert "none where 8 is due" in str(order.repeated())
+    assert order.admit(8, 1) and order.repeated() is None, "the one that was due has come"
+    assert not order.admit(0, 8)
+    order.begin_guess(1, 4, 9)
+    assert order.repeated() is None, "of an older guess"

@@ -22,11 +22,17 @@ class StepOrder:
         self._is_refused = False  # `confirm` has raised, which it does once
         self._first: int | None = None  # the least position at which a step has begun
         self._due: int | None = None  # the position at which the next step begins; None: any
+        self._is_repeated = False  # rows came again behind the last step that was due
 
     def begin_guess(self, guess: int, position: int, computed: int) -> None:
         """`guess`, a newer one, begins at `position`; positions up to `computed` are computed."""
         self.guess, self._begins_at, self._computed = guess, position, computed
-        self._due, self._is_begun = position, False
+        self._due, self._is_begun, self._is_repeated = position, False, False
+
+    def repeated(self) -> ProtocolError | None:
+        """Why the next step is overdue, if rows came in its place that had come before."""
+        what = f"rows that had come before came again, and none where {self._due} is due"
+        return ProtocolError(what) if self._is_repeated else None
 
     def confirm(self, guess: int, position: int) -> None:
         """The origin says that `guess` begins at `position`.
@@ -55,7 +61,8 @@ class StepOrder:
             if position > self._due or (position != self._due and not self._is_begun):
                 raise ProtocolError(f"a step at position {position} came where {self._due} was due")
             if position < self._due:
+                self._is_repeated = True
                 return False
         self._first = position if self._first is None else min(self._first, position)
-        self._due, self._is_begun = position + count, True
+        self._due, self._is_begun, self._is_repeated = position + count, True, False
         return True

@@ -186,10 +186,11 @@ class HopSession:
 
     def report(self) -> None:
         """Answer a Probe. What waits may begin before what was computed last: a rollback."""
-        opened = self.opened
-        computed = min([self.computed, *(step.position for step in self.waiting)])
-        said = self.received, computed, self._order.guess
-        try_send(self.origin, Progress(opened.session, opened.epoch, opened.hop, *said))
+        opened, computed = self.opened, min([self.computed, *(step.position for step in self.waiting)])
+        if computed >= self.received and (repeated := self._order.repeated()) is not None:
+            self._refuse(repeated)
+        said = opened.session, opened.epoch, opened.hop, self.received, computed, self._order.guess
+        try_send(self.origin, Progress(*said))
 
     # -- steps in -----------------------------------------------------------------------------------------------------
 
@@ -263,8 +264,7 @@ class HopSession:
 
     def _owe(self, steps: int) -> None:
         """Give `steps` back to the predecessor, in batches. (A standby's are only counted: it is fed without credits.)"""
-        paid = self._incoming.settle(steps)
-        if paid and self._predecessor is not None and not self.is_standby:
+        if (paid := self._incoming.settle(steps)) and self._predecessor is not None and not self.is_standby:
             try_send(self._predecessor, Credit(self.opened.session, self.opened.epoch, self.opened.hop, paid))
 
     # -- through the device -------------------------------------------------------------------------------------------
