@@ -274,7 +274,7 @@ _keeping: Final = Lock()
 
 
 def is_read(source: str) -> bool:
-    """Whether a template is kept: whoever asks for it has it at once."""
+    """Whether a template is kept, and need not be compiled."""
     return source in _kept
 
 
