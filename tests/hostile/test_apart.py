@@ -137,7 +137,7 @@ def test_a_gateway_compiles_no_template_while_it_prepares(tmp_path: Path) -> Non
     assert find_template(tokenizer, has_tools=False) is find_template(tokenizer, has_tools=True)
 
 
-def test_the_templates_that_nobody_uses_are_not_read(tmp_path: Path) -> None:
+def test_templates_that_are_not_used_are_not_read(tmp_path: Path) -> None:
     """A config may name thousands: each was parsed for each request."""
     import json
 

@@ -158,7 +158,7 @@ def fetched(folder: Path, home: Path, ways: list[list[str]], seed: int, *, is_on
             try:
                 return await pull(Need(model, Span(0, 2), with_ends=True, with_files=True), peers, home)
             finally:
-                assert any(seeder.done for seeder in seeders), "nobody was asked"
+                assert any(seeder.done for seeder in seeders), "none was asked"
 
     tracemalloc.start()
     try:
