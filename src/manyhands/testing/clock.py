@@ -21,8 +21,8 @@ Ts = TypeVarTuple("Ts")
 
 STUCK_S = 5.0  # real seconds without timer, thread or event, after which the test is told that nothing can happen
 THREAD_S = 600.0  # real seconds within which one of the threads that work must end
-LIMIT_S: Final = 24 * 3600.0  # virtual seconds that a run may take
-MAX_TURNS: Final = 3_000_000  # of the event loop that a run may take; those while threads work do not count
+LIMIT_S: Final = 4 * 3600.0  # virtual seconds that a run may take
+MAX_TURNS: Final = 1_000_000  # of the event loop that a run may take; those while threads work do not count
 _FAREWELL: Final = 0.1  # of both limits, once one is reached, for the tasks that are cancelled then
 _MAX_NAMED: Final = 20  # tasks
 
