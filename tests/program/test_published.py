@@ -403,11 +403,17 @@ def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str)
     config = tiny(family)
     del config["rope_parameters"]
     config.pop("time_step_limit", None)  # has an infinity in a form that transformers reads from files alone
-    if family == "gpt_oss":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     theirs = CONFIG_MAPPING[NAMED_ANEW.get(family, family)](**config).rope_parameters
     base = theirs.get("full_attention", theirs)["rope_theta"]
     assert build_program(config).ropes == build_program({**config, "rope_theta": base}).ropes
+
+
+@pytest.mark.parametrize("family", ["internlm3", "iquestcoder"])
+def test_key_heads_that_are_not_counted_are_as_many_as_in_transformers(family: str) -> None:
+    config = {name: value for name, value in tiny(family).items() if name != "num_key_value_heads"}
+    config |= {"num_attention_heads": 16}
+    count = CONFIG_MAPPING[family](**config).num_key_value_heads
+    assert build_program(config) == build_program({**config, "num_key_value_heads": count})
 
 
 def test_the_width_of_a_block_of_lfm2_is_that_of_transformers() -> None:
@@ -440,6 +446,7 @@ def test_heads_whose_width_is_null_share_the_rows_as_in_transformers(family: str
         *((family, "num_key_value_heads") for family in ("dots1", "ernie4_5", "qwen2", "qwen3", "seed_oss", "smollm3")),
         *((family, "rope_parameters") for family in ("gemma4_text", "llama", "ministral3", "qwen3_next")),
         ("gemma4_text", "per_layer_config"),
+        ("mimo_v2_flash", "routed_scaling_factor"),  # as published
     ],
 )
 def test_a_field_that_is_null_means_what_transformers_makes_of_it(family: str, field: str) -> None:

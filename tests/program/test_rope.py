@@ -137,9 +137,8 @@ PLACES: dict[str, dict[str, Any]] = {
     "new": {"rope_parameters": {**LINEAR, "rope_theta": 12345.0}},
     "in both": {"rope_theta": 777.0, "rope_parameters": {**LINEAR, "rope_theta": 12345.0}},
 }
-# Where a family has a base frequency of another name, tables by type of layer, or must have a scaling: one line says so.
+# Where a family has a base frequency of another name or tables by type of layer: one line says so.
 REFUSED = {
-    "gpt_oss": {"nowhere", "beside"},
     "gpt_neox": {"beside", "old", "in both"},
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma4_text": set(PLACES) - {"nowhere"},

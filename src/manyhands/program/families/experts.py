@@ -1,6 +1,7 @@
 """Recipes of families whose blocks are experts: mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss."""
 
 from dataclasses import replace
+from typing import Final
 
 from manyhands.program.blocks import (
     AttentionStyle,
@@ -37,6 +38,14 @@ from manyhands.program.ops import (
 )
 from manyhands.program.rope import RopeReader
 
+_OSS_YARN: Final = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -243,6 +252,7 @@ def granite_experts(n: TensorNames, s: Sizes, route: ExpertRouting, act: Activat
 
 def gpt_oss(f: Fields) -> Program:
     """Sinks; windows in every second layer; experts with biases and clamps, stacked and transposed."""
+    f.assume(rope_parameters=_OSS_YARN)
     s, bias = Sizes.read(f, head=64), f.flag("attention_bias", True)
     f.only("hidden_act", "silu")
     f.ignore("initial_context_length")  # a copy of rope_scaling.original_max_position_embeddings
@@ -254,8 +264,6 @@ def gpt_oss(f: Fields) -> Program:
     gating = Gating("silu", alpha=f.number("swiglu_alpha", 1.702), limit=limit, up_offset=1.0)
     found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), f.count("sliding_window", 128))
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f, theta=150000.0)
-    if not (f.has("rope_scaling") or f.has("rope_parameters")):
-        raise f.refuse("rope_parameters", "the rotary scaling of gpt_oss must be given")
 
     def layer(n: TensorNames, i: int) -> Ops:
         style = AttentionStyle(

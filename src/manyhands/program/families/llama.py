@@ -237,6 +237,7 @@ def cwm(f: Fields) -> Program:
 
 def internlm3(f: Fields) -> Program:
     """llama with one switch for all biases, which has two names of its own."""
+    f.assume(num_key_value_heads=2)
     s = Sizes.read(f, kv=False, head=128)
     names = "qkv_bias", "attention_bias", "bias", "mlp_bias"
     bias = any(f.flag(name) for name in names)
@@ -248,6 +249,7 @@ def internlm3(f: Fields) -> Program:
 
 def iquestcoder(f: Fields) -> Program:
     """llama by another name."""
+    f.assume(num_key_value_heads=8)
     s, bias = Sizes.read(f, kv=False, head=128), f.flag("attention_bias")
     f.only("clip_qkv", None)
     f.only("use_sliding_window", False)

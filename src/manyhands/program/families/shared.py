@@ -45,7 +45,7 @@ def grouped_route(f: Fields, experts: str = "n_routed_experts") -> ExpertRouting
         top_k=f.count("num_experts_per_tok", 8, high=best * (count // groups)),
         score="sigmoid",
         normalise=f.flag("norm_topk_prob", True),
-        scale=f.number("routed_scaling_factor", 2.5),
+        scale=1.0 if f.is_null("routed_scaling_factor") else f.number("routed_scaling_factor", 2.5),
         groups=groups,
         top_groups=best,
     )
