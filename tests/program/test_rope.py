@@ -144,7 +144,7 @@ REFUSED = {
     "gemma4_text": set(PLACES) - {"nowhere"},
     "mellum": set(PLACES) - {"nowhere"},
     "mimo_v2_flash": set(PLACES) - {"nowhere"},
-    "olmo3": set(PLACES) - {"nowhere"},
+    "olmo3": {"without a base", "new", "in both"},
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},
 }
@@ -171,3 +171,45 @@ def test_rotary_fields_mean_what_transformers_makes_of_them(family: str, place: 
         return
     assert place not in REFUSED.get(family, ())
     assert ours.ropes == build_program(normal).ropes
+
+
+TABLES: dict[str, dict[str, Any]] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 54321.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 4321.0},
+}
+# Where families with a table for each type of layer may have rotary fields.
+BY_TYPE: dict[str, dict[str, Any]] = {
+    "no tables": {"rope_parameters": {}},
+    "one table": {"rope_parameters": {"sliding_attention": TABLES["sliding_attention"]}},
+    "a null table": {"rope_parameters": {**TABLES, "full_attention": None}},
+    "tables and a scaling": {"rope_parameters": TABLES, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "a scaling by an old name": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "a table by an old name": {"rope_parameters": {**TABLES, "full_attention": {"type": "linear", "factor": 4.0}}},
+    "a base beside": {"rope_theta": 777.0},
+    "a base beside tables": {"rope_theta": 777.0, "rope_parameters": TABLES},
+    "a base beside tables without": {
+        "rope_theta": 777.0,
+        "rope_parameters": {kind: {"rope_type": "default"} for kind in TABLES},
+    },
+}
+
+
+@pytest.mark.parametrize("place", BY_TYPE)
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+def test_tables_by_type_mean_what_transformers_makes_of_them(family: str, place: str) -> None:
+    from manyhands.testing.tiny import _config
+
+    config = json.loads(_config(family, 4, 64, 264, 512, {}).to_json_string())
+    config = {key: value for key, value in config.items() if not key.startswith("rope_")}
+    config |= copy.deepcopy(BY_TYPE[place])
+    normal = CONFIG_MAPPING[family].from_dict(copy.deepcopy(config)).to_dict()
+    assert build_program(config).ropes == build_program(normal).ropes
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "mellum", "mimo_v2_flash"])
+def test_a_scaling_beside_tables_is_refused_where_transformers_takes_it_for_all_of_them(family: str) -> None:
+    from manyhands.testing.tiny import _config
+
+    config = json.loads(_config(family, 4, 64, 264, 512, {}).to_json_string())
+    with pytest.raises(ModelError, match=r"rope_scaling is \{.*, only None is supported"):
+        build_program({**config, "rope_scaling": TABLES})

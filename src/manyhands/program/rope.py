@@ -105,18 +105,15 @@ class RopeReader:
     ) -> Rope:
         """The table of layers of type `kind`, where types have tables of their own.
 
-        New configs have rope_parameters by type. Old ones have the base frequency in `field` (None: `theta` alone is
-        supported, as rope_theta) and one rope_scaling, which is meant for the `scaled` type.
+        rope_parameters has an object for each type; the base frequency of one that says none is that in `field`, if there is
+        one, else `theta`. rope_scaling, of old configs, goes before the fields of the `scaled` type.
         """
-        new = self.fields.raw("rope_parameters")
-        if new is not None:
-            if not new or not all(isinstance(value, dict) for value in new.values()):
-                raise self.fields.refuse("rope_parameters", "an object for each type of layer is needed")
-            return self._of_type(new.get(kind, {}), width, theta, partial)
-        if field is None:
-            self.fields.only("rope_theta", theta)
+        tables = self.fields.raw("rope_parameters", {})
+        if not all(isinstance(value, dict | None) for value in tables.values()):
+            raise self.fields.refuse("rope_parameters", "an object for each type of layer is needed")
         base = self.fields.number(field, theta) if field else theta
-        return self._of_type((self.fields.raw("rope_scaling") or {}) if scaled else {}, width, base, partial)
+        old = self.fields.raw("rope_scaling", {}) if scaled else {}
+        return self._of_type({**(tables.get(kind) or {"rope_type": "default"}), **old}, width, base, partial)
 
     def _of_type(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
         """Of a type's table transformers does not read `truncate`: it rounds, whatever is said there."""

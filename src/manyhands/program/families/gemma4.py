@@ -40,6 +40,7 @@ def gemma4_text(f: Fields) -> Program:
     f.ignore("use_double_wide_mlp", "vocab_size_per_layer_input", "hidden_act")  # of shared and such layers
     f.assume(rope_parameters=_ROPES)
     f.only("rope_theta", 1000000.0)  # transformers reads the new form alone
+    f.only("rope_scaling", None)
     s, rope, bias = Sizes.read(f, head=256), RopeReader(f), f.flag("attention_bias")
     eps, act = f.number("rms_norm_eps", 1e-6), f.activation("hidden_activation", "gelu_pytorch_tanh")
     default = [_FULL if i % 6 == 5 else _SLIDING for i in range(s.layers)]

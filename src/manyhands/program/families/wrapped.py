@@ -44,7 +44,7 @@ def olmo3(f: Fields) -> Program:
     full = range(3, s.layers, 4)
     found = windows(f, s.layers, sliding(s.layers, full), f.count("sliding_window", 4096))
     ropes = [
-        rope.by_type("full_attention", s.head, theta=500000.0, scaled=True),
+        rope.by_type("full_attention", s.head, theta=500000.0, field="rope_theta", scaled=True),
         rope.by_type("sliding_attention", s.head, theta=500000.0, scaled=False),
     ]
     return _olmo(f, s, rope, ropes, [0 if window is None else 1 for window in found], found)
