@@ -2,16 +2,17 @@
 
     PYTHONPATH=src .venv/bin/python -m tools.fuzz_configs --count 300 --seed 1
 
-Each draw makes a tiny checkpoint with random sizes and options, and compares logits of one pass and greedy ids (prompt in
-chunks, then one by one) of the torch engine in fp32 with transformers; of families with states those of the native engine. It
-must have the same bits on every back end that the machine has, in fp32 or bf16, whatever the cut, chunks and threads; in fp32
-it is compared with transformers too.
+Each draw makes a tiny checkpoint with random sizes and options, whose config.json may have another form (fuzz_forms.py), and
+compares logits of one pass and greedy ids (prompt in chunks, then one by one) of the torch engine in fp32 with transformers; of
+families with states those of the native engine. It must have the same bits on every back end that the machine has, in fp32 or
+bf16, whatever the cut, chunks and threads; in fp32 it is compared with transformers too.
 Configurations that transformers itself refuses are counted apart. Prints one JSON line for each draw that fails, with what is
 needed to draw it again, and a summary with the back ends as the last line; exits with 1 if any failed.
 """
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import random
@@ -23,36 +24,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from manyhands.core import Precision
 from manyhands.engine import library
 from manyhands.errors import ModelError
 from manyhands.program.families import read_program
-from manyhands.testing.tiny import EVERY_FAMILY, WITH_STATES
+from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, write_tiny
 from manyhands.testing.tiny_configs import NEMOTRON_KINDS
-from tests.engine.oracle import pair_of
+from tests.engine.oracle import NativePair, Pair, pair_in
 from tests.worker.pipeline import Ids, Loader, Logits
+from tools.fuzz_forms import config_of, rewritten, scaling
 
 TOLERANCE = 1e-4  # of the largest logit; wrong arithmetic shows as 1e-2 and more
 NEAREST = 1e-5  # of a row's highest score: a choice of positions that a smaller difference decides is not compared
+MOST_PARAMETERS = 8_000_000  # of a model whose absent fields may be large by default
 CHUNKED_TOLERANCE = 1e-3  # transformers sums linear attention over chunks of 64 positions
 Options = dict[str, Any]
-
-
-def scaling(draw: random.Random, width: int) -> Options:
-    """A random rotary scaling for heads of `width` columns."""
-    factor, original = draw.choice([1.5, 4.0, 32.0]), draw.choice([32, 64, 128])
-    kind = draw.choice(["default", "default", "linear", "llama3", "yarn"])
-    out: Options = {"rope_type": kind, "rope_theta": draw.choice([1e3, 1e4, 5e5])}
-    if kind in ("linear", "yarn", "llama3"):
-        out["factor"] = factor
-    if kind in ("llama3", "yarn"):
-        out["original_max_position_embeddings"] = original
-    if kind == "llama3":
-        out |= {"low_freq_factor": 1.0, "high_freq_factor": draw.choice([2.0, 4.0])}
-    if kind == "yarn" and draw.random() < 0.5:
-        out |= {"beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.8, "mscale_all_dim": draw.choice([0.0, 1.1])}
-    return out
 
 
 def maybe(draw: random.Random, options: Options) -> Options:
@@ -416,12 +404,13 @@ _LATENT = (
 
 def options(draw: random.Random, family: str) -> Options:
     """Random keyword arguments for make_tiny."""
-    hidden, heads = draw.choice([64, 96, 128]), draw.choice([2, 4, 8])
+    hidden, heads = draw.choice([64, 96, 128]), draw.choice([1, 2, 4, 8])
     out: Options = {
         "layers": draw.choice([1, 2, 4]),
         "hidden": hidden,
+        "vocab": draw.choice([264, 275, 320]),
         "seed": draw.randrange(1 << 20),
-        "intermediate_size": draw.choice([50, 96, 131]),
+        "intermediate_size": draw.choice([1, 50, 96, 131]),
         "tie_word_embeddings": draw.random() < 0.5,
     }
     if family not in _LATENT:
@@ -431,7 +420,8 @@ def options(draw: random.Random, family: str) -> Options:
     if family == "mimo_v2_flash":  # has twice as many in some layers
         out["num_key_value_heads"] = 1
     if family in _FREE_HEADS:
-        out["head_dim"] = draw.choice([8, 16, 20, 48])
+        out["head_dim"] = draw.choice([2, 8, 16, 20, 48, 66])
+        out["hidden_size"] = draw.choice([hidden, 8 * heads, 72, 200])
     if family == "nemotron_h":
         out |= {"layers_block_type": draw.choices(NEMOTRON_KINDS, k=out["layers"]), "tie_word_embeddings": False}
     if family == "helium":
@@ -451,22 +441,48 @@ def options(draw: random.Random, family: str) -> Options:
     return out | maybe(draw, OWN.get(family, {}))
 
 
-def outcome(family: str, chosen: Options) -> tuple[str, str]:
-    """("ok" | "refused" | "invalid" | "wrong" | "bits" | "near", details) of one configuration. bits: back ends differ; near:
-    transformers' logits do, and rounding decides a choice of positions."""
+def write_form(folder: Path, form: Options, seed: int) -> None:
+    """A checkpoint whose config.json is `form`, with the tensors that transformers wants for it. Raises what it raises, and
+    ValueError for a model that is too large for a draw or computes no numbers."""
+    theirs = NAMED_ANEW.get(form["model_type"], form["model_type"])
+    config = CONFIG_MAPPING[theirs].from_dict({**copy.deepcopy(form), "model_type": theirs})
+    with torch.device("meta"):
+        size = sum(tensor.numel() for tensor in AutoModelForCausalLM.from_config(config).parameters())
+    if size > MOST_PARAMETERS:
+        raise ValueError(f"{size} parameters are more than {MOST_PARAMETERS}")
+    model = write_tiny(config, folder, seed=seed, dtype="fp32")
+    model.set_experts_implementation("eager")  # the other wants widths of 16 bytes
+    with torch.inference_mode():
+        if not model(torch.arange(40)[None], use_cache=False).logits.isfinite().all():
+            raise ValueError("logits are not finite")
+    (folder / "config.json").write_text(json.dumps(form))
+
+
+def outcome(form: Options, seed: int) -> tuple[str, str]:
+    """("ok" | "refused" | "invalid" | "crash" | "wrong" | "bits" | "near", details) of one configuration. bits: back ends
+    differ; near: transformers' logits do, and rounding decides a choice of positions."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         try:
-            pair = pair_of(Path(folder), family, chosen)
+            write_form(Path(folder), form, seed)
+        except Exception as error:  # transformers refuses configurations with many kinds of errors
+            return "invalid", f"{type(error).__name__}: {str(error).strip()[-200:]}"
+        try:
+            return compared(pair_in(Path(folder)), seed)
         except ModelError as error:
             return "refused", str(error)
-        except Exception as error:  # transformers refuses configurations with many kinds of errors
-            return "invalid", f"{type(error).__name__}: {str(error).splitlines()[-1]}"
-        prompt = [(chosen["seed"] + 37 * i * i) % 256 for i in range(33)]
-        ids, last = pair.greedy(prompt, 8, chunk=5)
-        theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
-        draw = random.Random(chosen["seed"])
-        precision: Precision = draw.choice(["bf16", "fp32"])
-        native, differs = on_all(pair.folder, precision, ids, draw)
+        except Exception as error:
+            return "crash", repr(error)
+
+
+def compared(pair: Pair, seed: int) -> tuple[str, str]:
+    """The outcome of a checkpoint that transformers and we compute."""
+    length = min(33, pair.program.context - 8)
+    prompt = [(seed + 37 * i * i) % 256 for i in range(length)]
+    ids, last = pair.greedy(prompt, 8, chunk=5)
+    theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
+    draw = random.Random(seed)
+    precision: Precision = draw.choice(["bf16", "fp32"])
+    native, differs = on_all(pair.folder, precision, ids, draw)
     if differs:
         return "bits", f"{precision}: {differs}"
     largest = theirs.abs().max()
@@ -475,7 +491,7 @@ def outcome(family: str, chosen: Options) -> tuple[str, str]:
         worst = max(worst, float((torch.from_numpy(native) - theirs).abs().max() / largest))
     if worst >= TOLERANCE and pair.least_gap(ids) < NEAREST:
         return "near", f"{worst:.3g}"
-    most = CHUNKED_TOLERANCE if family in WITH_STATES else TOLERANCE
+    most = CHUNKED_TOLERANCE if isinstance(pair, NativePair) else TOLERANCE
     return ("ok" if worst < most else "wrong"), f"{worst:.3g}"
 
 
@@ -515,13 +531,15 @@ def main() -> int:
         draw = random.Random(number)
         family = given.family or draw.choice(EVERY_FAMILY)
         chosen = options(draw, family)
-        kind, details = outcome(family, chosen)
+        form = config_of(family, chosen)
+        form = form if draw.random() < 0.3 else rewritten(draw, form)
+        kind, details = outcome(form, chosen["seed"])
         tally[kind] += 1
         if kind != "ok":
-            shown = {"seed": number, "family": family, "outcome": kind, "details": details, "options": chosen}
+            shown = {"seed": number, "family": family, "outcome": kind, "details": details, "config": form}
             sys.stdout.write(json.dumps(shown) + "\n")
     sys.stdout.write(json.dumps({**tally, "back_ends": library.supported()}) + "\n")
-    return 1 if tally["wrong"] or tally["bits"] else 0
+    return 1 if tally["wrong"] or tally["bits"] or tally["crash"] else 0
 
 
 if __name__ == "__main__":

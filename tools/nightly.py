@@ -55,11 +55,13 @@ def steps(minutes: int, seed: int) -> dict[str, Step]:
     no_gcc = "" if preloads() else "gcc with libasan and libubsan is not installed"
     kernels = [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded]
     configs = [*python, "tools.fuzz_configs", "--count", str(100 * minutes), *seeded]  # two a second and more
+    forms = [*python, "tools.fuzz_forms", "--count", str(1000 * minutes), *seeded]
     return {
         "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 60, tests=True),
         "mutations": Step([*python, "tools.mutate"], 30),
         "fuzz kernels": Step(kernels, minutes + 15, no_gcc),
         "fuzz configs": Step(configs, 2 * minutes + 15),
+        "fuzz forms": Step(forms, 2 * minutes + 15),
         "siege": Step([*python, "bench.siege", "--minutes", "10"], 30),
         "busy": Step([*python, "bench.busy"], 15),
         "soak": Step([*python, "bench.soak"], 30),

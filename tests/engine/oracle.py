@@ -22,7 +22,7 @@ from manyhands.engine.torch_memory import Read
 from manyhands.engine.weights import Stored
 from manyhands.program.families import read_program
 from manyhands.program.ops import Program
-from manyhands.testing.tiny import NAMED_ANEW, WITH_STATES, make_tiny
+from manyhands.testing.tiny import NAMED_ANEW, make_tiny
 
 LAYERS = 4
 CONTEXT = 512
@@ -49,9 +49,10 @@ def stock_model(folder: Path, **options: Any) -> PreTrainedModel:
 class Pair:
     """One checkpoint, held by transformers and by the torch engine (in fp32)."""
 
-    def __init__(self, folder: Path, family: str, overrides: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, family: str | None, overrides: dict[str, Any]) -> None:
+        """The checkpoint is made in `folder`; without a family, it is there."""
         wanted = {"layers": LAYERS, "context": CONTEXT, **overrides}
-        self.folder = make_tiny(family, folder, dtype="fp32", **wanted)
+        self.folder = make_tiny(family, folder, dtype="fp32", **wanted) if family else folder
         self.program: Program = read_program(folder)
         self.read = reader(folder)
         self.model = stock_model(folder, experts_implementation="eager")
@@ -115,6 +116,6 @@ class NativePair(Pair):
         return torch.from_numpy(self.ends.logits(rows, len(ids), 2))
 
 
-def pair_of(folder: Path, family: str, overrides: dict[str, Any]) -> Pair:
-    """With what runs the family."""
-    return (NativePair if family in WITH_STATES else Pair)(folder, family, overrides)
+def pair_in(folder: Path) -> Pair:
+    """The checkpoint in `folder`, with what runs it."""
+    return (NativePair if read_program(folder).has_states else Pair)(folder, None, {})

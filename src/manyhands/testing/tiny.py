@@ -65,6 +65,16 @@ def make_tiny(
     config = _config(family, layers, hidden, vocab or MIN_VOCAB, context, config_overrides)
     if dtype not in DTYPES:
         raise BadRequest(f"a tiny model is stored as {', '.join(DTYPES)}, not {dtype}")
+    write_tiny(config, out, seed=seed, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    if family in NAMED_ANEW:
+        file = out / "config.json"
+        file.write_text(file.read_text().replace(f'"model_type": "{NAMED_ANEW[family]}"', f'"model_type": "{family}"'))
+    _tokenizer(context).save_pretrained(out)
+    return out
+
+
+def write_tiny(config: Any, out: Path, *, seed: int, dtype: Precision, max_shard_bytes: int | None = None) -> Any:
+    """Write a model of transformers with this `config` of it into the folder `out`, without a tokenizer; returns the model."""
     with torch.random.fork_rng(devices=[]):  # the caller's generator must not notice
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _fill(model, seed)
@@ -72,11 +82,7 @@ def make_tiny(
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     with _without_progress_bars():
         model.save_pretrained(out, max_shard_size=max_shard_bytes or "50GB")
-    if family in NAMED_ANEW:
-        file = out / "config.json"
-        file.write_text(file.read_text().replace(f'"model_type": "{NAMED_ANEW[family]}"', f'"model_type": "{family}"'))
-    _tokenizer(context).save_pretrained(out)
-    return out
+    return model
 
 
 @contextmanager
