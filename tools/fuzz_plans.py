@@ -112,7 +112,7 @@ def shape_of(integer: Integer) -> Shape:
 
 def operation(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
-    kind, widths = integer(0, library.SCALE), whole.widths
+    kind, widths = integer(0, library.XIELU), whole.widths
     r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(6)]
     if kind in whole.fitting and integer(0, 5):
         r = list(whole.fitting[kind])
@@ -138,7 +138,7 @@ def operation(integer: Integer, whole: Shape) -> Op:
             heads, kv = whole.heads or 1, whole.key_heads or 1
             latent = int(r[1] == r[2])  # values are the beginning of keys
             value = w[3] // heads if latent else w[2] // kv
-            window, coded = integer(0, 1) * integer(1, 90), integer(0, 1) * (not latent or odd)
+            window, coded = integer(-1, 1) * integer(1, 90), integer(0, 1) * (not latent or odd)
             seen = whole.chosen + odd if integer(0, 4) else 0
             window = 0 if seen and integer(0, 9) else window
             shape = (*r[:4], heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded, seen)
@@ -147,14 +147,17 @@ def operation(integer: Integer, whole: Shape) -> Op:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)
             top = max(1, w[1] // 2)
             vectors = maybe(integer, w[0] + odd), maybe(integer, w[0])
-            shape = (r[0], r[1], w[0], top, integer(0, 1), integer(0, 1), groups, integer(1, groups))
+            score = integer(0, 2 + odd)
+            normalises = integer(0, 1) * (score < 2 or odd)
+            shape = (r[0], r[1], w[0], top, score, normalises, groups, integer(1, groups))
             return kind, shape, (1.0, 1e-20), vectors
         case library.EXPERTS:
             inner, top = integer(1, 40), max(1, w[1] // 2)
             experts = integer(top, top + 9)
             first, before = matrix(integer, inner, w[0], experts)
             second, after = matrix(integer, w[2], inner, experts)
-            shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second)
+            scales = integer(0, 1) * (w[0] == w[2] or odd)
+            shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second, scales)
             gates = before if integer(0, 2) else None
             return kind, shape, (1.0, 0.0, 0.0), (gates, before, after, maybe(integer, experts * inner))
         case library.CONVOLVE:
@@ -172,7 +175,9 @@ def operation(integer: Integer, whole: Shape) -> Op:
             heads = whole.index_heads or integer(1, 4)
             return kind, (*r[:4], heads + odd, max(1, w[0] // heads)), (), ()
         case library.SCALE:
-            return kind, (r[0], integer(1 - odd, 9)), (float(integer(-odd, 3)),), ()
+            return kind, (r[0], integer(1 - odd, 9), integer(0, 1 + odd)), (float(integer(-odd, 3)),), ()
+        case library.XIELU:
+            return kind, (r[0],), (), (reals(integer(1, 99), 4 + odd),)
         case library.COPY:
             shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)))
             chosen = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)

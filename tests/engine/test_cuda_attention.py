@@ -26,6 +26,9 @@ SHAPES: Final[dict[str, AttentionShape]] = {
     "a window that begins in a tile, soft caps, sinks": (6, 2, 40, 100, 70, 2.5, True),
     "a window of one position": (4, 1, 32, 64, 1, 0.0, False),
     "windows about a block, values in two parts": (2, 1, 36, 130, BLOCK + 1, 0.0, False),
+    "chunks that end in a tile, soft caps, sinks": (6, 2, 40, 100, -70, 2.5, True),
+    "chunks of a block": (2, 1, 36, 130, -BLOCK, 0.0, False),
+    "chunks of three positions": (7, 1, 16, 24, -3, 0.0, True),
     "more heads than a tile has queries": (QUERIES + 9, 1, 8, 16, 5, 3.0, True),
     "a width that tiles do not take": (4, 2, 33, 17, 0, 0.0, False),
 }

@@ -10,7 +10,7 @@ import pytest
 from manyhands.engine import layout, library
 from manyhands.errors import ModelError
 
-KINDS = library.SCALE + 1
+KINDS = library.XIELU + 1
 
 
 class Layout:

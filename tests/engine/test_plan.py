@@ -1,5 +1,6 @@
 """Plans: values against numpy, rows independent of company, cuts and threads, and nothing out of bounds accepted."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from manyhands.engine import golden_cases, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import Op, product, reals, stored
+from manyhands.engine.golden_variants import several
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.errors import ContextOverflow, ModelError
@@ -54,7 +56,7 @@ def steps(plan: Plan, team: Team, rows: Array, cuts: Sequence[int], threads: int
 
 
 @pytest.mark.parametrize("row_type", ["bf16", "f32"])
-@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("window", [0, 70, -50, -128])
 def test_rows_do_not_depend_on_cuts_threads_or_back_end(team: Team, row_type: str, window: int) -> None:
     rows = stored(reals(3, 300, HIDDEN), row_type)
     whole = steps(layer("scalar", row_type, window=window), team, rows, [300], 1)
@@ -217,7 +219,7 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.ROTARY, (1, 4, 24, 0, 12, 0), (1.0,), (np.zeros(11, np.float32),)),
     (library.ATTENTION, (1, 2, 3, 4, 4, 3, 24, 16, 0), (1.0, 0.0), ()),
     (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 17, 0), (1.0, 0.0), ()),
-    (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 16, -1), (1.0, 0.0), ()),
+    (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 16, -(1 << 24) - 1), (1.0, 0.0), ()),
     (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 16, 0), (1.0, 0.0), (np.zeros(3, np.float32),)),
     (library.GATE, (1, 2, 1, 0), (1.0, 0.0, 0.0), ()),
     (library.GATE, (1, 1, 1, 7), (1.0, 0.0, 0.0), ()),
@@ -230,15 +232,22 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.SCALE, (0, 8), (-0.1,), ()),
     (library.SCALE, (0, 8), (1.1e15,), ()),
     (library.SCALE, (0, 8), (math.nan,), ()),
+    (library.SCALE, (0, 8, -1), (0.1,), ()),
+    (library.XIELU, (64,), (), (np.zeros(4, np.float32),)),
+    (library.XIELU, (0,), (), ()),
+    (library.XIELU, (0,), (), (np.zeros(3, np.float32),)),
+    (library.SCALE, (0, 8, 2), (0.1,), ()),
+    (library.ROUTE, (0, 5, 40, 20, 3, 0, 1, 1), (1.0, 0.0), ()),
+    (library.ROUTE, (0, 5, 40, 20, 2, 1, 1, 1), (1.0, 0.0), ()),
 ]
 
 
 def test_rows_are_scaled_by_their_positions_in_every_session() -> None:
-    """1 + beta log(1 + floor(p / length)) in double, rounded once, whatever the rows in company; 1 below `length`."""
+    """1 + beta log(1 + floor((p + offset) / length)) in double, rounded once, whatever the rows in company."""
     x, beta = reals(1, 60, 40), 0.3
-    for length in (1, 7, 32, 60):
-        factors = [np.float32(1 + beta * math.log(1 + position // length)) for position in range(60)]
-        op: Op = (library.SCALE, (0, length), (beta,), ())
+    for length, offset in itertools.product((1, 7, 32, 60), (0, 1)):
+        factors = [np.float32(1 + beta * math.log(1 + (position + offset) // length)) for position in range(60)]
+        op: Op = (library.SCALE, (0, length, offset), (beta,), ())
         for name in library.supported():
             found = golden_cases.BackEnd(name, Team(1)).run(x, "f32", [1], [op], 0).view(np.float32)
             assert np.array_equal(found, x * np.array(factors)[:, None])
@@ -249,6 +258,20 @@ def test_operations_that_do_not_fit_are_refused(op: Any) -> None:
     plan = Plan("scalar", "bf16", [HIDDEN, *WIDTHS[1:]], 0, "bf16", 600)
     with pytest.raises(ModelError):
         plan.add(*op)
+
+
+def test_experts_scale_sources_that_are_as_wide_as_their_results() -> None:
+    plan = Plan("scalar", "bf16", [HIDDEN, *WIDTHS[1:]], 0, "bf16", 600)
+    packed = several(3, 20, 16, HIDDEN)
+
+    def add(target: int, scales: int) -> None:
+        matrices = packed, packed, several(4, 20, WIDTHS[target], 16)
+        plan.add(library.EXPERTS, (0, 5, target, 20, 20, 16, 0, 1, 0, scales), (1.0, 0.0, 0.0), matrices)
+
+    add(6, 0)
+    for scales in (1, 2):
+        with pytest.raises(ModelError):
+            add(6, scales)
 
 
 def test_impossible_plans_and_matrices_are_refused() -> None:

@@ -31,6 +31,7 @@ from manyhands.program.ops import (
     Rotary,
     ScaleByPosition,
     Softplus,
+    Xielu,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
@@ -206,7 +207,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert widths[op.target] == op.heads * op.width
             assert op.offset + program.ropes[op.rope].width <= op.width
         case ScaleByPosition():
-            assert widths[op.target] and op.beta > 0 and op.length > 0
+            assert widths[op.target] and op.beta > 0 and op.length > 0 and op.offset in (0, 1)
         case Attention():
             assert widths[op.query] == op.heads * op.width
             assert (widths[op.key], widths[op.value]) == op.cache_widths
@@ -226,6 +227,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case Decay():
             assert widths[op.source] == op.rate.outputs == op.bias.outputs
             widths[op.target] = widths[op.source]
+        case Xielu():
+            assert widths[op.target] and [weight.shape for weight in op.numbers] == [(1,), (1,), (), ()]
         case Softplus():
             assert widths[op.source] == op.bias.outputs
             widths[op.target] = widths[op.source]
@@ -245,7 +248,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             gate = op.gate or op.up
             assert widths[op.source] == gate.inputs == op.up.inputs
             assert gate.outputs == op.up.outputs == op.down.inputs
-            assert op.routes in widths
+            assert op.routes in widths and (not op.scales_source or op.down.outputs == widths[op.source])
             widths[op.target] = op.down.outputs
         case Multiply():
             if isinstance(op.by, str):

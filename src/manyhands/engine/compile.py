@@ -24,10 +24,12 @@ from manyhands.engine.weights import (
     matrix,
     take,
     vector,
+    xielu_numbers,
 )
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
+    SCORES,
     Add,
     Attention,
     Convolution,
@@ -49,6 +51,7 @@ from manyhands.program.ops import (
     ScaleByPosition,
     Softplus,
     Weight,
+    Xielu,
 )
 from manyhands.program.tensors import wide_weights
 
@@ -222,7 +225,8 @@ class _Compiler:
     def _(self, op: Attention) -> None:
         sources = [self.source(name) for name in (op.query, op.key, op.value)]
         target = self.target(op.target, op.heads * op.value_width, sources)
-        shape = (op.heads, op.kv_heads, op.width, op.value_width, op.window or 0, 0, int(self._has_codes))
+        window = (op.window or 0) * (-1 if op.is_chunked else 1)
+        shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self._has_codes))
         sinks = vector([op.sinks] if op.sinks else [], self._read)
         self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
 
@@ -283,7 +287,7 @@ class _Compiler:
     @add.register
     def _(self, op: ExpertRouting) -> None:
         source = self.source(op.source)
-        shape = (op.experts, op.top_k, int(op.score == "sigmoid"), int(op.normalise), op.groups, op.top_groups)
+        shape = (op.experts, op.top_k, SCORES.index(op.score), int(op.normalise), op.groups, op.top_groups)
         vectors = [vector([weight] if weight else [], self._read) for weight in (op.correction, op.factors)]
         self.emit(
             library.ROUTE, (source, self.target(op.target, 2 * op.top_k), *shape), (op.scale, op.epsilon), vectors
@@ -300,7 +304,7 @@ class _Compiler:
             raise ModelError(f"{self._program.family}: the experts' gates and ups are stored in different types")
         gating, top_k = op.gating, self.width(op.routes) // 2
         numbers = (source, routes, target, op.experts, top_k, op.up.outputs, TYPES[ups.type])
-        shape = (*numbers, ACTIVATIONS.index(gating.activation), TYPES[downs.type])
+        shape = (*numbers, ACTIVATIONS.index(gating.activation), TYPES[downs.type], int(op.scales_source))
         tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
         self.emit(library.EXPERTS, shape, (gating.alpha, gating.limit or 0.0, gating.up_offset), tensors)
 
@@ -327,7 +331,11 @@ class _Compiler:
 
     @add.register
     def _(self, op: ScaleByPosition) -> None:
-        self.emit(library.SCALE, (self.source(op.target), op.length), (op.beta,))
+        self.emit(library.SCALE, (self.source(op.target), op.length, op.offset), (op.beta,))
+
+    @add.register
+    def _(self, op: Xielu) -> None:
+        self.emit(library.XIELU, (self.source(op.target),), (), (xielu_numbers(op, self._read),))
 
     @add.register
     def _(self, op: Add) -> None:

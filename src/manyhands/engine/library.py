@@ -56,7 +56,7 @@ def load() -> ctypes.CDLL:
         raise ModelError(f"the engine's library {path} cannot be loaded ({error}): {remedy}") from error
     if version != VERSION:
         raise ModelError(f"the engine's library {path} is of version {version}, not {VERSION}: {remedy}")
-    if wrong := difference(library, SCALE + 1):
+    if wrong := difference(library, XIELU + 1):
         raise ModelError(f"the engine's library {path} does not fit this version of manyhands ({wrong}): {remedy}")
     pointer, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -347,4 +347,4 @@ class Plan:
 
 
 NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA = range(14)
-INDEX, SCALE = 14, 15
+INDEX, SCALE, XIELU = 14, 15, 16

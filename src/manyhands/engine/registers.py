@@ -33,6 +33,7 @@ _PLACES: Final = {
     library.DELTA: ((0, 1, 2, 3, 4), 5),
     library.INDEX: ((0, 1, 2), 3),
     library.SCALE: ((0,), 0),
+    library.XIELU: ((0,), 0),
 }
 
 

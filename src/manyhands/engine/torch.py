@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyhands.core import Span
 from manyhands.engine.span import Piece
-from manyhands.engine.torch_functions import ACTIVATIONS, gated, heads, product, soft_capped
+from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, mixed, product, soft_capped, xielu
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
@@ -41,6 +41,7 @@ from manyhands.program.ops import (
     Rotary,
     ScaleByPosition,
     Weight,
+    Xielu,
 )
 
 SCORES: Final = 1 << 24
@@ -203,7 +204,7 @@ class _Layer:
         given = self.round(self.registers[op.query])
         query = given.reshape(len(given), op.kv_heads, -1, op.width)
         sinks, out = self.weights.optional(op.sinks), []
-        for rows, (keys_LK, values_LK), seen_TL in self._cached(op.heads, (op.key, op.value), op.window):
+        for rows, (keys_LK, values_LK), seen_TL in self._cached(op.heads, (op.key, op.value), op):
             keys, values = heads(keys_LK, op.kv_heads), heads(values_LK, op.kv_heads)
             scores = torch.einsum("tkgd,lkd->kgtl", query[rows], keys).flatten(0, 1)
             weights, total = self._softmax(soft_capped(scores * op.scale, op.soft_cap), seen_TL, sinks)
@@ -223,7 +224,7 @@ class _Layer:
         names, most = [op.latent, op.rotary], op.heads
         if op.index is not None:
             names, most = [*names, op.index.key], max(most, op.index.heads)
-        for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names, None):
+        for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names):
             seen_TL = seen_TL if op.index is None else self._chosen(op.index, rows, index_LI[0], seen_TL)
             scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
             weights, total = self._softmax(scores, seen_TL, None)
@@ -231,7 +232,7 @@ class _Layer:
         self.registers[op.target] = torch.einsum("nhr,hvr->nhv", self.round(torch.cat(out)), value_HVR).flatten(1)
 
     def _cached(
-        self, scored: int, names: Sequence[str], window: int | None
+        self, scored: int, names: Sequence[str], op: Attention | None = None
     ) -> Iterator[tuple[slice, list[Tensor], Tensor]]:
         """Writes what these registers hold into the caches. By piece, and by blocks of its rows (SCORES, of so many heads):
         the rows, all that is cached, what a row sees."""
@@ -245,7 +246,7 @@ class _Layer:
             for at in range(row, last, block):
                 rows = slice(at, min(at + block, last))
                 own = self.positions_N[rows, None]
-                yield rows, held, (other <= own) & (other > own - (window or end))
+                yield rows, held, (other <= own) & (other >= first_seen(op, own))
             row = last
 
     def _chosen(self, index: Index, rows: slice, keys_LI: Tensor, seen_TL: Tensor) -> Tensor:
@@ -279,7 +280,7 @@ class _Layer:
     def _(self, op: ExpertRouting) -> None:
         logits = self.registers[op.source]
         scores = logits.sigmoid() if op.score == "sigmoid" else logits.softmax(-1)
-        ranks = logits if op.score == "softmax" else scores
+        ranks = scores if op.score == "sigmoid" else logits
         if op.correction is not None:
             ranks = scores + self.weights[op.correction, 0]
         if op.groups > 1:
@@ -288,25 +289,25 @@ class _Layer:
             kept = torch.zeros_like(runs[..., 0], dtype=torch.bool).scatter(-1, best, True)
             ranks = runs.masked_fill(~kept[..., None], -math.inf).flatten(-2)
         chosen = torch.sort(ranks, dim=-1, descending=True, stable=True).indices[..., : op.top_k]
-        weights = scores.gather(-1, chosen)
+        weights = mixed(logits, chosen, op.epsilon) if op.score == "mixer" else scores.gather(-1, chosen)
         if op.normalise and op.score == "softmax":
             weights = logits.gather(-1, chosen).softmax(-1)
         elif op.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + op.epsilon)
-        weights = weights * op.scale
-        self.routes[op.target] = (
-            chosen,
-            weights if op.factors is None else weights * self.weights[op.factors, 0][chosen],
-        )
+        factors = 1.0 if op.factors is None else self.weights[op.factors, 0][chosen]
+        self.routes[op.target] = chosen, weights * op.scale * factors
 
     @run.register
     def _(self, op: Experts) -> None:
-        source = self.round(self.registers[op.source])
         chosen_NK, weights_NK = self.routes[op.routes]
+        source = self.registers[op.source][:, None]
+        if op.scales_source:
+            source, weights_NK = source * weights_NK[..., None], torch.ones_like(weights_NK)
+        source = self.round(source).expand(*chosen_NK.shape, -1)
         each_NKD = source.new_zeros(*chosen_NK.shape, op.down.outputs)
         for expert in sorted(set(chosen_NK.flatten().tolist())):
             rows, ranks = torch.where(chosen_NK == expert)
-            each_NKD[rows, ranks] = self._expert(op, expert, source[rows])
+            each_NKD[rows, ranks] = self._expert(op, expert, source[rows, ranks])
         total = torch.zeros_like(each_NKD[:, 0])
         for rank in range(chosen_NK.shape[1]):
             total = total + weights_NK[:, rank, None] * each_NKD[:, rank]
@@ -328,9 +329,14 @@ class _Layer:
 
     @run.register
     def _(self, op: ScaleByPosition) -> None:
-        steps = (self.positions_N // op.length).cpu().double()  # some devices have no double
+        steps = ((self.positions_N + op.offset) // op.length).cpu().double()  # some devices have no double
         factors = (1.0 + op.beta * torch.log(1.0 + steps)).float().to(self.positions_N.device)
         self.registers[op.target] = self.registers[op.target] * factors[:, None]
+
+    @run.register
+    def _(self, op: Xielu) -> None:
+        numbers = [self.weights[weight, 0] for weight in op.numbers]
+        self.registers[op.target] = xielu(self.registers[op.target], *numbers)
 
     @run.register
     def _(self, op: Add) -> None:

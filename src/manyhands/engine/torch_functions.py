@@ -1,6 +1,7 @@
 """The functions of ops.py on rows of torch: products, gates, activations, soft caps."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manyhands.program.ops import Gating
+from manyhands.program.ops import Attention, Gating
 
 CONVERTED: Final = 1 << 24  # numbers that become fp32 at once: 64 MB
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -40,6 +41,13 @@ def soft_capped(values: Tensor, cap: float | None) -> Tensor:
     return values if cap is None else cap * torch.tanh(values / cap)
 
 
+def first_seen(op: Attention | None, positions: Tensor) -> Tensor:
+    """The first position that rows at `positions` see: the first of all, of a window, or of their chunk."""
+    if op is None or op.window is None:
+        return torch.zeros_like(positions)
+    return positions - (positions % op.window if op.is_chunked else op.window - 1)
+
+
 def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
     """ops.Gating's function of two rows."""
     if gating.limit is not None:
@@ -47,3 +55,22 @@ def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
     if gating.activation == "silu":
         return gate * torch.sigmoid(gating.alpha * gate) * (up + gating.up_offset)
     return ACTIVATIONS[gating.activation](gate) * (up + gating.up_offset)
+
+
+def mixed(logits: Tensor, chosen: Tensor, threshold: float) -> Tensor:
+    """Of a mixer (ops.ExpertRouting): weights [T, K] of the experts `chosen` [T, K], by logits [T, E]."""
+    left, out = logits, []
+    for i in range(chosen.shape[-1]):
+        one = chosen[..., i : i + 1]
+        most = logits.gather(-1, one)
+        is_far = (most - logits) / torch.maximum(logits.abs(), most) > threshold
+        out.append(left.masked_fill(is_far, -math.inf).softmax(-1).gather(-1, one))
+        left = left.scatter(-1, one, -math.inf)
+    return torch.cat(out, -1)
+
+
+def xielu(rows: Tensor, rise: Tensor, fall: Tensor, beta: Tensor, epsilon: Tensor) -> Tensor:
+    """ops.Xielu's function of rows."""
+    above, below = functional.softplus(rise), beta + functional.softplus(fall)
+    curve = (torch.expm1(torch.minimum(rows, epsilon)) - rows) * below
+    return torch.where(rows > 0, above * rows * rows, curve) + beta * rows

@@ -14,7 +14,7 @@ from manyhands.engine.library import SIDE, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
-from manyhands.program.ops import Rows, Weight
+from manyhands.program.ops import Rows, Weight, Xielu
 
 STRETCH: Final = 1 << 20  # numbers that a thread packs at a time: as fp32 4 MB, and some three times that on the way
 
@@ -102,6 +102,13 @@ def vector(weights: Sequence[Weight], read: Read) -> NDArray[np.float32] | None:
     if not weights:
         return None
     return np.ascontiguousarray(np.concatenate([as_fp32(take(weight, read)) for weight in weights]))
+
+
+def xielu_numbers(op: Xielu, read: Read) -> NDArray[np.float32]:
+    """What its function multiplies with (native/plan.c): both alphas, beta, epsilon."""
+    rise, fall, beta, epsilon = (float(as_fp32(take(weight, read)).reshape(-1)[0]) for weight in op.numbers)
+    grown = library.double("log", 1.0 + library.double("exp", np.array([rise, fall])))  # softplus of both
+    return np.array([grown[0], beta + grown[1], beta, epsilon], np.float32)
 
 
 def kept_type(stored_type: str, precision: Precision) -> str:

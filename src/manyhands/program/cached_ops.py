@@ -14,7 +14,8 @@ class Attention:
 
     query [heads * width], key [kv_heads * width], value [kv_heads * value_width], head by head; query head h reads key
     head h // (heads / kv_heads). score = (q . k) * scale; with `soft_cap` c: score = c tanh(score / c). A row at position
-    p sees positions <= p, with `window` w only those > p - w. `sinks` [heads]: one more score a head, whose value is 0.
+    p sees positions <= p, with `window` w only those > p - w, where it `is_chunked` only those >= w floor(p / w). `sinks`
+    [heads]: one more score a head, whose value is 0.
     """
 
     query: str
@@ -27,6 +28,7 @@ class Attention:
     value_width: int
     scale: float
     window: int | None = None
+    is_chunked: bool = False
     soft_cap: float | None = None
     sinks: Weight | None = None
 

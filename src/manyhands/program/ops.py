@@ -35,7 +35,8 @@ from manyhands.program.weight import Activation as Activation
 from manyhands.program.weight import Rows as Rows
 from manyhands.program.weight import Weight as Weight
 
-Score = Literal["softmax", "sigmoid"]
+Score = Literal["softmax", "sigmoid", "mixer"]
+SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "mixer")
 NormKind = Literal["rms", "layer"]
 
 RESIDUAL: Final = "x"
@@ -129,6 +130,25 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
+class Xielu:
+    """In place, v by v in fp32: above zero (p v) v + beta v, else (expm1(min(v, epsilon)) - v) n + beta v.
+
+    p = softplus(rise) and n = beta + softplus(fall), in double, rounded to fp32 once. All four are stored numbers.
+    """
+
+    target: str
+    rise: Weight
+    fall: Weight
+    beta: Weight
+    epsilon: Weight
+
+    @property
+    def numbers(self) -> tuple[Weight, ...]:
+        """All that is stored."""
+        return self.rise, self.fall, self.beta, self.epsilon
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
     """target = gating(gate, up), column by column, in fp32."""
 
@@ -148,6 +168,8 @@ class ExpertRouting:
     divided by (the sum of the chosen s, + `epsilon` for sigmoid) if `normalise`, times `scale`, times the expert's number in
     `factors`. A normalised softmax is the softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen.
     The pairs are in order of rank.
+    mixer: ranked by source. The weight of each in turn is its softmax over those that do not rank before it and for which
+    not (its source v - source) / max(|source|, v) > `epsilon`; it is not normalised.
     """
 
     source: str
@@ -169,7 +191,8 @@ class Experts:
     """target = the sum over the row's routes, in their order from zero, of weight * expert(source), in fp32.
 
     expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. If `gate` is
-    None: down . round(activation(up . round(v) + up_bias)) + down_bias, where activation is the gating's.
+    None: down . round(activation(up . round(v) + up_bias)) + down_bias, where activation is the gating's. With
+    `scales_source` the sum is of expert(weight * source).
     """
 
     source: str
@@ -183,6 +206,7 @@ class Experts:
     gate_bias: Weight | None = None
     up_bias: Weight | None = None
     down_bias: Weight | None = None
+    scales_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +220,16 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByPosition:
-    """In place: target times 1 + beta log(1 + floor(p / length)), p being the row's position.
+    """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position.
 
-    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Up to position `length` it
-    is 1. `beta` is not negative; `length` counts positions.
+    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Up to position `length` -
+    `offset` it is 1. `beta` is not negative; `length` counts positions; `offset` is 0 or 1.
     """
 
     target: str
     beta: float
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +258,7 @@ Op = (
     | Decay
     | Softplus
     | LinearAttention
+    | Xielu
     | Gate
     | ExpertRouting
     | Experts

@@ -21,6 +21,7 @@ from manyhands.program.ops import (
     Rows,
     Softplus,
     Weight,
+    Xielu,
 )
 
 
@@ -47,6 +48,8 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (op.rate, op.bias)
         case Softplus():
             yield op.bias
+        case Xielu():
+            yield from op.numbers
         case LinearAttention(skip=Weight() as skip):
             yield skip
         case ExpertRouting():

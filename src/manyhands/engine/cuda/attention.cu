@@ -10,6 +10,14 @@ INLINE char *block_of(const Args &a, const Row &row, count_t head, count_t block
     return row.blocks[block] + a.n[LAYER] + head * a.n[HEAD];
 }
 
+/* As first_seen in engine/native/kernels.c. */
+INLINE int first_seen(int window, int position)
+{
+    if (window < 0)
+        return position - position % -window;
+    return window && position >= window ? position - window + 1 : 0;
+}
+
 /* Rows that a tile has a part of: the first, and how many. */
 struct TileRows {
     int first, count;
@@ -103,8 +111,7 @@ template <int TYPE, bool LATENT> INLINE void attend_row(const Args &a, int row_n
         maxima[BLOCKS_AT_ONCE], totals[BLOCKS_AT_ONCE], factors[BLOCKS_AT_ONCE];
     const Row row = a.rows[row_number];
     const int t = threadIdx.x, own = t / BLOCK, width = (int)a.n[WIDTH], value_width = (int)a.n[VALUE_WIDTH], depth = (width + DEPTH - 1) / DEPTH;
-    const int position = (int)row.position, window = (int)a.n[WINDOW];
-    const int from = window && position >= window ? position - window + 1 : 0, last = position / BLOCK;
+    const int position = (int)row.position, from = first_seen((int)a.n[WINDOW], position), last = position / BLOCK;
     const char *next = from / BLOCK + own <= last ? block_of(a, row, key_head, from / BLOCK + own) : 0; /* of the thread, in the next turn */
     const float *sinks = (const float *)a.tensors[0], *given = a.x + row_number * a.x_stride + head * width;
     const float scale = (float)a.reals[0], cap = (float)a.reals[1];

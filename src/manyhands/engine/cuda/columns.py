@@ -33,9 +33,15 @@ def multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 def scale(room: Room, op: Held, table: int, rows: int) -> Launch:
     """The factors of rows' positions. table: the address of their Rows (common.cu)."""
-    number, length = op.numbers[:2]
+    number, length, offset = op.numbers[:3]
     out, width = room.register(number), room.widths[number]
-    return over_columns("scale", width, rows, args(out=out, n=(width, length), reals=op.reals, rows=table))
+    return over_columns("scale", width, rows, args(out=out, n=(width, length, offset), reals=op.reals, rows=table))
+
+
+def xielu(room: Room, op: Held, rows: int) -> Iterator[Launch]:
+    """The function of two alphas."""
+    out, width = room.register(op.numbers[0]), room.widths[op.numbers[0]]
+    yield over_columns("xielu", width, rows, args(out=out, tensors=(op.address(0),), n=(width,)))
 
 
 def soften(room: Room, op: Held, rows: int) -> Iterator[Launch]:

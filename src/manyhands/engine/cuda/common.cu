@@ -112,6 +112,17 @@ INLINE float exponential(float number)
     return is_nan(number) ? number : found;
 }
 
+/* As in engine/native/functions.h. */
+INLINE float expm1_less(float x)
+{
+    float p = fma_(0.00019899286f, x, 0.0013933651f);
+    p = fma_(p, x, 0.008333298f);
+    p = fma_(p, x, 0.041666467f);
+    p = fma_(p, x, 0.16666667f);
+    p = fma_(p, x, 0.5f);
+    return size_of(x) < 0.34375f ? (x * x) * p : (exponential(x) - 1) - x;
+}
+
 INLINE float sigmoid(float x)
 {
     float small = exponential(minus(size_of(x)));

@@ -26,7 +26,22 @@ INLINE int take_best(const float *ranks, int n, char *taken, int *best_places)
     return found;
 }
 
-/* Grid (rows), 32 threads. n: experts, top k, is_sigmoid, normalises, groups, top groups. reals: scale, epsilon. tensors: correction, factors. */
+/* As `mixed` in engine/native/kernels.c. */
+INLINE float mixed(const float *logits, int n, const int *chosen, int i, float threshold)
+{
+    float most = logits[chosen[i]], sum = 0;
+    for (int e = 0; e < n; e++) {
+        float size = size_of(logits[e]), larger = size > most ? size : most;
+        bool is_before = false;
+        for (int j = 0; j < i; j++)
+            is_before = is_before || chosen[j] == e;
+        if (!is_before && !((most - logits[e]) / larger > threshold))
+            sum = sum + exponential(logits[e] - most);
+    }
+    return 1 / sum;
+}
+
+/* Grid (rows), 32 threads. n: experts, top k, score (kernels.h), normalises, groups, top groups. reals: scale, epsilon. tensors: correction, factors. */
 KERNEL(route)
 {
     await_rows();
@@ -34,7 +49,7 @@ KERNEL(route)
     __shared__ char taken[MOST_EXPERTS], seen[MOST_EXPERTS];
     __shared__ int places[64], chosen[MOST_EXPERTS];
     const int t = threadIdx.x, n = (int)a.n[0], top_k = (int)a.n[1], groups = (int)a.n[4], size = n / groups, whole = (n + SIDE - 1) / SIDE * SIDE;
-    const bool is_softmax = !a.n[2];
+    const bool is_softmax = a.n[2] != 1;
     const float *logits = a.x + blockIdx.x * a.x_stride, *correction = (const float *)a.tensors[0], *factors = (const float *)a.tensors[1];
     float *pairs = a.out + blockIdx.x * a.out_stride, lane = -infinity();
     for (int e = t % SIDE; e < n && is_softmax; e += SIDE)
@@ -85,7 +100,7 @@ KERNEL(route)
     for (int i = 1; i < top_k; i++)
         most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
     for (int i = 0; i < top_k; i++) {
-        float weight = a.n[3] && is_softmax ? exponential(logits[chosen[i]] - most) : scores[chosen[i]];
+        float weight = a.n[2] == 2 ? mixed(logits, n, chosen, i, (float)a.reals[1]) : a.n[3] && is_softmax ? exponential(logits[chosen[i]] - most) : scores[chosen[i]];
         sum = sum + weight;
         pairs[2 * i] = (float)chosen[i], pairs[2 * i + 1] = weight;
     }
@@ -122,7 +137,16 @@ KERNEL(expert_BF16) { expert_product<BF16>(a); }
 KERNEL(expert_F16) { expert_product<F16>(a); }
 KERNEL(expert_F32) { expert_product<F32>(a); }
 
-/* Results (x, a row for each route) -> sums in the routes' order. n: width, experts, top k. */
+/* Rows times the weights of their routes: a row for each route. n: width, top k. */
+KERNEL(expert_scale)
+{
+    await_rows();
+    count_t at = column_of(), pair = blockIdx.y, row = pair / a.n[1];
+    if (at < a.n[0])
+        a.out[pair * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride + pair % a.n[1] * 2 + 1];
+}
+
+/* Results (x, a row for each route) -> sums in the routes' order. n: width, experts, top k, whether weights are in the results already. */
 KERNEL(expert_sum)
 {
     await_rows();
@@ -134,7 +158,7 @@ KERNEL(expert_sum)
         count_t pair = row * top_k + route;
         if (expert_of(a, pair, a.n[1], top_k) < 0)
             continue;
-        float v = a.x[pair * a.x_stride + at], weight = a.y[row * a.y_stride + 2 * route + 1];
+        float v = a.x[pair * a.x_stride + at], weight = a.n[3] ? 1 : a.y[row * a.y_stride + 2 * route + 1];
         sum = sum + (weight != 1 ? v * weight : v);
     }
     a.out[row * a.out_stride + at] = sum;

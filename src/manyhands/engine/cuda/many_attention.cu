@@ -114,9 +114,8 @@ template <int TYPE, int WIDE> INLINE void attend_many(const Args &a)
     const int within = lane / 16 * 8 + lane % 2 * 4, across = lane / 2 % 8 * 4; /* of a warp's 32 x 32, the thread's 8 x 4 */
     const int value_row = warp / (WIDE / 32) * MINE * 4 + within, value_column = warp % (WIDE / 32) * 32 + across; /* MINE x 4 */
     auto position_of = [&](int query) { return start + (first + query) / group; };
-    auto first_seen = [&](int position) { return window && position >= window ? position - window + 1 : 0; };
     auto head_of = [&](int query) { return key_head * group + (first + query) % group; };
-    const int last = position_of(present - 1) / BLOCK, begin = first_seen(position_of(0)) / BLOCK;
+    const int last = position_of(present - 1) / BLOCK, begin = first_seen(window, position_of(0)) / BLOCK;
 
     const int loading = t / 4 < present ? t / 4 : present - 1; /* the query that this thread loads four numbers of */
     const float *asked = a.x + (first + loading) / group * a.x_stride + head_of(loading) * width;
@@ -210,7 +209,7 @@ template <int TYPE, int WIDE> INLINE void attend_many(const Args &a)
                 *(float4 *)(s.weights[warp * 32 + across + c] + within + r * 4) = make_float4(sum[r][c], sum[r + 1][c], sum[r + 2][c], sum[r + 3][c]);
         __syncthreads();
         store_columns(0, VALUE_PIECES);
-        weigh<TYPE>(a, s, block, weighed_position, first_seen(weighed_position));
+        weigh<TYPE>(a, s, block, weighed_position, first_seen(window, weighed_position));
 #pragma unroll
         for (int b = 0; b < TILE_BLOCKS; b++)
 #pragma unroll 1

@@ -273,21 +273,24 @@ def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 
 def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    source, routes, target, experts, top_k, inner, kind, activation, down_kind = op.numbers[:9]
+    source, routes, target, experts, top_k, inner, kind, activation, down_kind, scales = op.numbers[:10]
     width, hidden, pairs, panels = room.widths[source], room.widths[target], rows * top_k, -(-inner // SIDE)
     gates, ups = room.routed(0, inner), room.routed(top_k * whole(inner), inner)
     results = room.routed(2 * top_k * whole(inner), hidden)
     chosen, rounds = room.register(routes), int(room.rounds)
     gate, up, down = op.tensors[:3]
     assert up is not None and down is not None
-    given = room.register(source)
+    given, given_rows = room.register(source), rows
+    if scales:  # results come later, and are as wide
+        yield over_columns("expert_scale", width, pairs, args(given, chosen, results, n=(width, top_k)))
+        given, given_rows = results, pairs
     if kind >= SMALL:
-        yield _group(room, given, width, rows)
-        given = Place(room.groups, rows)
+        yield _group(room, given, width, given_rows)
+        given = Place(room.groups, given_rows)
     parts = [_part(op, 1, ups, inner, activation if gate is None else 0, 0, 4)]
     if gate is not None:
         parts.append(_part(op, 0, gates, inner, 0, panels, 3))
-    numbers = (width, rounds, up.num_bytes // experts, experts, top_k, 0)
+    numbers = (width, rounds, up.num_bytes // experts, experts, top_k, scales)
     grid = (len(parts) * panels, pairs, 1)
     yield Launch(f"expert_{TYPE_NAMES[kind]}", grid, args(given, chosen, n=numbers, parts=parts))
     if gate is not None:
@@ -301,9 +304,8 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     yield Launch(
         f"expert_{TYPE_NAMES[down_kind]}", (-(-hidden // SIDE), pairs, 1), args(given, chosen, n=numbers, parts=parts)
     )
-    yield over_columns(
-        "expert_sum", hidden, rows, args(results, chosen, room.register(target), n=(hidden, experts, top_k))
-    )
+    summed = args(results, chosen, room.register(target), n=(hidden, experts, top_k, scales))
+    yield over_columns("expert_sum", hidden, rows, summed)
 
 
 _MAKERS: Final[Mapping[int, Callable[[Room, Held, int], Iterator[Launch]]]] = {
@@ -312,6 +314,7 @@ _MAKERS: Final[Mapping[int, Callable[[Room, Held, int], Iterator[Launch]]]] = {
     library.ADD: columns.add,
     library.MULTIPLY: columns.multiply,
     library.SOFTEN: columns.soften,
+    library.XIELU: columns.xielu,
     library.COPY: columns.copy,
     library.ROUTE: _route,
     library.EXPERTS: _experts,

@@ -18,6 +18,7 @@ from manyhands.engine.cuda.span import CudaCache, CudaEnds, CudaSpan
 from manyhands.engine.golden_cases import CASES, POSITIONS, BackEnd, Op, Step
 from manyhands.engine.golden_small import CASES as SMALL_CASES
 from manyhands.engine.golden_states import CASES as STATE_CASES
+from manyhands.engine.golden_variants import CASES as VARIANT_CASES
 from manyhands.engine.library import FUNCTIONS, Array, Team
 from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
@@ -25,7 +26,7 @@ from manyhands.program.ops import Program
 # As in use; and so that cases, which have few rows and narrow keys, also run in the tiles of many rows, large and small, and
 # by the kernel of wide keys.
 PROVEN_TILES: Final = (FAST, Tiles(0, 0, 1, 0), Tiles(0, 0, 1 << 30, 0, 0, 0))
-PROVEN_CASES: Final = {**CASES, **STATE_CASES, **SMALL_CASES}
+PROVEN_CASES: Final = {**CASES, **STATE_CASES, **SMALL_CASES, **VARIANT_CASES}
 
 
 def failures(device: CudaDevice, team: Team) -> list[str]:

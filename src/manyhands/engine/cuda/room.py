@@ -100,7 +100,8 @@ class Room:
                 self._grouped = max(self._grouped, groups_of(widths[op.numbers[0]]))
             elif op.kind == library.EXPERTS:
                 inside = op.numbers[4] * groups_of(op.numbers[5]) if op.numbers[8] >= SMALL else 0
-                outside = groups_of(widths[op.numbers[0]]) if op.numbers[6] >= SMALL else 0
+                each = op.numbers[4] if op.numbers[9] else 1  # rows times the weights of their routes
+                outside = each * groups_of(widths[op.numbers[0]]) if op.numbers[6] >= SMALL else 0
                 self._grouped = max(self._grouped, inside, outside)
                 top_k, inner, hidden = op.numbers[4], whole(op.numbers[5]), whole(widths[op.numbers[2]])
                 self._routed = max(self._routed, top_k * (2 * inner + hidden))

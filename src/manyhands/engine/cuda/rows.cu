@@ -199,17 +199,30 @@ KERNEL(multiply)
         a.out[row * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride];
 }
 
-/* In place, times the factor of the row's position (position_scale in engine/native/tables.c). n: width, length. reals: beta. */
+/* In place, times the factor of the row's position (position_scale in engine/native/tables.c). n: width, length, offset. reals: beta. */
 KERNEL(scale)
 {
     await_rows();
     __shared__ float factor[1];
     const count_t at = column_of(), row = blockIdx.y;
     if (!threadIdx.x)
-        factor[0] = (float)(1 + a.reals[0] * logarithm_of((double)(1 + a.rows[row].position / a.n[1])));
+        factor[0] = (float)(1 + a.reals[0] * logarithm_of((double)(1 + (a.rows[row].position + a.n[2]) / a.n[1])));
     __syncthreads();
     if (at < a.n[0])
         a.out[row * a.out_stride + at] = a.out[row * a.out_stride + at] * factor[0];
+}
+
+/* In place, as `xielu` in engine/native/kernels.c. n: width. tensors: its numbers. */
+KERNEL(xielu)
+{
+    await_rows();
+    const count_t at = column_of(), row = blockIdx.y;
+    if (at >= a.n[0])
+        return;
+    const float *by = (const float *)a.tensors[0], v = a.out[row * a.out_stride + at], linear = v * by[2];
+    const float above = (v * by[0]) * v + linear, t = minus(more(minus(by[3]), minus(v)));
+    const float below = (expm1_less(t) + (t - v)) * by[1] + linear;
+    a.out[row * a.out_stride + at] = 0 < v ? above : below;
 }
 
 /* In place. n: width. reals: scale, soft cap. */

@@ -50,9 +50,16 @@ static void prepare_pair(const Mixture *m, int64_t pair, const float *x, int64_t
 static void gather_task(const void *argument, int64_t pair, void *scratch)
 {
     const Mixture *m = argument;
-    int64_t source = m->op->numbers[0], row = m->first + m->owners[pair] / m->op->numbers[4], width = m->plan->widths[source];
+    const int64_t *n = m->op->numbers;
+    int64_t row = m->first + m->owners[pair] / n[4], route = m->owners[pair] % n[4], width = m->plan->widths[n[0]];
+    const float *source = row_of(m->plan, n[0], row);
     (void)scratch;
-    prepare_pair(m, pair, row_of(m->plan, source, row), width, m->sources, m->depth);
+    if (n[9]) { /* a result is as wide, and comes later */
+        float *scaled = m->results + pair * whole(m->hidden);
+        m->plan->kernels->multiply(source, row_of(m->plan, n[1], row)[2 * route + 1], scaled, width);
+        source = scaled;
+    }
+    prepare_pair(m, pair, source, width, m->sources, m->depth);
 }
 
 /* Panels of one expert's matrix over its pairs. which: 0 gate, 1 up, 2 down. */
@@ -110,7 +117,7 @@ static void sum_task(const void *argument, int64_t row, void *scratch)
     for (int64_t route = 0; route < n[4]; route++) {
         int64_t place = m->places[row * n[4] + route];
         if (place >= 0)
-            m->plan->kernels->add(out, m->results + place * whole(m->hidden), pairs[2 * route + 1], out, m->hidden, 0);
+            m->plan->kernels->add(out, m->results + place * whole(m->hidden), n[9] ? 1 : pairs[2 * route + 1], out, m->hidden, 0);
     }
 }
 

@@ -62,6 +62,19 @@ static inline V exponential_down(V x)
     return x;
 }
 
+/* e^x - 1 - x. Near zero x^2 times the polynomial of e^x, which loses no digits. */
+static inline V expm1_less(V x)
+{
+    V p = set(0.00019899286f);
+    HORNER(p, x, 0.0013933651f);
+    HORNER(p, x, 0.008333298f);
+    HORNER(p, x, 0.041666467f);
+    HORNER(p, x, 0.16666667f);
+    HORNER(p, x, 0.5f);
+    V far = sub(sub(exponential(x), set(1)), x);
+    return pick(below(size_of(x), set(0.34375f)), mul(mul(x, x), p), far);
+}
+
 /* 1 / (1 + e^-x) as e / (1 + e) or 1 / (1 + e) with e = e^-|x|. */
 static inline V sigmoid(V x)
 {

@@ -430,6 +430,18 @@ static void multiply(const float *x, float by, float *out, int64_t n)
         store_part(out + at, mul(load_part(x + at, n - at), set(by)), n - at);
 }
 
+/* In place. by: alpha of numbers above zero, alpha of the others, beta, epsilon. */
+static void xielu(float *x, const float *by, int64_t n)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        V v = load_part(x + at, n - at), linear = mul(v, set(by[2]));
+        V above = add(mul(mul(v, set(by[0])), v), linear);
+        V t = minus(more(set(-by[3]), minus(v))), curve = expm1_less(t);
+        V below_zero = add(mul(add(curve, sub(t, v)), set(by[1])), linear);
+        store_part(x + at, pick(below(set(0), v), above, below_zero), n - at);
+    }
+}
+
 /* A number as caches hold it: rounded, the largest one for an infinity, zero for what is none. */
 INLINE void put(void *cache, int64_t rounds, int64_t at, float x)
 {
@@ -645,18 +657,26 @@ typedef struct {
 
 static inline int64_t position_of(const Kind *kind, const Rows *rows, int64_t r) { return rows->position + (rows->first + r) / kind->groups; }
 
+/* The first position that the row at `position` sees: all before it, those of a window, or (window < 0) of chunks of -window positions. */
+static inline int64_t first_seen(const Kind *kind, int64_t position)
+{
+    if (kind->window < 0)
+        return position - position % -kind->window;
+    return kind->window && position >= kind->window ? position - kind->window + 1 : 0;
+}
+
 /* The running softmax of rows [low, high) over one block: scores -> weights (rounded, but for codes); sums [panels][room][16], what came
  * before, are scaled. All maxima come before the weights: one row's tree takes long and leaves room for the others. */
 static void soften_rows(const Kind *kind, Rows *rows, int64_t low, int64_t high, int64_t block, int64_t panels, int64_t room, float *sums)
 {
     const int64_t begin = block * BLOCK, is_plain = kind->soft_cap <= 0 && position_of(kind, rows, low) >= begin + BLOCK - 1 &&
-                                                    (!kind->window || position_of(kind, rows, high - 1) - kind->window < begin);
+                                                    first_seen(kind, position_of(kind, rows, high - 1)) <= begin;
     float max[TILE_ROWS];
     for (int64_t r = low; r < high && is_plain; r++)
         max[r] = score_row(kind, 1, rows->scores + r * BLOCK, 0, BLOCK, rows->max[r]);
     for (int64_t r = low; r < high && !is_plain; r++) {
-        int64_t until = position_of(kind, rows, r) + 1 - begin;
-        max[r] = score_row(kind, 0, rows->scores + r * BLOCK, kind->window ? until - kind->window : 0, until, rows->max[r]);
+        int64_t position = position_of(kind, rows, r);
+        max[r] = score_row(kind, 0, rows->scores + r * BLOCK, first_seen(kind, position) - begin, position + 1 - begin, rows->max[r]);
     }
     for (int64_t r = low; r < high; r++) {
         const float *scores = rows->scores + r * BLOCK;
@@ -681,7 +701,7 @@ static void attend_rows(const Kind *kind, const float *queries, Rows *rows, cons
     int64_t depth = ceil_div(kind->width, DEPTH), panel = BLOCK / DEPTH * step_bytes(value_type(kind)), count = rows->count;
     int64_t panels = ceil_div(kind->value_width, SIDE), is_tiled = rows->is_tiled, room = is_tiled ? TILE_ROWS : count;
     int64_t least = position_of(kind, rows, 0), last = position_of(kind, rows, count - 1);
-    int64_t start = kind->window && least >= kind->window ? least - kind->window + 1 : 0;
+    int64_t start = first_seen(kind, least);
     for (int64_t r = 0; r < count; r++) {
         float sink = sinks ? sinks[(rows->first + r) % kind->groups] : -__builtin_inff();
         rows->max[r] = sink == sink ? sink : real_of(NO_NUMBER);
@@ -698,7 +718,7 @@ static void attend_rows(const Kind *kind, const float *queries, Rows *rows, cons
         int64_t low = 0, high = count; /* of the rows that see a key of this block: both ends are runs of positions */
         while (low < count && position_of(kind, rows, low) < block * BLOCK)
             low++;
-        while (high > low && kind->window && position_of(kind, rows, high - 1) - kind->window >= block * BLOCK + BLOCK - 1)
+        while (high > low && first_seen(kind, position_of(kind, rows, high - 1)) >= (block + 1) * BLOCK)
             high--;
 #ifdef TILES
         if (is_tiled)
@@ -887,12 +907,12 @@ static void take_groups(const Routing *routing, const float *ranks, char *taken)
 /* Scores of all experts: sigmoids, or a softmax whose sum is kept in lanes. */
 static void score_all(const Routing *routing, const float *logits, float *scores)
 {
-    int64_t n = routing->experts;
+    int64_t n = routing->experts, is_sigmoid = routing->score == 1;
     V top = set(-__builtin_inff()), total = set(0);
     for (int64_t at = 0; at < n; at += LANES)
         for (int64_t i = at; i < at + LANES && i < n; i++)
             scores[i] = logits[i];
-    if (!routing->is_sigmoid) {
+    if (!is_sigmoid) {
         for (int64_t i = n; i % LANES; i++)
             scores[i] = -__builtin_inff();
         for (int64_t at = 0; at < n; at += LANES)
@@ -900,13 +920,29 @@ static void score_all(const Routing *routing, const float *logits, float *scores
         top = set(tree_more(top));
     }
     for (int64_t at = 0; at < n; at += LANES) {
-        V v = routing->is_sigmoid ? sigmoid(load_part(scores + at, n - at)) : exponential_down(sub(load(scores + at), top));
+        V v = is_sigmoid ? sigmoid(load_part(scores + at, n - at)) : exponential_down(sub(load(scores + at), top));
         total = add(total, v);
         store(scores + at, v);
     }
     V sum = set(tree_sum(total));
-    for (int64_t at = 0; !routing->is_sigmoid && at < n; at += LANES)
+    for (int64_t at = 0; !is_sigmoid && at < n; at += LANES)
         store(scores + at, div_(load(scores + at), sum));
+}
+
+/* Of a mixer: the weight of number i of those that are chosen, in a softmax over those not chosen before it, without any that lie further below
+ * it than the threshold, in parts of the larger of both sizes. */
+static float mixed(const Routing *routing, const float *logits, const int64_t *chosen, int64_t i)
+{
+    char is_before[MOST_EXPERTS] = {0};
+    float most = logits[chosen[i]], sum = 0;
+    for (int64_t j = 0; j < i; j++)
+        is_before[chosen[j]] = 1;
+    for (int64_t e = 0; e < routing->experts; e++) {
+        float size = logits[e] < 0 ? -logits[e] : logits[e], larger = size > most ? size : most;
+        if (!is_before[e] && !((most - logits[e]) / larger > routing->epsilon))
+            sum = sum + first_lane(exponential(set(logits[e] - most)));
+    }
+    return 1 / sum;
 }
 
 /* pairs [top_k, 2]: expert and weight, in order of rank. */
@@ -914,7 +950,7 @@ static void route(const Routing *routing, const float *logits, const float *corr
 {
     float scores[MOST_EXPERTS + LANES], ranks[MOST_EXPERTS];
     char taken[MOST_EXPERTS] = {0};
-    int64_t chosen[MOST_EXPERTS], is_softmax = !routing->is_sigmoid;
+    int64_t chosen[MOST_EXPERTS], is_softmax = routing->score != 1;
     score_all(routing, logits, scores);
     for (int64_t e = 0; e < routing->experts; e++)
         ranks[e] = correction ? scores[e] + correction[e] : is_softmax ? logits[e] : scores[e];
@@ -925,7 +961,7 @@ static void route(const Routing *routing, const float *logits, const float *corr
     for (int64_t i = 1; i < routing->top_k; i++)
         most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
     for (int64_t i = 0; i < routing->top_k; i++) {
-        float weight = scores[chosen[i]];
+        float weight = routing->score == 2 ? mixed(routing, logits, chosen, i) : scores[chosen[i]];
         if (routing->normalises && is_softmax)
             weight = first_lane(exponential(set(logits[chosen[i]] - most)));
         sum = sum + weight;
@@ -1052,5 +1088,5 @@ enum { HAS_TILES = 1 };
 #else
 enum { HAS_TILES = 0 };
 #endif
-const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
+const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, prepare, product, norm, rotate, gate, add_rows, multiply, xielu, remember,
                                         attend, index_blocks, widen, narrow, soften, route, convolve, delta, apply, round_weights};

@@ -47,7 +47,7 @@ static inline Source few_rows(float *rows, int64_t count, int64_t depth) { retur
 
 /* Attention of one key head: rows of `queries` [count, groups] heads wide `width`; see attend in kernels.c. */
 typedef struct {
-    int64_t groups, width, value_width, window, rounds; /* rounds: to bf16 storage; else fp32 */
+    int64_t groups, width, value_width, window, rounds; /* window: 0 for none, negative for chunks of that length; rounds: to bf16 storage; else fp32 */
     int64_t is_latent;                                  /* a value is the first value_width numbers of its key, and held once */
     int64_t has_codes;                                  /* keys and values are held as codes of 8 bit, with a scale for 32; not latent */
     float scale, soft_cap;
@@ -62,7 +62,7 @@ typedef struct {
 /* How a row chooses experts (Route in program/ops.py); at most MOST_EXPERTS. */
 enum { MOST_EXPERTS = 1024 };
 typedef struct {
-    int64_t experts, top_k, is_sigmoid, normalises, groups, top_groups;
+    int64_t experts, top_k, score, normalises, groups, top_groups; /* score: 0 softmax, 1 sigmoid, 2 mixer (epsilon: its threshold) */
     float scale, epsilon;
 } Routing;
 
@@ -79,6 +79,7 @@ typedef struct {
                  float offset);
     void (*add)(const float *x, const float *y, float scale, float *out, int64_t n, int64_t rounds);
     void (*multiply)(const float *x, float by, float *out, int64_t n);
+    void (*xielu)(float *x, const float *by, int64_t n);
     void (*remember)(const Kind *kind, const float *key, const float *value, char *keys, int64_t within);
     void (*attend)(const Kind *kind, const float *queries, int64_t query_stride, const Keys *cached, int64_t position,
                    int64_t rows, const float *sinks, float *out, int64_t out_stride, float *scratch);

@@ -147,13 +147,15 @@ static int check_product(Plan *plan, Op *op)
     return DONE;
 }
 
-/* source, target, experts, top k, is_sigmoid, normalises, groups, top groups; scale, epsilon; correction, factors */
+/* source, target, experts, top k, score (kernels.h), normalises, groups, top groups; scale, epsilon; correction, factors */
 static int check_route(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
     if (!has(plan, n[0]) || !has(plan, n[1]) || n[0] == n[1])
         return BAD_REGISTER;
     if (!is_count(n[2], MOST_EXPERTS) || !is_count(n[6], n[2]) || n[2] % n[6] || !is_count(n[7], n[6]))
+        return BAD_SHAPE;
+    if (n[4] < 0 || n[4] > 2 || (n[4] == 2 && n[5]))
         return BAD_SHAPE;
     if ((n[6] > 1 && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
         return BAD_SHAPE;
@@ -162,7 +164,7 @@ static int check_route(const Plan *plan, const Op *op)
     return is_vector(op->tensors[0], n[2]) && is_vector(op->tensors[1], n[2]) ? DONE : BAD_TENSOR;
 }
 
-/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs; alpha, limit, offset; gates (or none, and no reals
+/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs, scales_source; alpha, limit, offset; gates (or none, and no reals
  * are used), ups, downs packed one expert behind the other, their biases [experts, n] */
 static int check_experts(Plan *plan, const Op *op)
 {
@@ -173,6 +175,8 @@ static int check_experts(Plan *plan, const Op *op)
     if (n[2] == n[0] || n[2] == n[1] || !is_count(n[3], MOST_EXPERTS) || !is_count(n[4], n[3]) || !is_count(n[5], MAX_WIDTH))
         return BAD_SHAPE;
     if (w[n[1]] != 2 * n[4] || n[6] < BF16 || n[6] >= TYPES || n[7] < 0 || n[7] > 6 || n[8] < BF16 || n[8] >= TYPES)
+        return BAD_SHAPE;
+    if (n[9] < 0 || n[9] > 1 || (n[9] && w[n[0]] != w[n[2]]))
         return BAD_SHAPE;
     int64_t before = mh_packed_bytes(n[6], n[5], w[n[0]]), after = mh_packed_bytes(n[8], w[n[2]], n[5]);
     const Tensor *t = op->tensors;
@@ -232,7 +236,7 @@ static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, tur
     return DONE;
 }
 
-/* query, key, value, target, heads, key heads, width, value width, window (0: none), is_latent (a value is the beginning of its
+/* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning of its
  * key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its width is how
  * many are chosen; latent, of one key head, without window); scale, soft cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
@@ -244,7 +248,7 @@ static int check_attention(Plan *plan, Op *op)
     for (int i = 4; i < 8; i++)
         if (!is_count(n[i], MAX_HEADS))
             return BAD_SHAPE;
-    if (n[4] % n[5] || n[8] < 0 || n[3] == n[0] || n[3] == n[1] || n[3] == n[2])
+    if (n[4] % n[5] || n[8] < -MAX_WIDTH || n[3] == n[0] || n[3] == n[1] || n[3] == n[2])
         return BAD_SHAPE;
     if (n[9] < 0 || n[9] > 1 || n[10] < 0 || n[10] > 1 || (n[9] && (n[10] || n[7] > n[6] || n[1] != n[2])))
         return BAD_SHAPE;
@@ -280,11 +284,20 @@ static int check_index(Plan *plan, Op *op)
     return DONE;
 }
 
-static int check_scale(const Plan *plan, const Op *op) /* register, length; beta */
+static int check_scale(const Plan *plan, const Op *op) /* register, length, offset (0 or 1) of positions; beta */
 {
     if (!has(plan, op->numbers[0]))
         return BAD_REGISTER;
+    if (op->numbers[2] < 0 || op->numbers[2] > 1)
+        return BAD_SHAPE;
     return is_count(op->numbers[1], INT64_MAX) && op->reals[0] >= 0 && op->reals[0] <= MOST_BETA ? DONE : BAD_SHAPE;
+}
+
+static int check_xielu(const Plan *plan, const Op *op) /* register; alphas above zero and of the others, beta, epsilon (fp32) */
+{
+    if (!has(plan, op->numbers[0]))
+        return BAD_REGISTER;
+    return op->tensors[0].data && op->tensors[0].bytes == 16 ? DONE : BAD_TENSOR;
 }
 
 static int64_t whole_lines(int64_t bytes) { return ceil_div(bytes, LINE) * LINE; }
@@ -373,6 +386,7 @@ static int check(Plan *plan, Op *op)
     case DELTA: return check_delta(plan, op);
     case INDEX: return check_index(plan, op);
     case SCALE: return check_scale(plan, op);
+    case XIELU: return check_xielu(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

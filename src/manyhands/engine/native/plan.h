@@ -13,7 +13,7 @@ EXPORT int mh_supports(int64_t target);
 /* What a call answers: done, or why not (engine/library.py has the texts). */
 enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 /* As in engine/library.py. */
-enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA, INDEX, SCALE, KINDS };
+enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA, INDEX, SCALE, XIELU, KINDS };
 
 /* What Python holds for as long as the plan lives. */
 typedef struct {

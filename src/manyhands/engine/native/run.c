@@ -103,7 +103,10 @@ static void do_row(const Job *job, int64_t row)
         kernels->multiply(row_of(plan, n[0], row), row_of(plan, n[1], row)[0], row_of(plan, n[2], row), plan->widths[n[2]]);
         break;
     case SCALE:
-        kernels->multiply(row_of(plan, n[0], row), position_scale(reals[0], n[1], position_of(job, row)), row_of(plan, n[0], row), plan->widths[n[0]]);
+        kernels->multiply(row_of(plan, n[0], row), position_scale(reals[0], n[1], position_of(job, row) + n[2]), row_of(plan, n[0], row), plan->widths[n[0]]);
+        break;
+    case XIELU:
+        kernels->xielu(row_of(plan, n[0], row), op->tensors[0].data, plan->widths[n[0]]);
         break;
     case ROUTE:
         kernels->route(&(Routing){n[2], n[3], n[4], n[5], n[6], n[7], (float)reals[0], (float)reals[1]}, row_of(plan, n[0], row),

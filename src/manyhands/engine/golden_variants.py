@@ -1,0 +1,71 @@
+"""Golden digests of what some families alone ask of operations: attention in chunks, factors of the position behind a row's,
+experts whose sources are scaled, mixers, xIELU."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from manyhands.engine import library
+from manyhands.engine.golden_cases import EDGES, AttentionShape, BackEnd, Op, attention, product, reals, stored
+
+# Chunks that end within blocks of keys, with them, within a few rows, and behind all but one row.
+SHAPES: Final[tuple[AttentionShape, ...]] = (
+    (4, 2, 16, 16, -50, 0.0, False),
+    (3, 1, 40, 24, -64, 0.0, True),
+    (2, 2, 33, 17, -7, 2.5, False),
+    (6, 3, 16, 16, -149, 0.0, True),
+)
+
+
+def later_scales(machine: BackEnd) -> bytes:
+    """Rows times the factors of the positions behind theirs."""
+    ops: list[Op] = [(library.SCALE, (0, 8, 1), (0.1,), ())]
+    return b"".join(machine.run(reals(17, 80, 40), kind, [1], ops, 0).tobytes() for kind in ("bf16", "f32"))
+
+
+def several(seed: int, count: int, n: int, k: int) -> library.Array:
+    """Random matrices, one behind the other."""
+    return np.concatenate([library.pack(stored(reals(seed + i, n, k), "bf16"), "bf16") for i in range(count)])
+
+
+def scaled_sources(machine: BackEnd) -> bytes:
+    """Experts with gates and without, whose sources are times what sigmoids say."""
+    found, k, n, count = [], 40, 32, 6
+    for top_k, has_gates in ((1, True), (3, True), (2, False)):
+        ops = [product(80, 0, 1, count, k), (library.ROUTE, (1, 2, count, top_k, 1, 0, 1, 1), (1.0, 1e-20), ())]
+        matrices = several(82, count, n, k) if has_gates else None, several(90, count, n, k), several(98, count, k, n)
+        ops.append((library.EXPERTS, (0, 2, 3, count, top_k, n, 0, 1, 0, 1), (1.0, 0.0, 0.0), matrices))
+        widths = [count, 2 * top_k, k]
+        found += [machine.run(reals(16, 33, k), kind, widths, ops, 3).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
+def mixers(machine: BackEnd) -> bytes:
+    """Weights of a mixer, of which a threshold leaves out none, some and nearly all."""
+    found = []
+    for count, top_k, threshold in ((16, 2, 0.02), (40, 3, 0.8), (9, 9, 1e9)):
+        ops: list[Op] = [(library.ROUTE, (0, 1, count, top_k, 2, 0, 1, 1), (1.5, threshold), ())]
+        found.append(machine.run(reals(19, 64, count, around=2), "f32", [2 * top_k], ops, 1).tobytes())
+    return b"".join(found)
+
+
+def xielus(machine: BackEnd) -> bytes:
+    """The function of two alphas, at finite edges and between, of an epsilon below zero, far below and above."""
+    edges = np.array([bits | sign for bits in EDGES[:6] for sign in (0, 1 << 31)], np.uint32).view(np.float32)
+    x = np.concatenate([edges, reals(21, 33 * 40 - len(edges), around=4, spread=40)]).reshape(33, 40)
+    found = []
+    for numbers in ((0.8, 0.9, 0.5, -1e-6), (3.0, 0.1, -0.25, -0.5), (0.0, 1.0, 1.0, 0.3)):
+        ops: list[Op] = [(library.XIELU, (0,), (), (np.array(numbers, np.float32),))]
+        found += [machine.run(x, kind, [1], ops, 0).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
+CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
+    "attention in chunks bf16": attention("bf16", SHAPES),
+    "attention in chunks f32": attention("f32", SHAPES),
+    "position scales from one": later_scales,
+    "experts of scaled sources": scaled_sources,
+    "mixers": mixers,
+    "xielu": xielus,
+}
