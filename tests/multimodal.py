@@ -73,6 +73,17 @@ _DEEPSEEK: Final = {
     "first_k_dense_replace": 1,
 }
 
+_LLAMA4: Final = {
+    "model_type": "llama4_text",
+    "head_dim": 32,
+    "intermediate_size_mlp": 64,
+    "num_local_experts": 4,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": 16,
+}
+
 # A name -> (model_type, what text_config has beside _TEXT, vision_config)
 KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2}, _TOWER),
@@ -100,6 +111,11 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         "kimi_k25",
         {"model_type": "deepseek_v3", **_DEEPSEEK},
         {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    ),
+    "llama4": (
+        "llama4",
+        _LLAMA4,
+        {**_TOWER, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
     ),
     "mistral4": (
         "mistral3",

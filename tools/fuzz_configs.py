@@ -270,6 +270,16 @@ OWN: dict[str, Options] = {
         "routed_scaling_factor": [0.3, 2.5],
         "first_k_dense_replace": [0, 3],
     },
+    "llama4_text": {
+        "attention_bias": _BOOL,
+        "attention_chunk_size": [1, 5, 64],
+        "attn_scale": [0.0, 1.5],
+        "floor_scale": [1, 7],
+        "interleave_moe_layer_step": [1, 3],
+        "no_rope_layer_interval": [1, 2],
+        "num_experts_per_tok": [1, 5],
+        "use_qk_norm": _BOOL,
+    },
     "solar_open": {
         "attention_bias": _BOOL,
         "n_group": [1, 4],
@@ -358,6 +368,7 @@ _ONE_TABLE = (
     "internlm3",
     "iquestcoder",
     "jais2",
+    "llama4_text",
 )
 _FREE_HEADS = (
     "llama",
@@ -388,6 +399,7 @@ _FREE_HEADS = (
     "cwm",
     "iquestcoder",
     "mellum",
+    "llama4_text",
 )
 _LATENT = (
     "minicpm3",

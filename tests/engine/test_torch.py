@@ -249,6 +249,41 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "llama4, biases, lists, one key head": (
+        "llama4_text",
+        {
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+            "no_rope_layers": [0, 1, 1, 0],
+            "layer_types": ["chunked_attention", "full_attention", "chunked_attention", "full_attention"],
+            "moe_layers": [0, 2, 3],
+            "num_experts_per_tok": 5,
+            "attention_chunk_size": 7,
+            "attn_scale": 0.7,
+            "floor_scale": 3,
+        },
+    ),
+    "llama4, as Scout": (
+        "llama4_text",
+        {
+            "interleave_moe_layer_step": 1,
+            "num_experts_per_tok": 1,
+            **rope(
+                "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=64
+            ),
+        },
+    ),
+    "llama4, as Maverick": ("llama4_text", {"num_experts_per_tok": 1, "use_qk_norm": False}),
+    "llama4, dense, all layers turn": (
+        "llama4_text",
+        {
+            "moe_layers": [],
+            "no_rope_layers": [1] * 4,
+            "layer_types": ["full_attention"] * 4,
+            "attn_temperature_tuning": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "mistral4, direct queries": (
         "mistral4",
         {

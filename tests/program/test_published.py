@@ -117,6 +117,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "rope_interleaved": False,
         "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"}},
     },
+    "llama4_text": {"attn_temperature_tuning": 4, "for_llm_compressor": False},
     "nemotron_h": {  # Nemotron-H 8B, Nemotron Nano 9B v2, Nemotron 3 Nano
         "attention_head_dim": 32,
         "mamba_num_groups": 2,
@@ -187,6 +188,7 @@ def billions(program: Program) -> float:
     [
         ("iquestcoder", 40),  # IQuest-Coder-V1-40B
         ("jais2", 8),  # Jais-2-8B
+        ("llama4_text", 109),  # Llama-4-Scout-17B-16E, with its tower
         ("mellum", 12),  # Mellum2-12B-A2.5B
         ("mimo_v2_flash", 309),  # MiMo-V2-Flash
         ("mistral4", 119),  # Mistral-Small-4-119B
@@ -271,6 +273,13 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("mimo_v2_flash", "num_key_value_heads", 4),
         ("mimo_v2_flash", "swa_num_key_value_heads", 1),
         ("mimo_v2_flash", "swa_rope_theta", 1000),
+        ("llama4_text", "attention_chunk_size", 0),
+        ("llama4_text", "attn_scale", -0.1),
+        ("llama4_text", "attn_temperature_tuning", 2),
+        ("llama4_text", "floor_scale", 0),
+        ("llama4_text", "layer_types", ["sliding_attention"] * 3),
+        ("llama4_text", "moe_layers", "all"),
+        ("llama4_text", "no_rope_layers", [1, 0]),
         ("mistral4", "n_group", 2),
         ("solar_open", "first_k_dense_replace", 1),
         ("solar_open", "use_qk_norm", True),
@@ -361,6 +370,50 @@ def test_layers_of_cohere2_moe_without_lists_are_those_of_transformers(dense: in
     assert sparse == [kind == "sparse" for kind in theirs.mlp_layer_types]
     turns = [any(isinstance(op, Rotary) for op in layer.ops) for layer in layers]
     assert turns == [window or (first == 1 and i < dense) for i, window in enumerate(windows)]
+
+
+def test_layers_of_llama4_are_those_of_transformers() -> None:
+    """Which turn, which see chunks alone, which have experts; with lists and without."""
+    given = {"num_hidden_layers": 8, "attention_chunk_size": 7}
+    bare = {name: value for name, value in tiny("llama4_text").items() if not name.endswith("_layers")}
+    del bare["layer_types"]
+    variants: list[dict[str, Any]] = [
+        {"no_rope_layer_interval": 3, "interleave_moe_layer_step": 3},
+        {"no_rope_layers": [], "moe_layers": None},
+        {"no_rope_layers": [0, 1] * 4, "moe_layers": [1, 2, 11], "interleave_moe_layer_step": 0},
+        {"layer_types": ["chunked_attention", "full_attention"] * 4, "moe_layers": []},
+    ]
+    for more in variants:
+        config = {**bare, **given, **more}
+        theirs, layers = CONFIG_MAPPING["llama4_text"](**config), build_program(config).layers
+        turns = [any(isinstance(op, Rotary) for op in layer.ops) for layer in layers]
+        assert turns == list(map(bool, theirs.no_rope_layers[:8]))
+        attends = [op for layer in layers for op in layer.ops if isinstance(op, Attention)]
+        chunks = [kind == "chunked_attention" for kind in theirs.layer_types[:8]]
+        assert [(op.window, op.is_chunked) for op in attends] == [
+            (7, True) if is_on else (None, False) for is_on in chunks
+        ]
+        sparse = [any(isinstance(op, Experts) for op in layer.ops) for layer in layers]
+        assert sparse == [i in theirs.moe_layers for i in range(8)]
+
+
+def test_chunks_without_a_length_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"layer_types is .*chunked_attention needs attention_chunk_size"):
+        build_program({**tiny("llama4_text"), "attention_chunk_size": None})
+
+
+def test_llama4_has_experts_one_by_one_in_compressed_tensors() -> None:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    quantised = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+        "ignore": ["lm_head"],
+    }
+    program = build_program({**tiny("llama4_text"), "quantization_config": quantised})
+    names = layer_tensors(program.layers[1])
+    assert names["model.layers.1.feed_forward.experts.7.gate_proj.weight"] == (96, 64)
+    assert not any(name.endswith("gate_up_proj") for name in names)
 
 
 def test_layers_of_granite_share_a_table_where_their_base_is_one() -> None:

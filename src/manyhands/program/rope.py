@@ -212,15 +212,15 @@ class RopeReader:
         """Long wavelengths divided by a factor, short ones left, those between in proportion."""
         factor, low, high = (inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
         original = self._original(inner)
-        if low >= high:
-            raise inner.refuse("low_freq_factor", f"a number below high_freq_factor ({high}) is needed")
+        if low > high:
+            raise inner.refuse("low_freq_factor", f"a number up to high_freq_factor ({high}) is needed")
 
         def scaled(value: float) -> float:
             wavelength = 2.0 * _PI / value
-            if wavelength < original / high:
-                return value
             if wavelength > original / low:
                 return _fp32(value / factor)
+            if wavelength < original / high or low == high:
+                return value
             smooth = (original / wavelength - low) / (high - low)
             return _fp32((1.0 - smooth) * value / factor + smooth * value)
 

@@ -117,6 +117,12 @@ def _mistral4(hidden: int) -> Overrides:
     return {**_mla(hidden), **experts, "moe_intermediate_size": width, "rope_parameters": {**yarn, **scales}}
 
 
+def _llama4(hidden: int) -> Overrides:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2}
+    positions = {"no_rope_layer_interval": 3, "attention_chunk_size": WINDOW, "floor_scale": 16}
+    return {**experts, **positions, "head_dim": hidden // 2, "intermediate_size_mlp": hidden}
+
+
 def _solar(hidden: int) -> Overrides:
     routing = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "routed_scaling_factor": 1.5}
     return {**routing, "head_dim": hidden // 2, "moe_intermediate_size": hidden // 2, "attention_bias": True}
@@ -303,6 +309,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
     "lfm2": ("lfm2", _lfm2),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
+    "llama4_text": ("llama4_text", _llama4),
     "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
     "minimax_m2": ("minimax_m2", _minimax),

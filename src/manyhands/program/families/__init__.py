@@ -16,6 +16,7 @@ nemotron_h nemotron_h
 falcon_h1  falcon_h1
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 mistral4   mistral4
+llama4     llama4_text
 """
 
 from collections.abc import Callable, Mapping
@@ -78,6 +79,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "lfm2": "linear",
     "lfm2_moe": "linear",
     "llama": "llama",
+    "llama4_text": "llama4",
     "mellum": "shared",
     "mimo_v2_flash": "corrected",
     "minicpm3": "latent",
