@@ -280,6 +280,13 @@ OWN: dict[str, Options] = {
         "num_experts_per_tok": [1, 5],
         "use_qk_norm": _BOOL,
     },
+    "phimoe": {
+        "attention_bias": _BOOL,
+        "lm_head_bias": _BOOL,
+        "num_local_experts": [2, 40],
+        "router_jitter_noise": [0.0, 0.01, 9.0],
+        "sliding_window": [1, 9],
+    },
     "solar_open": {
         "attention_bias": _BOOL,
         "n_group": [1, 4],

@@ -295,6 +295,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.0,
         },
     ),
+    "phimoe, longrope, bias of the head, window": (
+        "phimoe",
+        {
+            **rope("longrope", **LONG, original_max_position_embeddings=256, short_mscale=1.2, long_mscale=1.3),
+            "lm_head_bias": True,
+            "attention_bias": False,
+            "sliding_window": 9,
+            "router_jitter_noise": 0.01,
+        },
+    ),
     "solar_open, groups, yarn": (
         "solar_open",
         {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False, **rope("yarn", **YARN)},

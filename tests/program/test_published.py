@@ -128,6 +128,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "time_step_limit": [0.0, math.inf],
         "time_step_min": 0.001,
     },
+    "phimoe": {"hidden_dropout": 0.0, "input_jitter_noise": 0.01},  # Phi-3.5-MoE
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},  # Phi-4-mini
     "qwen2": {"use_mrope": False},  # Qwen2.5-0.5B, DeepSeek-R1-Distill-Qwen
     "qwen3_moe": {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},  # Qwen3-Coder
@@ -192,6 +193,7 @@ def billions(program: Program) -> float:
         ("mellum", 12),  # Mellum2-12B-A2.5B
         ("mimo_v2_flash", 309),  # MiMo-V2-Flash
         ("mistral4", 119),  # Mistral-Small-4-119B
+        ("phimoe", 42),  # Phi-3.5-MoE
         ("solar_open", 100),  # Solar-Open-100B
     ],
 )
@@ -327,6 +329,8 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("nemotron_h", "time_step_limit", [0.001, 0.1]),
         ("olmoe", "clip_qkv", 8.0),
         ("phi3", "lm_head_bias", True),
+        ("phimoe", "num_experts_per_tok", 3),
+        ("phimoe", "router_jitter_noise", -0.1),
         ("qwen2", "use_mrope", True),
         ("qwen3_5_moe_text", "norm_topk_prob", False),
         ("qwen3_5_text", "attn_output_gate", False),

@@ -147,6 +147,7 @@ REFUSED = {
     "olmo3": {"without a base", "new", "in both"},
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},
+    "phimoe": set(PLACES) - {"nowhere", "beside"},
 }
 
 

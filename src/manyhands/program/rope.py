@@ -70,10 +70,11 @@ class RopeReader:
         growing: bool = False,
         stretched: bool = False,
         sectioned: bool = False,
+        scaled: bool = False,
     ) -> None:
         """With `growing` a family multiplies queries by 1 + beta log(1 + floor(position / original length)); with `stretched`
         a dynamic scaling may have an alpha; with `sectioned` heads turn in sections by place in time and in an image, which for
-        text are equal."""
+        text are equal; with `scaled` longrope has factors of tables of its own."""
         self.fields = fields
         self.context = fields.count("max_position_embeddings", 2048)
         self._length = self.context if fields.has("max_position_embeddings") else None  # a scaling does not guess it
@@ -83,6 +84,7 @@ class RopeReader:
         self._growing = growing
         self._stretched = stretched
         self._sectioned = sectioned
+        self._scaled = scaled
         for name in ("rope_parameters", "rope_scaling"):
             if not isinstance(fields.raw(name, {}), dict):
                 raise fields.refuse(name, "an object is needed")
@@ -155,6 +157,8 @@ class RopeReader:
         read = _KINDS.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise inner.refuse("rope_type", f"supported are {', '.join(_KINDS)}, proportional")
+        if self._scaled and kind not in ("default", "longrope"):
+            raise inner.refuse("rope_type", "this family has default and longrope alone")
         rope: Rope = read(self, inner, base, turned)
         if self._sectioned:
             inner.ignore("mrope_section", "mrope_interleaved")
@@ -262,7 +266,8 @@ class RopeReader:
         factors = inner.raw("short_factor")
         self._check_factors(inner, factors, width // 2)
         factor = self._factor(inner, original)
-        given = inner.optional("attention_factor")
+        inner.ignore(*(("long_mscale",) if self._scaled else ()))
+        given = inner.number("short_mscale") if self._scaled else inner.optional("attention_factor")
         if given is None:
             given = 1.0 if factor <= 1.0 else math.sqrt(1.0 + log(factor) / log(original))
         self.context = min(self.context, original)

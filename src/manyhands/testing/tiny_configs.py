@@ -321,6 +321,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
     "olmoe": ("olmoe", lambda hidden: {"num_experts": 8, "num_experts_per_tok": 2}),
     "phi": ("phi", lambda hidden: {}),
+    "phimoe": ("phimoe", lambda hidden: {"num_local_experts": 8, "router_jitter_noise": 0.4, "attention_bias": True}),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", _linear_experts),
     "qwen3_5_text": ("qwen3_5_text", _linear),
     "qwen3_next": ("qwen3_next", lambda hidden: {**_linear_experts(hidden), "mlp_only_layers": [1]}),

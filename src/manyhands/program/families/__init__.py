@@ -17,6 +17,7 @@ falcon_h1  falcon_h1
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 mistral4   mistral4
 llama4     llama4_text
+phimoe     phimoe
 """
 
 from collections.abc import Callable, Mapping
@@ -96,6 +97,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "olmoe": "experts",
     "phi": "layernorm",
     "phi3": "llama",
+    "phimoe": "phimoe",
     "qwen2": "llama",
     "qwen2_moe": "experts",
     "qwen3": "llama",
