@@ -287,6 +287,7 @@ OWN: dict[str, Options] = {
         "router_jitter_noise": [0.0, 0.01, 9.0],
         "sliding_window": [1, 9],
     },
+    "apertus": {"attention_bias": _BOOL},
     "solar_open": {
         "attention_bias": _BOOL,
         "n_group": [1, 4],
@@ -376,6 +377,7 @@ _ONE_TABLE = (
     "iquestcoder",
     "jais2",
     "llama4_text",
+    "apertus",
 )
 _FREE_HEADS = (
     "llama",

@@ -213,6 +213,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hunyuan_v1_moe, lists": ("hunyuan_v1_moe", {"moe_topk": [3] * 4, **rope("default")}),
+    "apertus, biases": ("apertus", {"attention_bias": True, **rope("default")}),
     "ministral, some windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "afmoe, biases, experts everywhere": (
         "afmoe",

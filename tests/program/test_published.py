@@ -42,6 +42,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "use_grouped_mm": True,
     },
+    "apertus": {"hidden_dropout": 0.0, "mlp_bias": False, "post_norm": False, "qk_norm": True},
     "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
     "exaone_moe": {  # K-EXAONE
         "is_moe_layer": [False, True, True],
@@ -285,6 +286,10 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("mistral4", "n_group", 2),
         ("solar_open", "first_k_dense_replace", 1),
         ("solar_open", "use_qk_norm", True),
+        ("apertus", "hidden_act", "silu"),
+        ("apertus", "mlp_bias", True),
+        ("apertus", "post_norm", True),
+        ("apertus", "qk_norm", False),
         ("bamba", "attn_rotary_emb", 16),
         ("bamba", "mamba_d_head", 64),
         ("bamba", "partial_rotary_factor", 1.0),

@@ -45,7 +45,8 @@ def numbers(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     uniform = ((z >> np.uint64(40)).astype(np.float64) - 2.0**23) / 2.0**23
     if len(shape) > 1:
         return np.asarray((uniform * (GAIN / float(np.sqrt(shape[-1])))).astype(np.float32).reshape(shape))
-    return np.asarray((uniform * 0.2 + float("norm" in name and "bias" not in name)).astype(np.float32))
+    near = uniform * 0.2 + float("norm" in name and "bias" not in name)
+    return np.asarray(near.astype(np.float32).reshape(shape))
 
 
 def shapes(program: Program) -> dict[str, tuple[int, ...]]:

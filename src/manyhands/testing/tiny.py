@@ -144,8 +144,7 @@ def _noise(stream: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.f
     key = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:16], "little")
     draws = np.random.Generator(np.random.Philox(key=key)).integers(0, 65536, size=(4, *shape), dtype=np.uint16)
     centred = draws.sum(axis=0, dtype=np.int64) - 2 * 65535
-    noise: np.ndarray[Any, np.dtype[np.float32]] = centred.astype(np.float32) * np.float32((3.0**0.5) / 65536)
-    return noise
+    return np.asarray(centred.astype(np.float32) * np.float32((3.0**0.5) / 65536))
 
 
 def _tokenizer(context: int) -> Any:

@@ -269,6 +269,7 @@ FAMILIES: Final[tuple[str, ...]] = tuple(RECIPES)
 # Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
 MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "afmoe": ("afmoe", _afmoe),
+    "apertus": ("apertus", lambda hidden: {}),
     "arcee": ("arcee", lambda hidden: {}),
     "bamba": ("bamba", _bamba),
     "cohere": ("cohere", lambda hidden: {}),

@@ -18,6 +18,7 @@ latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
 mistral4   mistral4
 llama4     llama4_text
 phimoe     phimoe
+apertus    apertus
 """
 
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from manyhands.program.ops import Program
 # model_type -> the module with the function of that name: a node loads the one that it needs.
 FAMILIES: Final[Mapping[str, str]] = {
     "afmoe": "corrected",
+    "apertus": "apertus",
     "arcee": "llama",
     "bamba": "mamba",
     "cohere": "layernorm",
