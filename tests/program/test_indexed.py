@@ -8,6 +8,7 @@ from transformers import CONFIG_MAPPING
 
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
+from manyhands.program.families.latent import MOST_CHOSEN
 from manyhands.program.ops import LatentAttention, Program
 from manyhands.program.tensors import layer_tensors
 from tests.program.test_families import DEEPSEEK_V3
@@ -163,3 +164,11 @@ def test_no_more_is_chosen_than_there_are_positions() -> None:
         assert chosen == {program.context}
     with pytest.raises(ModelError, match="index_topk is 16777217, a whole number from 1 to 16777216 is needed"):
         build_program({**tiny("deepseek_v32"), "index_topk": (1 << 24) + 1})
+
+
+def test_more_positions_than_a_row_may_keep_the_numbers_of_are_refused() -> None:
+    """No tensor is as large as index_topk says: a config alone would have each row of a step take up to 64 MiB."""
+    given = {**tiny("deepseek_v32"), "max_position_embeddings": 1 << 20}
+    assert indexed_layers(build_program({**given, "index_topk": MOST_CHOSEN})) == 3
+    with pytest.raises(ModelError, match="index_topk is 65537, at most 65536 of the 1048576 positions can be chosen"):
+        build_program({**given, "index_topk": MOST_CHOSEN + 1})

@@ -3,6 +3,7 @@ whose indexer chooses positions, deepseek_v32, glm_moe_dsa."""
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from manyhands.program.blocks import (
     Branch,
@@ -35,6 +36,9 @@ from manyhands.program.rope import RopeReader, yarn_scale
 
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
 _INDEX_NORM = NormStyle("layer", 1e-6, bias=True)  # of index keys
+MOST_CHOSEN: Final = (
+    1 << 16
+)  # positions that an indexer chooses: each row of a step keeps their numbers, four bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +95,11 @@ class IndexStyle:
     @classmethod
     def read(cls, f: Fields, rotary: int, context: int, *, pairs: bool) -> "IndexStyle":
         """For heads of which `rotary` columns turn. Raises ModelError."""
-        return cls(
-            heads=f.count("index_n_heads", high=4096),
-            width=f.count("index_head_dim", 128, low=rotary, high=1 << 14),
-            top_k=min(f.count("index_topk", 2048), context),
-            pairs=pairs,
-        )
+        top_k = min(f.count("index_topk", 2048), context)
+        if top_k > MOST_CHOSEN:
+            raise f.refuse("index_topk", f"at most {MOST_CHOSEN} of the {context} positions can be chosen")
+        heads, width = f.count("index_n_heads", high=4096), f.count("index_head_dim", 128, low=rotary, high=1 << 14)
+        return cls(heads, width, top_k, pairs)
 
     def early(self, n: TensorNames, s: Sizes) -> tuple[Part, ...]:
         """Products of "h": the key, and the weights of heads."""
