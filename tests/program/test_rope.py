@@ -1,6 +1,7 @@
 """Rotary tables: our exp and log, and every scaling against transformers' own functions."""
 
 import copy
+import itertools
 import json
 import math
 from typing import Any
@@ -85,6 +86,34 @@ def test_queries_that_grow_are_scaled_from_the_original_length_on() -> None:
         RopeReader(Fields({"rope_parameters": {**scaling, "llama_4_scaling_beta": -0.1}}), growing=True).query_scale()
     unscaled = {"rope_parameters": {**scaling, "llama_4_scaling_beta": 0}}
     assert RopeReader(Fields(unscaled), growing=True).query_scale() is None
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
+def test_an_original_length_outside_counts_where_transformers_reads_it(kind: str) -> None:
+    """Within rotary fields of ministral3, beside them, in both places, in none, which transformers cannot compute."""
+    scaling = {**SCALINGS.get(kind, {}), "rope_type": kind, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+    del scaling["original_max_position_embeddings" if kind in ("llama3", "yarn") else "rope_theta"]
+    for inside, outside in itertools.product(({"original_max_position_embeddings": 64}, {}), (32, None)):
+        given: dict[str, Any] = {"max_position_embeddings": 4096, "rope_parameters": {**scaling, **inside}}
+        given |= {} if outside is None else {"original_max_position_embeddings": outside}
+        theirs = CONFIG_MAPPING["ministral3"](**copy.deepcopy(given))
+        theirs.standardize_rope_params()  # as the model does, before it computes its table
+        reader = RopeReader(Fields(given), growing=True)
+        if length := theirs.rope_parameters.get("original_max_position_embeddings"):
+            assert reader.query_scale() == ScaleByPosition("q", 0.1, length)
+        else:
+            with pytest.raises(ModelError, match="original_max_position_embeddings is None, a whole number from 1"):
+                reader.query_scale()
+
+
+def test_an_original_length_outside_is_not_that_of_tables_by_type() -> None:
+    scaling = {**YARN, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    given: dict[str, Any] = {"max_position_embeddings": 4096, "original_max_position_embeddings": 32}
+    given["rope_parameters"] = {"full_attention": scaling}
+    theirs = CONFIG_MAPPING["mellum"](**copy.deepcopy(given), head_dim=64, layer_types=["full_attention"] * 28)
+    wanted, _ = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"), layer_type="full_attention")
+    ours = RopeReader(Fields(given)).by_type("full_attention", 64, theta=1e4, scaled=True)
+    torch.testing.assert_close(torch.tensor(ours.frequencies), wanted, rtol=3e-6, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

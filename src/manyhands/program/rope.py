@@ -16,6 +16,8 @@ from manyhands.program.ops import Rope, ScaleByPosition
 _LN2_HIGH: Final = 6.93147180369123816490e-01  # its last 32 bits are zero: k * _LN2_HIGH is exact
 _LN2_LOW: Final = 1.90821492927058770002e-10
 _PI: Final = 3.141592653589793
+_ORIGINAL: Final = "original_max_position_embeddings"
+_SCALED_FROM: Final = ("dynamic", "llama3", "longrope", "su", "yarn")  # these scalings read it
 
 
 def exp(x: float) -> float:
@@ -91,8 +93,10 @@ class RopeReader:
 
     @property
     def _parameters(self) -> Mapping[str, Any]:
+        """The one table's fields. An original length outside of them goes before one inside (phi3) in scalings that read it."""
         found: Mapping[str, Any] = self.fields.raw("rope_scaling") or self.fields.raw("rope_parameters") or {}
-        return found
+        is_read = self._outer_original and found.get("rope_type", found.get("type")) in _SCALED_FROM
+        return {**found, _ORIGINAL: self._outer_original} if is_read else found
 
     def plain(self, width: int, *, partial: bool = False) -> Rope:
         """The one table of a model whose heads are `width` wide; with `partial` a part of a head may turn."""
@@ -135,7 +139,8 @@ class RopeReader:
         beta = found.number("llama_4_scaling_beta", positive=False)
         if beta < 0.0:
             raise found.refuse("llama_4_scaling_beta", "a number from 0 is needed")
-        return ScaleByPosition(query, beta, self._original(found)) if beta else None
+        is_guessed = found.raw("rope_type", found.raw("type")) in _SCALED_FROM  # as in transformers
+        return ScaleByPosition(query, beta, self._original(found, is_guessed)) if beta else None
 
     def _rope(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
         inner = Fields(given, f"{self.fields.where}: rope_parameters")
@@ -167,10 +172,9 @@ class RopeReader:
         inner.finish()
         return rope
 
-    def _original(self, inner: Fields) -> int:
-        """Positions before a scaling; a value outside of the rotary fields goes before one inside (phi3)."""
-        inside = inner.count("original_max_position_embeddings", self._outer_original or self._length)
-        return self._outer_original or inside
+    def _original(self, inner: Fields, is_guessed: bool = True) -> int:
+        """Positions before a scaling; if `is_guessed`, those of the context where `inner` does not say."""
+        return inner.count(_ORIGINAL, self._length if is_guessed else None)
 
     def _factor(self, inner: Fields, original: int) -> float:
         """How much longer the model is than before the scaling, if `inner` does not say."""
