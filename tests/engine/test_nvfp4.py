@@ -113,6 +113,15 @@ def test_experts_of_small_weights_are_near_the_same_model_in_fp32(tmp_path: Path
     assert logits(folder, "w8", cuts=2).tobytes() == whole.tobytes()
 
 
+def test_experts_of_one_layer_in_two_types_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    folder, _ = nvfp4_tiny(tmp_path / "q", MIXED, family="qwen3_moe", in_fp8="experts.1.", layers=1)
+    with pytest.raises(
+        ModelError, match=r"experts of one layer would be held as w4h and as w8, .* take --dtype bf16, or"
+    ):
+        load_span(folder, Span(0, 1), "w8", 1)
+    assert load_span(folder, Span(0, 1), "bf16", 1).num_layers == 1
+
+
 def test_it_takes_four_and_a_half_bits_a_number(tmp_path: Path) -> None:
     assert packed_bytes("w4h", 4096, 4096) * 8 / 4096**2 == 4.5 + 32 / 4096
     folder, _ = make(KINDS["modelopt"], tmp_path / "q")

@@ -183,8 +183,10 @@ def matrices(
             dtype = np.uint8 if kept in SMALL else np.float32 if kept == "f32" else np.uint16
             size = packed_bytes(kept, n, stored.shape[1]) // np.dtype(dtype).itemsize
             packed = memory.array(count * size, dtype)
-        elif kept_type(stored.type, precision) != kept:
-            raise ModelError(f"matrices of one kind are stored as {kept} and as {stored.type}")
+        elif (other := kept_type(stored.type, precision)) != kept:
+            why = f"experts of one layer would be held as {kept} and as {other}"
+            either = "take --dtype bf16, or " if precision in SMALL_WEIGHTS else "take "
+            raise ModelError(f"{why}, which no product reads: {either}a checkpoint that stores them in one type")
         _pack((stored, rows), kept, packed[i * size : (i + 1) * size], memory, back_end)
     return Stored(kept, packed, order)
 
