@@ -33,33 +33,41 @@ def test_free_pages_below_what_is_kept_are_given_back() -> None:
     assert float(done.stdout) > 50
 
 
-# Threads that all hold memory of the C heap: how many heaps did they get?
-HEAPS = """
-import ctypes, re, sys, threading
-from manyhands.cli.process import limit_arenas
+# A large block is freed, and then what a thread had of the C heap while another used it too: MB that stay resident.
+FREED = """
+import ctypes, sys, threading
+from manyhands.cli.process import heap_trimmer, share_heap
 libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-if sys.argv[1] == "limited":
-    limit_arenas()
-all_hold = threading.Barrier(9)
-def hold():
-    libc.malloc(1000)
-    all_hold.wait(60)
-threads = [threading.Thread(target=hold) for _ in range(8)]
-for thread in threads:
-    thread.start()
-all_hold.wait(60)
-libc.malloc_stats()
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def resident_mb():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+if sys.argv[1] == "shared":
+    share_heap()
+def use(size, number):
+    blocks = [libc.malloc(size) for _ in range(number)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in reversed(blocks):
+        libc.free(block)
+use(24 << 20, 1)
+heap_trimmer()(0)
+before = resident_mb()
+thread = threading.Thread(target=use, args=(8000, 3000))
+thread.start()
+thread.join()
+use(8000, 3000)
+heap_trimmer()(0)
+print(resident_mb() - before)
 """
 
 
 @pytest.mark.skipif(heap_trimmer() is None, reason="not glibc")
-def test_threads_share_two_heaps() -> None:
-    def heaps(limited: str) -> int:
-        done = subprocess.run([sys.executable, "-c", HEAPS, limited], capture_output=True, text=True, check=True)
-        return done.stderr.count("Arena ")
+def test_what_threads_have_freed_is_given_back() -> None:
+    def kept_mb(heaps: str) -> float:
+        done = subprocess.run([sys.executable, "-c", FREED, heaps], capture_output=True, text=True, check=True)
+        return float(done.stdout)
 
-    assert heaps("limited") == 2 < heaps("")
+    assert kept_mb("shared") < 4 < 12 < kept_mb("")
 
 
 # What only the collector frees, in a process that makes no objects.

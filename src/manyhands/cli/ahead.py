@@ -9,7 +9,7 @@ import gc
 import importlib
 import warnings
 
-from manyhands.cli.process import limit_arenas, uncollected
+from manyhands.cli.process import share_heap, uncollected
 
 _NODE = (
     "manyhands.cli.signals",
@@ -63,10 +63,10 @@ def import_ahead(
 ) -> None:
     """Import what a node that hosts uses, and beyond that what owners of requests, ends, members and gateways use.
 
-    The heaps of the threads that follow are limited first. What there is then is hidden from the cyclic collector, which would
+    The threads that follow share one heap of the C library. What there is then is hidden from the cyclic collector, which would
     walk all of it on the running loop.
     """
-    limit_arenas()
+    share_heap()
     with uncollected():
         for name in _NODE + _ENDS * has_ends + _ORIGIN * owns_requests + _MEMBER * is_member + _GATEWAY * has_api:
             importlib.import_module(name)
