@@ -50,10 +50,12 @@ def completion(**fields: Any) -> bytes:
     return json.dumps({"model": "tales", "max_tokens": 2, **fields}).encode()
 
 
+def talk(**fields: Any) -> dict[str, Any]:
+    return {"model": "tales", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}], **fields}
+
+
 def chat(**fields: Any) -> bytes:
-    return json.dumps(
-        {"model": "tales", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}], **fields}
-    ).encode()
+    return json.dumps(talk(**fields)).encode()
 
 
 def tool_of(parameters: str) -> bytes:
@@ -87,20 +89,22 @@ async def costly_bodies(target: Target) -> None:
             await asyncio.sleep(0.5)
 
 
-async def costly_grammars(target: Target) -> None:
-    """Grammars and templates that take long to compile, from clients that leave at once."""
-    pattern = {"type": "string", "pattern": "(a|b)*a(a|b){12}"}
-    schemas = [
-        {"allOf": [{**pattern, "pattern": f"(a|b)*a(a|b){{{10 + i}}}"} for i in range(20)]},
+COSTLY_GRAMMARS = [
+    talk(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    for schema in (
+        {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{10 + i}}}"} for i in range(20)]},
         {"$ref": "#"},
         {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}},
         {"type": "string", "pattern": "(((a{1,50}){1,50}){1,50})b"},
-    ]
+    )
+]
+
+
+async def costly_grammars(target: Target) -> None:
+    """Grammars and templates that take long to compile, from clients that leave at once."""
     host, port = target.host
     while not target.is_over:
-        schema = random.choice(schemas)
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        body = chat(response_format=form)
+        body = json.dumps(random.choice(COSTLY_GRAMMARS)).encode()
         target.count("costly_grammars")
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(host, port)
