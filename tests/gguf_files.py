@@ -98,6 +98,11 @@ _UNWRITTEN: dict[str, dict[int, float | int]] = {
     "IQ4_XS": {0: 0.00002},
     "Q3_K": {108: 0.0006},
     "Q2_K": {80: 0.001, 82: 0.0015},
+    "IQ3_S": {0: 0.00015},
+    "IQ3_XXS": {0: 0.00015},
+    "IQ2_S": {0: 0.0003},
+    "IQ2_XS": {0: 0.0003},
+    "IQ2_XXS": {0: 0.0003},
 }
 _YARN = {
     "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",

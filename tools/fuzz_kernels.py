@@ -25,8 +25,9 @@ from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import reals, stored
 from manyhands.engine.golden_small import blocks
+from manyhands.engine.grids import stand_in
 from manyhands.engine.library import Plan, Team
-from manyhands.engine.quants import KEPT, packed_bytes, round_weights
+from manyhands.engine.quants import FORMS, KEPT, packed_bytes, round_weights
 from manyhands.errors import ManyhandsError
 from tools.fuzz_plans import Integer, operation, shape_of
 from tools.sanitized import ROOT, build, preloads
@@ -101,15 +102,16 @@ def packed_wrong(integer: Integer) -> bytes:
     kind = tuple(KEPT)[integer(0, len(KEPT) - 1)]
     n, depth = integer(1, 40), BLOCKS[kind][0] // 32 * integer(1, 6)
     raw = blocks(integer(1, 99), n, depth * 32 // BLOCKS[kind][0], kind)
-    off = [integer(-1, 1) if integer(0, 4) == 0 else 0 for _ in range(4)]
+    off = [integer(-1, 1) if integer(0, 4) == 0 else 0 for _ in range(5)]
     rows = (
         np.array([integer(0, n - 1 + (integer(0, 40) == 0)) for _ in range(n + 1)], np.int64) if integer(0, 1) else None
     )
     room = np.zeros(packed_bytes(KEPT[kind], n, depth * 32), np.uint8)
     given = (library.address(raw), raw.nbytes + min(0, off[0]), n + off[1], depth + off[2], library.address(rows))
-    code = library.load().mh_pack_blocks(
-        library.TYPES[KEPT[kind]], *given, library.address(room), room.nbytes + min(0, off[3])
-    )
+    grid = stand_in(kind)
+    entries = (library.address(grid), 0 if grid is None else grid.nbytes // 4 + off[4])
+    sizes = (library.address(room), room.nbytes + min(0, off[3]), *entries)
+    code = library.load().mh_pack_blocks(FORMS[kind], *given, *sizes)
     return bytes([code]) + room.tobytes()
 
 

@@ -64,6 +64,18 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
         parse(raw[:60], len(raw))
 
 
+@pytest.mark.parametrize("kind", [*header.REFUSED, 1000])
+def test_types_that_are_not_held_are_refused_by_name(kind: int, tmp_path: Path) -> None:
+    whole = made(tmp_path)
+    at = whole.index(text("b") + struct.pack("<I", 2)) + len(text("b")) + 4 + 2 * 8
+    assert whole[at : at + 4] == struct.pack("<I", 2)  # Q4_0
+    name = header.REFUSED.get(kind, f"type {kind}")
+    with pytest.raises(ModelError, match=f"tensor 'b' is stored as {name}; held exactly are .*, IQ2_S, "):
+        parse(whole[:at] + struct.pack("<I", kind) + whole[at + 4 :])
+    if kind in header.REFUSED:
+        assert gguf.GGMLQuantizationType(kind).name == name
+
+
 @pytest.mark.parametrize(
     ("at", "raw", "message"),
     [

@@ -95,7 +95,9 @@ def test_operations_reproduce_the_golden_digests_with_every_kernel(device: HostD
     assert there - set(device.launched) == set()
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f16", "f32", "w8", "w4m", "w6k", "w4n", "w4x", "w3k", "w2k", "w4h"])
+@pytest.mark.parametrize(
+    "kind", ["bf16", "f16", "f32", "w8", "w4m", "w6k", "w4n", "w4x", "w3k", "w2k", "w4h", "w4s", "w4t", "w3s"]
+)
 def test_tiles_with_ragged_edges_are_the_cpus_bits(kind: str, device: HostDevice) -> None:
     """Two products of the same rows, of numbers of rows about those of a tile, and of no whole tile of columns."""
     k, sizes = (256, (20, 200)) if kind in KEPT.values() else (100, (70, 66))

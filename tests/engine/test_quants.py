@@ -65,7 +65,7 @@ def test_products_are_those_of_rounded_rows(form: str, count: int) -> None:
 @pytest.mark.parametrize("count", [1, 5, 17, 100])
 def test_products_of_the_same_rows_may_be_of_any_types(count: int) -> None:
     """Some of which AMX multiplies in tiles, and some not, for which rows are prepared otherwise."""
-    forms, sizes, k = ("NVFP4", "Q8_0", "Q6_K", "NVFP4", "MXFP4", "Q2_K"), [40, 33, 16, 70, 20, 17], 512
+    forms, sizes, k = ("NVFP4", "Q8_0", "Q6_K", "NVFP4", "IQ3_S", "Q2_K", "IQ2_XS"), [40, 33, 16, 70, 20, 17, 40], 512
     packed = [pack_blocks(blocks(n, n, k // BLOCKS[form][0], form), form) for form, n in zip(forms, sizes, strict=True)]
     ops = [(library.PRODUCT, (0, 1 + i, TYPES[KEPT[form]], 0), (), (packed[i], None)) for i, form in enumerate(forms)]
     x = reals(9, count, k, spread=9)
@@ -199,11 +199,23 @@ def test_what_does_not_fit_is_refused() -> None:
         np.zeros(packed_bytes("w8", 16, 96), np.uint8),
     )
 
-    def pack(kind: int = 3, count: int = raw.nbytes, n: int = 16, depth: int = 3, size: int = room.nbytes) -> int:
-        return int(code(kind, raw.ctypes.data, count, n, depth, None, room.ctypes.data, size))
+    def pack(
+        kind: int = 3, count: int = raw.nbytes, n: int = 16, depth: int = 3, size: int = room.nbytes, words: int = 0
+    ) -> int:
+        return int(code(kind, raw.ctypes.data, count, n, depth, None, room.ctypes.data, size, None, words))
 
     assert pack() == 0
-    wrong = [pack(kind=2), pack(kind=9), pack(kind=4), pack(count=raw.nbytes - 1), pack(n=17), pack(n=0), pack(depth=4)]
+    wrong = [
+        pack(kind=2),
+        pack(kind=3 + len(KEPT)),
+        pack(words=1),
+        pack(kind=9),
+        pack(kind=4),
+        pack(count=raw.nbytes - 1),
+        pack(n=17),
+        pack(n=0),
+        pack(depth=4),
+    ]
     assert all([*wrong, pack(depth=1 << 40), pack(depth=0), pack(size=room.nbytes - 1), pack(depth=1 << 23, size=-1)])
     with pytest.raises(ModelError):
         pack_blocks(raw, "Q8_0", np.array([16], np.int64))

@@ -144,6 +144,8 @@ def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp
         ("IQ4_XS", "w4"),
         ("Q3_K", "w4"),
         ("Q2_K", "w4"),
+        ("IQ3_XXS", "w4"),
+        ("IQ2_XXS", "w4"),
         ("Q8_0", "w8"),
         ("Q6_K", "w8"),
         ("F16", "bf16"),

@@ -37,6 +37,19 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "Q3_K": (256, 110),
     "Q2_K": (256, 84),
     "NVFP4": (32, 22),
+    "IQ3_S": (256, 110),
+    "IQ3_XXS": (256, 98),
+    "IQ2_S": (256, 82),
+    "IQ2_XS": (256, 74),
+    "IQ2_XXS": (256, 66),
+}
+# Of types whose numbers are entries of a grid: how many entries, of how many numbers each. The package gguf has the grids.
+GRIDS: Final[Mapping[str, tuple[int, int]]] = {
+    "IQ3_S": (512, 4),
+    "IQ3_XXS": (256, 4),
+    "IQ2_S": (1024, 8),
+    "IQ2_XS": (512, 8),
+    "IQ2_XXS": (256, 8),
 }
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 

@@ -10,11 +10,12 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
 
-from manyhands.checkpoint.dtypes import GGUF_SUFFIX, stored_bytes
+from manyhands.checkpoint.dtypes import GGUF_SUFFIX, GRIDS, stored_bytes
 from manyhands.errors import ModelError
 
 MAGIC: Final = b"GGUF"
@@ -33,11 +34,12 @@ _TEXT, _LIST = 8, 9
 # ggml's number of a type -> its name here, and the names of those that are refused.
 TYPES: Final = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 30: "BF16", 39: "MXFP4",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 30: "BF16", 39: "MXFP4",
 }  # fmt: skip
 REFUSED: Final = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    9: "Q8_1", 15: "Q8_K", 19: "IQ1_S",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
     34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
@@ -209,6 +211,9 @@ class _Reader:
             what = REFUSED.get(kind, f"type {kind}")
             known = ", ".join(TYPES.values())
             raise self._refused(f"tensor {name[:80]!a} is stored as {what}; held exactly are {known}: take such a file")
+        if TYPES[kind] in GRIDS and find_spec("gguf") is None:  # told before anything is downloaded
+            what = f"tensor {name[:80]!a} is stored as {TYPES[kind]}, which is read with the package gguf"
+            raise self._refused(f"{what}: pip install 'manyhands[gguf]'")
         return name, TYPES[kind], sizes[::-1], offset
 
     def _place(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.engine.grids import iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -177,4 +178,9 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "Q3_K": _q3_k,
     "Q2_K": _q2_k,
     "NVFP4": _nvfp4,
+    "IQ3_S": iq3_s,
+    "IQ3_XXS": iq3_xxs,
+    "IQ2_S": iq2_s,
+    "IQ2_XS": iq2_xs,
+    "IQ2_XXS": iq2_xxs,
 }

@@ -6,14 +6,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.checkpoint.dtypes import BLOCKS, GRIDS
 from manyhands.engine import library
 from manyhands.engine.golden_cases import EDGES, BackEnd, Op, draw, reals, stored
+from manyhands.engine.grids import stand_in
 from manyhands.engine.library import TYPES, WIDE
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
 
 _HALVES: Final = {  # where blocks have numbers in fp16
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "Q4_Z", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "Q4_Z", "IQ4_NL", "IQ4_XS", *GRIDS), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
     "Q3_K": (108,),
@@ -87,7 +88,7 @@ def stored_blocks(form: str) -> Callable[[BackEnd], bytes]:
     def case(machine: BackEnd) -> bytes:
         found = []
         for n, depth, rows in ((35, 3, 13), (16, 9, 2), (5, 1, 1)):
-            packed = pack_blocks(blocks(n, n, depth, form), form)
+            packed = pack_blocks(blocks(n, n, depth, form), form, grid=stand_in(form))
             k = depth * BLOCKS[form][0]
             x = reals(3, rows, k, spread=9)
             x[rows // 2] = uneven(4, k)

@@ -20,12 +20,12 @@ from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, di
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 15  # of the interface: mh_version in native/plan.c
+VERSION: Final = 16  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
 WIDE: Final = ("bf16", "f16", "f32")
-_SMALL: Final = "w8 w4 w4m w5 w5m w4k w5k w6k w4f w4z w4n w4x w3k w2k w4h".split()  # quants.py
+_SMALL: Final = "w8 w4 w4m w5 w5m w4k w5k w6k w4f w4z w4n w4x w3k w2k w4h w4s w4t w3s".split()  # quants.py
 TYPES: Final = {name: i for i, name in enumerate((*WIDE, *_SMALL))}  # by the number that C gives them
 ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
@@ -66,7 +66,7 @@ def load() -> ctypes.CDLL:
         "mh_pack": (ctypes.c_int, [count, count, pointer, *([count] * 5), pointer, pointer, count]),
         "mh_packed_bytes": (count, [count, count, count]),
         "mh_round": (ctypes.c_int, [*([count] * 3), pointer, *([count] * 5), pointer, pointer, count]),
-        "mh_pack_blocks": (ctypes.c_int, [count, pointer, *([count] * 3), pointer, pointer, count]),
+        "mh_pack_blocks": (ctypes.c_int, [count, pointer, *([count] * 3), pointer, pointer, count, pointer, count]),
         "mh_apply": (ctypes.c_int, [count, count, real, pointer, pointer, count]),
         "mh_embed": (
             ctypes.c_int,

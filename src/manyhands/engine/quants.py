@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.engine import library
+from manyhands.checkpoint.dtypes import BLOCKS, GRIDS
+from manyhands.engine import grids, library
 from manyhands.engine.library import BACK_ENDS, TYPES, Array, check
 from manyhands.errors import ModelError
 
@@ -30,7 +30,13 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "Q3_K": "w3k",
     "Q2_K": "w2k",
     "NVFP4": "w4h",
+    "IQ3_S": "w4s",
+    "IQ3_XXS": "w4t",
+    "IQ2_S": "w3s",
+    "IQ2_XS": "w3s",
+    "IQ2_XXS": "w3s",
 }
+FORMS: Final = {form: TYPES["w8"] + i for i, form in enumerate(KEPT)}  # by the number that C gives them
 SMALL: Final = frozenset(KEPT.values())
 GROUP: Final = 32  # inputs that share a scale
 
@@ -67,16 +73,27 @@ def pack_blocks(
     form: str,
     rows: NDArray[np.int64] | None = None,
     out: NDArray[np.uint8] | None = None,
+    grid: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Rows of blocks [rows, bytes of a row] of type `form` (KEPT), packed: the same codes and factors.
 
-    `rows` takes some of its rows, in that order. Raises ModelError for impossible shapes.
+    `rows` takes some of its rows, in that order; `grid`: another than the type's own (grids.py). Raises ModelError for
+    impossible shapes.
     """
     numbers, size = BLOCKS[form]
     if blocks.ndim != 2 or blocks.shape[1] % size or not blocks.flags.c_contiguous:
         raise ModelError(f"blocks of {form} lie row by row, {size} bytes each, not as {list(blocks.shape)}")
     small, n, width = KEPT[form], len(blocks) if rows is None else len(rows), blocks.shape[1] // size * numbers
     out = np.empty(packed_bytes(small, n, width), np.uint8) if out is None else out
-    given = (TYPES[small], library.address(blocks), blocks.nbytes, n, width // GROUP, library.address(rows))
-    check(library.load().mh_pack_blocks(*given, library.address(out), out.nbytes))
+    given = (FORMS[form], library.address(blocks), blocks.nbytes, n, width // GROUP, library.address(rows))
+    places = _places(form, grid)
+    entries = (library.address(places), 0 if places is None else places.nbytes // 4)
+    check(library.load().mh_pack_blocks(*given, library.address(out), out.nbytes, *entries))
     return out
+
+
+def _places(form: str, grid: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
+    """The grid of a type that has one, as C reads it: a byte a number. Raises ModelError as grids.grid."""
+    if form not in GRIDS:
+        return None
+    return np.ascontiguousarray(grids.grid(form) if grid is None else grid)

@@ -103,7 +103,7 @@ def stored_precision(model: str, home: Path) -> Precision:
 
     Blocking; asks the hub for the config, or the header of a GGUF file, that is not here. Raises ModelError.
     """
-    from manyhands.checkpoint.dtypes import BLOCKS
+    from manyhands.checkpoint.dtypes import BLOCKS, GRIDS
     from manyhands.checkpoint.manifest import described_tensors
     from manyhands.checkpoint.quantised import read_quantised
     from manyhands.weights.names import gguf_file, is_here, is_hub_gguf
@@ -115,7 +115,7 @@ def stored_precision(model: str, home: Path) -> Precision:
     types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else described_tensors(folder))}
     if not types & BLOCKS.keys():
         return "bf16"
-    return "w4" if types & {"Q4_0", "Q4_1", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K"} else "w8"
+    return "w4" if types & {"Q4_0", "Q4_1", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K", *GRIDS} else "w8"
 
 
 def _config(model: str, home: Path) -> dict[str, Any]:

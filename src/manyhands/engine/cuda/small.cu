@@ -2,7 +2,7 @@
  * weights"; how a panel holds them: engine/native/kernels.h). A group's sum of integers is exact, so its order is free; groups follow one
  * another, each an fma or two onto the sum. */
 
-enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H }; /* engine/library.py, TYPES */
+enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S }; /* engine/library.py, TYPES */
 enum { NEST = 8, SMALL_STEPS = THREADS / SIDE };
 
 /* 32 numbers of a row: number i is codes[i] * scale, four codes in a word; sums: of the first 16 codes, and of the others. */
@@ -48,17 +48,18 @@ KERNEL(group_rows)
     ((Group *)a.out)[step * a.out_stride + row] = group;
 }
 
-template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K ? 3 : TYPE == W2K ? 2 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
+template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K || TYPE == W3S ? 3 : TYPE == W2K ? 2 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
 template <int TYPE> INLINE constexpr int code_bytes() { return code_bits<TYPE>() * DEPTH * SIDE / 8; }
 template <int TYPE> INLINE constexpr bool has_floats() { return TYPE == W4F || TYPE == W4H; }
 template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : has_floats<TYPE>() ? 12 : TYPE == W3K ? 4 : 0; }
-template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || TYPE == W4X || TYPE == W3K || TYPE == W2K; }
-template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K || TYPE == W2K; }
-template <int TYPE> INLINE constexpr bool has_table() { return TYPE == W4N || TYPE == W4X; }
+template <int TYPE> INLINE constexpr bool is_table_nested() { return TYPE == W4X || TYPE == W4S || TYPE == W4T; }
+template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || is_table_nested<TYPE>() || TYPE == W3K || TYPE == W2K || TYPE == W3S; }
+template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K || TYPE == W2K || TYPE == W3S; }
+template <int TYPE> INLINE constexpr bool has_table() { return TYPE == W4N || is_table_nested<TYPE>() || TYPE == W3S; }
 template <int TYPE> INLINE constexpr bool has_minima() { return TYPE == W4M || TYPE == W5M || TYPE == W4K || TYPE == W5K || TYPE == W2K; }
 template <int TYPE> INLINE constexpr bool has_two() { return has_minima<TYPE>() || TYPE == W4H; } /* fma's a step */
 template <int TYPE> INLINE constexpr int shared_bytes() { return has_minima<TYPE>() ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
-template <int TYPE> INLINE constexpr int own_bytes() { return TYPE == W4X ? SIDE : 2 * SIDE; }                 /* of each */
+template <int TYPE> INLINE constexpr int own_bytes() { return is_table_nested<TYPE>() || TYPE == W3S ? SIDE : 2 * SIDE; } /* of each */
 template <int TYPE> INLINE constexpr int factor_bytes()
 {
     return is_nested<TYPE>() ? own_bytes<TYPE>() + shared_bytes<TYPE>() / NEST : TYPE == W4F ? SIDE : has_minima<TYPE>() ? 4 * SIDE : TYPE == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
@@ -74,11 +75,13 @@ struct Codes {
     int zero;      /* that each code is more by */
 };
 
-/* Numbers of the tables E2M1 and IQ4 (kernels.h), four in a word. */
+/* Numbers of the tables E2M1, IQ4, IQ3_S, IQ3_XXS and IQ2 (kernels.h), four in a word. */
 template <int TYPE> INLINE int named_by(unsigned codes)
 {
     const unsigned floats[4] = {0x0F0E0D0C, 0x18141210, 0x090A0B0C, 0x00040608}, fours[4] = {0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535};
-    const unsigned *tables = has_floats<TYPE>() ? floats : fours;
+    const unsigned threes[4] = {0xF7F5F3F1, 0xFFFDFBF9, 0x07050301, 0x0F0D0B09}, halves[4] = {0xDCD4CCC2, 0xFCF4ECE4, 0x1C140C04, 0x3E342C24};
+    const unsigned twos[4] = {0xF8E7D500, 0x002B1908, 0, 0};
+    const unsigned *tables = TYPE == W4S ? threes : TYPE == W4T ? halves : TYPE == W3S ? twos : has_floats<TYPE>() ? floats : fours;
     unsigned found = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -117,11 +120,15 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
     if (code_bits<TYPE>() < 4) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            found.words[j] = (low[j / 4 * SIDE] >> 2 * (j % 4) & 0x03030303) | (TYPE == W3K ? (low[2 * SIDE] >> j & 0x01010101) << 2 : 0);
+            found.words[j] = (low[j / 4 * SIDE] >> 2 * (j % 4) & 0x03030303) | (code_bits<TYPE>() == 3 ? (low[2 * SIDE] >> j & 0x01010101) << 2 : 0);
     }
     if (has_halves<TYPE>()) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
+            if (TYPE == W3S) {
+                found.halves[half] = 1 + 2 * (subs[c] >> 4 * half & 15);
+                continue;
+            }
             const signed char own = (signed char)subs[2 * c + half];
             found.halves[half] = TYPE == W2K ? own & 15 : own, found.minima[half] = own >> 4 & 15;
         }
@@ -147,7 +154,9 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
         found.least = from_f16(((const half_t *)factors)[SIDE + c]);
     if (TYPE == W2K)
         found.least = minus(found.least);
-    if (TYPE == W4X)
+    if (TYPE == W4T || TYPE == W3S)
+        found.scale = found.scale * (TYPE == W4T ? 0.25f : 0.125f);
+    if (is_table_nested<TYPE>())
         found.scale = found.scale * (float)(signed char)subs[c];
     if (TYPE == W4K || TYPE == W5K) {
         found.scale = found.scale * (float)subs[c];
@@ -256,6 +265,9 @@ SMALLS(W4X)
 SMALLS(W3K)
 SMALLS(W2K)
 SMALLS(W4H)
+SMALLS(W4S)
+SMALLS(W4T)
+SMALLS(W3S)
 
 /* As expert_product, of groups. */
 #define SMALL_EXPERT(type)                                                                                                  \
@@ -287,3 +299,6 @@ SMALL_EXPERT(W4X)
 SMALL_EXPERT(W3K)
 SMALL_EXPERT(W2K)
 SMALL_EXPERT(W4H)
+SMALL_EXPERT(W4S)
+SMALL_EXPERT(W4T)
+SMALL_EXPERT(W3S)

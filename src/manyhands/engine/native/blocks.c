@@ -4,14 +4,18 @@
 #include "kernels.h"
 #include "plan.h"
 
-/* Steps of a block, its bytes, and where its low codes begin; by type, from W8 on. */
+/* Blocks of two more forms than there are types; W3S's first is IQ2_S. */
+enum { IQ2_XS = TYPES, IQ2_XXS, FORM_END };
+static int64_t type_of(int64_t form) { return form < TYPES ? form : W3S; }
+/* Steps of a block, its bytes, and where its low codes begin; by form, from W8 on. */
 typedef struct {
     int64_t steps, bytes, codes;
 } Form;
-static const Form FORMS[TYPES - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 4},       {1, 22, 6},   {1, 24, 8},
+static const Form FORMS[FORM_END - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 4},       {1, 22, 6},   {1, 24, 8},
                                        {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1},
                                        {1, 19, 3}, {1, 18, 2},  {8, 136, 8},  {8, 110, 32},
-                                       {8, 84, 16}, {1, 22, 6}};
+                                       {8, 84, 16}, {1, 22, 6}, {8, 110, 2}, {8, 98, 2},
+                                       {8, 82, 2},  {8, 74, 2},  {8, 66, 2}};
 enum { SCALES = 4, FIFTHS = 16, SIXTHS = 128, PAIRS = 192, SHARED = 208 }; /* of Q4_K and Q5_K; of Q5_K; of Q6_K */
 enum { SIXES = 96, SHARED_3 = 108, SHARED_2 = 80 };                       /* of Q3_K; of Q2_K */
 
@@ -135,6 +139,85 @@ static void put_table(const uint8_t *block, uint8_t *codes, uint8_t *factors, in
     }
 }
 
+/* A step of a block whose numbers are entries of a grid: which word of the grid has four numbers each, a bit for each number that is
+ * negative, and the scales of both halves. */
+typedef struct {
+    uint32_t words[DEPTH / 4];
+    uint8_t signs[4];
+    uint8_t scales[2];
+} GridStep;
+enum { HIGHS_3 = 66, SIGNS_3 = 74, SCALES_3 = 106, SIGNS_3X = 66 };             /* of IQ3_S; of IQ3_XXS */
+enum { SIGNS_2 = 34, HIGHS_2 = 66, SCALES_2 = 74, SCALES_2X = 66, WORDS_2 = 2 }; /* of IQ2_S; of IQ2_XS; of IQ2_XXS */
+
+/* 7 signs -> 8: the number of them that are negative is even. */
+static uint8_t even_signs(uint32_t seven) { return (uint8_t)((seven & 127) | (uint32_t)__builtin_parity(seven & 127) << 7); }
+
+/* Step i of a block of IQ3_S or IQ3_XXS. */
+static GridStep step_of_fours(int64_t type, const uint8_t *block, int64_t i)
+{
+    GridStep found;
+    const uint32_t signs = word_at(block + SIGNS_3X + (type == W4T ? 4 * i : 0));
+    for (int64_t j = 0; j < DEPTH / 4; j++)
+        found.words[j] = block[2 + 8 * i + j] | (type == W4S ? (uint32_t)(block[HIGHS_3 + i] >> j & 1) << 8 : 0);
+    for (int64_t j = 0; j < 4; j++)
+        found.signs[j] = type == W4S ? block[SIGNS_3 + 4 * i + j] : even_signs(signs >> 7 * j);
+    found.scales[0] = found.scales[1] = (uint8_t)(type == W4S ? block[SCALES_3 + i / 2] >> i % 2 * 4 & 15 : signs >> 28);
+    return found;
+}
+
+/* Step i of a block of IQ2_S, IQ2_XS or IQ2_XXS: an entry of their grids is eight numbers, two words. */
+static GridStep step_of_eights(int64_t form, const uint8_t *block, int64_t i)
+{
+    GridStep found;
+    const uint8_t *own = block + WORDS_2 + 8 * i; /* of IQ2_XS and IQ2_XXS */
+    const uint8_t scales = form == IQ2_XXS ? (own[7] >> 4) * 17 : block[(form == W3S ? SCALES_2 : SCALES_2X) + i];
+    for (int64_t j = 0; j < 4; j++) {
+        const uint32_t two = own[2 * j] | (uint32_t)own[2 * j + 1] << 8;
+        const uint32_t entry = form == W3S ? block[2 + 4 * i + j] | (uint32_t)(block[HIGHS_2 + i] >> 2 * j & 3) << 8
+                               : form == IQ2_XS ? two & 511 : own[j];
+        found.words[2 * j] = 2 * entry, found.words[2 * j + 1] = 2 * entry + 1;
+        found.signs[j] = form == W3S ? block[SIGNS_2 + 4 * i + j] : even_signs(form == IQ2_XS ? two >> 9 : word_at(own + 4) >> 7 * j);
+    }
+    found.scales[0] = scales & 15, found.scales[1] = scales >> 4;
+    return found;
+}
+
+/* Four codes of a table of 2 `half` numbers: places among its positive ones, which are its second half; negative where `signs` has a bit. */
+static uint32_t signed_places(uint32_t places, uint32_t signs, uint32_t half)
+{
+    const uint32_t each = 0x01010101;
+    return ((places & each * (half - 1)) | each * half) ^ ((signs & 15) * 0x00204081 & each) * (2 * half - 1);
+}
+
+/* A block of 256 numbers of a grid -> column c of NEST steps. */
+static void put_grid(int64_t form, const uint8_t *block, const uint32_t *grid, uint8_t *codes, uint8_t *factors, int64_t c)
+{
+    const int64_t type = type_of(form);
+    uint8_t *subs = factors + shared_bytes(type) + c;
+    memcpy(factors + 2 * c, block, 2);
+    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(type), subs += own_bytes(type)) {
+        const GridStep step = type == W3S ? step_of_eights(form, block, i) : step_of_fours(type, block, i);
+        uint8_t numbers[DEPTH];
+        for (int64_t j = 0; j < DEPTH / 4; j++)
+            put_word(signed_places(grid[step.words[j]], step.signs[j / 2] >> j % 2 * 4, type == W3S ? 4 : 8), numbers + 4 * j);
+        if (type == W3S) {
+            put_twos(numbers, 0, codes + c * 4);
+            put_fifths(numbers, 2, codes + 128 + c * 4);
+            *subs = (uint8_t)(step.scales[0] | step.scales[1] << 4);
+            continue;
+        }
+        for (int64_t j = 0; j < 4; j++)
+            put_word(word_at(numbers + 4 * j) | word_at(numbers + SIDE + 4 * j) << 4, codes + j * 64 + c * 4);
+        *subs = (uint8_t)(1 + 2 * step.scales[0]);
+    }
+}
+
+/* Words of four numbers that the grid of a form has; 0: it has none. */
+static int64_t grid_words(int64_t form)
+{
+    return form == W4S || form == IQ2_XXS ? 512 : form == W4T ? 256 : form == W3S ? 2048 : form == IQ2_XS ? 1024 : 0;
+}
+
 /* A block of 256 numbers -> column c of NEST steps. */
 static void put_nested(int64_t type, const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
 {
@@ -166,16 +249,29 @@ static void put_nested(int64_t type, const uint8_t *block, uint8_t *codes, uint8
     }
 }
 
-/* `depth` steps of a row, rows of blocks one after the other -> panels of type `small`. rows: which rows are taken, in order; null: the
- * first n. */
-EXPORT int mh_pack_blocks(int64_t small, const void *blocks, int64_t count, int64_t n, int64_t depth, const int64_t *rows, void *packed,
-                          int64_t bytes)
+/* A block -> column c of the steps that it has. */
+static void put_block(int64_t form, const uint8_t *block, const uint32_t *grid, uint8_t *codes, uint8_t *factors, int64_t c)
 {
-    if (small < W8 || small >= TYPES || !is_count(depth, MAX_WIDTH) || mh_packed_bytes(small, n, depth * DEPTH) < 0)
+    const int64_t type = type_of(form);
+    if (grid_words(form))
+        put_grid(form, block, grid, codes, factors, c);
+    else if (is_nested(type))
+        put_nested(type, block, codes, factors, c);
+    else
+        put_plain(type, block, codes, factors, c);
+}
+
+/* `depth` steps of a row, rows of blocks one after the other -> panels of the form's type. rows: which rows are taken, in order; null: the
+ * first n. grid: of types that have one, four places a word (signed_places), `words` of them. */
+EXPORT int mh_pack_blocks(int64_t form, const void *blocks, int64_t count, int64_t n, int64_t depth, const int64_t *rows, void *packed,
+                          int64_t bytes, const uint32_t *grid, int64_t words)
+{
+    const int64_t small = type_of(form);
+    if (form < W8 || form >= FORM_END || !is_count(depth, MAX_WIDTH) || mh_packed_bytes(small, n, depth * DEPTH) < 0)
         return BAD_SHAPE;
-    Form form = FORMS[small - W8];
-    int64_t line = depth / form.steps * form.bytes;
-    if (!blocks || !packed || bytes != mh_packed_bytes(small, n, depth * DEPTH) || count < 1)
+    const Form block = FORMS[form - W8];
+    int64_t line = depth / block.steps * block.bytes;
+    if (words != grid_words(form) || (words && !grid) || !blocks || !packed || bytes != mh_packed_bytes(small, n, depth * DEPTH) || count < 1)
         return BAD_TENSOR;
     for (int64_t row = 0; row < n; row++)
         if (rows ? rows[row] < 0 || rows[row] >= count / line : n > count / line)
@@ -187,9 +283,9 @@ EXPORT int mh_pack_blocks(int64_t small, const void *blocks, int64_t count, int6
         uint8_t *panel = (uint8_t *)packed + row / SIDE * panel_bytes(small, depth), *factors = panel + depth * code_bytes(small);
         if (small == W4H) /* the same in all blocks of a row */
             put_column_scale(from, (uint8_t *)column_scales_at(panel, depth) + row % SIDE * 4);
-        for (int64_t step = 0; step < depth; step += form.steps, from += form.bytes) {
+        for (int64_t step = 0; step < depth; step += block.steps, from += block.bytes) {
             uint8_t *codes = panel + step * code_bytes(small), *to = factors + step * factor_bytes(small);
-            is_nested(small) ? put_nested(small, from, codes, to, row % SIDE) : put_plain(small, from, codes, to, row % SIDE);
+            put_block(form, from, grid, codes, to, row % SIDE);
         }
     }
     return DONE;

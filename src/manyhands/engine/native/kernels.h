@@ -20,8 +20,9 @@ enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_
  * floats of 4 bit (E2M1) with a power of two; codes of 4 bit, less a zero of 4 bit that each group has, with a scale; codes of 4 bit that name
  * a number of a table (IQ4), with a scale, and nested, with factors; nested codes of 3 bit, less 4, with a scale for 16 numbers,
  * and of 2 bit with a scale and a minimum for them; floats of 4 bit (E2M1) with a scale of 8 bit (E4M3) for 16 numbers and one in fp32 for
- * all of a column. */
-enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, TYPES };
+ * all of a column; nested, codes of 4 bit that name a number of IQ3_S's table, and of IQ3_XXS's, and of 3 bit
+ * of IQ2's, with a scale of 4 bit for 16 numbers. */
+enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S, TYPES };
 /* Codes of 8 bit as caches hold them, no types of a matrix: of values; of keys, each step of which ends with its columns' scales (bf16). */
 enum { CODES = -1, SCALED = -2 };
 #define INLINE static inline __attribute__((always_inline))
@@ -142,21 +143,22 @@ static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_
  * 16 (k / 16) + 4 j + k % 4. Codes of 2 bit lie as the latter, of 3 bit so their low two, then their third as the former.
  * Factors of a step are one a column: 16 scales in fp16, then 16 minima; of W4F 16 exponents; of W4Z 16 scales, then the zeros of
  * columns c and c + 8 in the low and high half of byte c. Nested ones lie by NEST steps: 16
- * scales, 16 minima in fp16, then of each step 16 scales and 16 minima of a byte (W6K, W3K: 16 scales, then of each step 16 pairs; W4X: 16
- * scales, then of each step 16 with a sign; W2K: of each step 16 pairs, of 4 bit each: scale, then minimum). Of W4H 16 scales in E4M3 of
+ * scales, 16 minima in fp16, then of each step 16 scales and 16 minima of a byte (W6K, W3K: 16 scales, then of each step 16 pairs; W4X,
+ * W4S, W4T: 16 scales, then of each step 16 with a sign; W3S: of each step 16 pairs of 4 bit: of its first and second half; W2K: of each step 16 pairs, of 4 bit each: scale, then minimum). Of W4H 16 scales in E4M3 of
  * numbers [0, 16) of a step, then 16 of the others; behind those of all steps lie 16 floats: columns' scales times 2^7. */
 enum { NEST = 8 }; /* steps that share factors */
-static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || type == W4X || type == W3K || type == W2K; }
-static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W4H; } /* a scale for 16 numbers */
+static inline int is_table_nested(int64_t type) { return type == W4X || type == W4S || type == W4T; } /* a table, a scale of a byte for 32 numbers */
+static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || is_table_nested(type) || type == W3K || type == W2K || type == W3S; }
+static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W3S || type == W4H; } /* a scale for 16 numbers */
 static inline int fits_tiles(int64_t type) { return !has_halves(type) || type == W4H; } /* AMX's: of small weights */
 static inline int has_floats(int64_t type) { return type == W4F || type == W4H; }
-static inline int has_table(int64_t type) { return type == W4N || type == W4X; }
+static inline int has_table(int64_t type) { return type == W4N || is_table_nested(type) || type == W3S; }
 static inline int has_minima(int64_t type) { return type == W4M || type == W5M || type == W4K || type == W5K || type == W2K; }
-static inline int64_t code_bits(int64_t type) { return type == W8 ? 8 : type == W6K ? 6 : type == W3K ? 3 : type == W2K ? 2 : type == W5 || type == W5M || type == W5K ? 5 : 4; }
+static inline int64_t code_bits(int64_t type) { return type == W8 ? 8 : type == W6K ? 6 : type == W3K || type == W3S ? 3 : type == W2K ? 2 : type == W5 || type == W5M || type == W5K ? 5 : 4; }
 static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : has_floats(type) ? 12 : type == W3K ? 4 : 0; }
 static inline int64_t code_bytes(int64_t type) { return code_bits(type) * DEPTH * SIDE / 8; }
 static inline int64_t shared_bytes(int64_t type) { return has_minima(type) ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
-static inline int64_t own_bytes(int64_t type) { return type == W4X ? SIDE : 2 * SIDE; }                 /* of each */
+static inline int64_t own_bytes(int64_t type) { return is_table_nested(type) || type == W3S ? SIDE : 2 * SIDE; } /* of each */
 static inline int64_t factor_bytes(int64_t type)
 {
     return is_nested(type) ? own_bytes(type) + shared_bytes(type) / NEST : type == W4F ? SIDE : has_minima(type) ? 4 * SIDE : type == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
@@ -187,6 +189,20 @@ static inline int zero_at(const uint8_t *factors, int64_t c) { return factors[2 
 static const uint8_t E2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 /* The numbers of IQ4. */
 static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+/* Of IQ3_S, and of IQ3_XXS, whose scales are a fourth of what is held: number 15 - i is that of i with the other sign. */
+static const int8_t IQ3_S[16] = {-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15};
+static const int8_t IQ3_XXS[16] = {-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62};
+/* Of IQ2, whose scales are an eighth of what is held, 1 + 2 i of each i: codes of 3 bit, 7 - i in place of 15 - i; 0 and 7 are none. */
+static const int8_t IQ2[16] = {0, -43, -25, -8, 8, 25, 43};
+/* What codes name, of types that have a table or floats. */
+static inline const int8_t *names_of(int64_t type)
+{
+    return type == W4S ? IQ3_S : type == W4T ? IQ3_XXS : type == W3S ? IQ2 : has_floats(type) ? (const int8_t *)E2M1 : IQ4;
+}
+/* A power of two that scales are times. */
+static inline float unit_of(int64_t type) { return type == W4T ? 0.25f : type == W3S ? 0.125f : 1; }
+/* Of W3S: the scale of half a step. */
+static inline int half_scale(uint8_t both, int64_t half) { return 1 + 2 * (both >> 4 * half & 15); }
 /* Number k of column c of a step, less the type's offset. */
 static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_t c)
 {
@@ -194,16 +210,17 @@ static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_
     const uint8_t *highs = codes + DEPTH * SIDE / 2;
     if (type == W8)
         return (int8_t)codes[k / 4 * 64 + place];
-    if (type == W2K || type == W3K) {
-        int third = type == W3K ? codes[128 + place] >> (4 * half + four) & 1 : 0;
-        return (codes[half * 64 + place] >> 2 * four & 3) + third * 4 - code_offset(type);
+    if (code_bits(type) < 4) {
+        int third = type == W2K ? 0 : codes[128 + place] >> (4 * half + four) & 1;
+        int code = (codes[half * 64 + place] >> 2 * four & 3) + third * 4;
+        return has_table(type) ? names_of(type)[code] : code - code_offset(type);
     }
     int code = codes[four * 64 + place] >> 4 * half & 15;
     if (code_bits(type) == 5)
         code |= (highs[place] >> (4 * half + four) & 1) << 4;
     if (type == W6K)
         code |= (highs[half * 64 + place] >> 2 * four & 3) << 4;
-    return has_table(type) ? IQ4[code] : (has_floats(type) ? E2M1[code] : code) - code_offset(type);
+    return has_table(type) ? names_of(type)[code] : (has_floats(type) ? E2M1[code] : code) - code_offset(type);
 }
 
 /* Where column c, row k of a panel lies: bf16 in pairs of rows, others by even and odd rows. */

@@ -12,6 +12,8 @@
 
 /* What is added to each code of nibbles_product, whose dot product takes unsigned ones. */
 INLINE int32_t added_to(int64_t type, int has_dot) { return has_table(type) && has_dot ? 128 : code_offset(type); }
+/* The same of halves_product, as a power of two; -1: nothing. */
+INLINE int added_power(int64_t type, int has_dot) { return type == W6K ? 5 : type == W3K ? 2 : type == W3S && has_dot ? 7 : -1; }
 
 /* ---- sixteen int32 sums, one a column: (4 numbers of a row) times (4 numbers of 16 columns) at a time ---- */
 
@@ -32,12 +34,13 @@ static inline Sums dot_unsigned(Sums sums, __m512i codes, const int8_t *row)
     return sums;
 }
 static inline Sums pairs_added(Sums sums, __m512i pairs) { return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))); }
-static inline Sums dot_signed(Sums sums, __m512i w, const int8_t *row) /* of w from -127 on, without an instruction of its own */
+static inline __m512i pairs_signed(__m512i w, const int8_t *row) /* of w from -127 on, without an instruction of its own */
 {
     __m512i x = four_of(row);
     x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-    return pairs_added(sums, _mm512_maddubs_epi16(_mm512_abs_epi8(w), x));
+    return _mm512_maddubs_epi16(_mm512_abs_epi8(w), x);
 }
+static inline Sums dot_signed(Sums sums, __m512i w, const int8_t *row) { return pairs_added(sums, pairs_signed(w, row)); }
 
 INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
@@ -81,7 +84,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
 {
     const int is_wide = code_bits(type) == 5 || has_floats(type);
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
-    const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
+    const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)names_of(type)));
     const __m512i unsigned_by = _mm512_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm512_xor_si512(named, unsigned_by);
     __m512i highs = code_bits(type) == 5 ? _mm512_loadu_si512(codes + 256) : low, zeros = type == W4Z ? zeros_of(factors) : low;
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
@@ -152,12 +155,29 @@ INLINE V minima_product(const uint8_t *subs, const Group *group)
     return to_reals(_mm512_madd_epi16(_mm512_cvtepu8_epi16(minima), four_of((const int8_t *)group->sums)), 0);
 }
 
-/* Codes of 6, 3 or 2 bit, each half of a step times its scale: sums of two products fit into int16. */
+/* The scales of a step's halves, as numbers of 16 bit: a pair a column. */
+INLINE __m512i pairs_of(int64_t type, const uint8_t *scales)
+{
+    if (type == W3S) {
+        __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)scales)), low = _mm512_set1_epi32(15);
+        __m512i pairs = _mm512_or_si512(_mm512_and_si512(both, low), _mm512_slli_epi32(_mm512_srli_epi32(both, 4), 16));
+        return _mm512_or_si512(_mm512_slli_epi32(pairs, 1), _mm512_set1_epi32(0x10001));
+    }
+    __m256i own = _mm256_loadu_si256((const __m256i *)scales);
+    return _mm512_cvtepi8_epi16(type == W2K ? _mm256_and_si256(own, _mm256_set1_epi8(15)) : own);
+}
+
+INLINE __m512i pairs_product(int64_t type, __m512i w, const int8_t *row)
+{
+    return has_table(type) ? pairs_signed(w, row) : _mm512_maddubs_epi16(w, four_of(row));
+}
+
+/* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale: sums of two products fit into int16. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
-    __m256i own = _mm256_loadu_si256((const __m256i *)scales);
-    __m512i pairs = _mm512_cvtepi8_epi16(type == W2K ? _mm256_and_si256(own, _mm256_set1_epi8(15)) : own);
+    const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)names_of(type)));
+    const __m512i numbers = _mm512_xor_si512(named, _mm512_set1_epi8(has_dot ? (char)0x80 : 0)), pairs = pairs_of(type, scales);
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m512i highs[2] = {low, low};
@@ -173,6 +193,8 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
         for (int i = 0; i < 2; i++) {
             if (type != W6K) {
                 w[0][i] = threes_of(type, codes, 0, j + i), w[1][i] = threes_of(type, codes, 1, j + i);
+                if (has_table(type))
+                    w[0][i] = _mm512_shuffle_epi8(numbers, w[0][i]), w[1][i] = _mm512_shuffle_epi8(numbers, w[1][i]);
                 continue;
             }
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
@@ -191,8 +213,8 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
                 others[r] = dot_unsigned(dot_unsigned(others[r], w[1][0], x + 16), w[1][1], x + 20);
                 continue;
             }
-            __m512i a = _mm512_add_epi16(_mm512_maddubs_epi16(w[0][0], four_of(x)), _mm512_maddubs_epi16(w[0][1], four_of(x + 4)));
-            __m512i b = _mm512_add_epi16(_mm512_maddubs_epi16(w[1][0], four_of(x + 16)), _mm512_maddubs_epi16(w[1][1], four_of(x + 20)));
+            __m512i a = _mm512_add_epi16(pairs_product(type, w[0][0], x), pairs_product(type, w[0][1], x + 4));
+            __m512i b = _mm512_add_epi16(pairs_product(type, w[1][0], x + 16), pairs_product(type, w[1][1], x + 20));
             sums[r] = _mm512_add_epi32(sums[r], _mm512_add_epi32(_mm512_madd_epi16(a, first), _mm512_madd_epi16(b, second)));
         }
     }
@@ -202,7 +224,8 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
             sums[r] = _mm512_add_epi32(sums[r], _mm512_mullo_epi32(others[r], _mm512_srai_epi32(second, 16)));
         }
         __m512i less = _mm512_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
-        out[r] = to_reals(type == W2K ? sums[r] : _mm512_sub_epi32(sums[r], _mm512_slli_epi32(less, type == W6K ? 5 : 2)), 0);
+        const int power = added_power(type, has_dot);
+        out[r] = to_reals(power < 0 ? sums[r] : _mm512_sub_epi32(sums[r], _mm512_slli_epi32(less, power < 0 ? 0 : power)), 0);
     }
 }
 
@@ -224,10 +247,11 @@ static inline __m256i dot_unsigned(__m256i sums, __m256i codes, const int8_t *ro
 #endif
     return sums;
 }
-static inline __m256i dot_signed(__m256i sums, __m256i w, const int8_t *row) /* of w from -127 on, without an instruction of its own */
+static inline __m256i pairs_signed(__m256i w, const int8_t *row) /* of w from -127 on, without an instruction of its own */
 {
-    return pairs_added(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four_of(row), w)));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four_of(row), w));
 }
+static inline __m256i dot_signed(__m256i sums, __m256i w, const int8_t *row) { return pairs_added(sums, pairs_signed(w, row)); }
 
 /* Eight columns. The unsigned operand is w + 128 or, without a dot product, |w|: so -128 fits, and 2 times 128 times 127 fits int16. */
 INLINE void half_bytes(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, __m256 *out)
@@ -277,7 +301,7 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
 {
     const int is_wide = code_bits(type) == 5 || has_floats(type);
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
-    const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(has_table(type) ? (const uint8_t *)IQ4 : E2M1)));
+    const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)names_of(type)));
     const __m256i unsigned_by = _mm256_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm256_xor_si256(named, unsigned_by);
     __m256i highs = code_bits(type) == 5 ? _mm256_loadu_si256((const __m256i *)(codes + 256)) : low;
     __m256i zeros = type == W4Z ? zeros_of(factors, half) : low;
@@ -366,12 +390,30 @@ INLINE V minima_product(const uint8_t *subs, const Group *group)
     return (V){to_reals(_mm256_madd_epi16(a, sums), 0), to_reals(_mm256_madd_epi16(b, sums), 0)};
 }
 
-/* Codes of 6, 3 or 2 bit, each half of a step times its scale: sums of two products fit into int16. */
+/* The scales of a step's halves, of eight columns, as numbers of 16 bit: a pair a column. */
+INLINE __m256i pairs_of(int64_t type, const uint8_t *scales)
+{
+    if (type == W3S) {
+        __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)scales)), low = _mm256_set1_epi32(15);
+        __m256i pairs = _mm256_or_si256(_mm256_and_si256(both, low), _mm256_slli_epi32(_mm256_srli_epi32(both, 4), 16));
+        return _mm256_or_si256(_mm256_slli_epi32(pairs, 1), _mm256_set1_epi32(0x10001));
+    }
+    __m128i own = _mm_loadu_si128((const __m128i *)scales);
+    return _mm256_cvtepi8_epi16(type == W2K ? _mm_and_si128(own, _mm_set1_epi8(15)) : own);
+}
+
+INLINE __m256i pairs_product(int64_t type, __m256i w, const int8_t *row)
+{
+    return has_table(type) ? pairs_signed(w, row) : _mm256_maddubs_epi16(w, four_of(row));
+}
+
+/* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale: sums of two products fit into int16. */
 INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
 {
     const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48);
-    __m128i own = _mm_loadu_si128((const __m128i *)scales);
-    __m256i pairs = _mm256_cvtepi8_epi16(type == W2K ? _mm_and_si128(own, _mm_set1_epi8(15)) : own), sums[MOST_TOGETHER];
+    const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)names_of(type)));
+    const __m256i numbers = _mm256_xor_si256(named, _mm256_set1_epi8(has_dot ? (char)0x80 : 0)), pairs = pairs_of(type, scales);
+    __m256i sums[MOST_TOGETHER];
     __m256i first = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m256i second = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m256i others[MOST_TOGETHER]; /* has_dot: of the second half of a step */
@@ -385,7 +427,9 @@ INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows,
             __m256i a, b;
             if (type != W6K)
                 a = threes_of(type, codes, half, j), b = threes_of(type, codes, half, j + 1);
-            else {
+            if (type == W3S)
+                a = _mm256_shuffle_epi8(numbers, a), b = _mm256_shuffle_epi8(numbers, b);
+            if (type == W6K) {
                 a = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), b = _mm256_loadu_si256((const __m256i *)(codes + j * 64 + 64));
                 a = _mm256_and_si256(half ? _mm256_srli_epi16(a, 4) : a, low), b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, low);
                 a = _mm256_or_si256(a, _mm256_and_si256(j ? highs : _mm256_slli_epi16(highs, 4), top));
@@ -399,7 +443,7 @@ INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows,
                     *to = dot_unsigned(dot_unsigned(*to, a, x), b, x + 4);
                     continue;
                 }
-                __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(a, four_of(x)), _mm256_maddubs_epi16(b, four_of(x + 4)));
+                __m256i both = _mm256_add_epi16(pairs_product(type, a, x), pairs_product(type, b, x + 4));
                 sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(both, half ? second : first));
                 IN_ORDER(sums[r]);
             }
@@ -411,7 +455,8 @@ INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows,
             sums[r] = _mm256_add_epi32(sums[r], _mm256_mullo_epi32(others[r], _mm256_srai_epi32(second, 16)));
         }
         __m256i less = _mm256_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
-        out[r] = to_reals(type == W2K ? sums[r] : _mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, type == W6K ? 5 : 2)), 0);
+        const int power = added_power(type, has_dot);
+        out[r] = to_reals(power < 0 ? sums[r] : _mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, power < 0 ? 0 : power)), 0);
     }
 }
 
@@ -420,7 +465,7 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     half_columns(type, has_dot, count, rows, step, codes, scales, a);
     AGAIN(rows);
-    half_columns(type, has_dot, count, rows, step, codes + 32, scales + 16, b);
+    half_columns(type, has_dot, count, rows, step, codes + 32, scales + (type == W3S ? SIDE / 2 : SIDE), b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
 }
@@ -462,12 +507,13 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
 /* Sixteen codes of numbers 4 j .. 4 j + 3 of a half of a step, of columns 4 i .. 4 i + 3. */
 INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, int i)
 {
-    if (type == W2K || type == W3K) {
+    if (code_bits(type) < 4) {
         uint8x16_t twos = vandq_u8(vshlq_u8(vld1q_u8(codes + half * 64 + i * 16), vdupq_n_s8((int8_t)(-2 * j))), vdupq_n_u8(3));
         if (type == W2K)
             return vreinterpretq_s8_u8(twos);
         uint8x16_t thirds = vshlq_u8(vld1q_u8(codes + 128 + i * 16), vdupq_n_s8((int8_t)(2 - 4 * half - j)));
-        return vreinterpretq_s8_u8(vorrq_u8(twos, vandq_u8(thirds, vdupq_n_u8(4))));
+        uint8x16_t code = vorrq_u8(twos, vandq_u8(thirds, vdupq_n_u8(4)));
+        return has_table(type) ? vqtbl1q_s8(vld1q_s8(names_of(type)), code) : vreinterpretq_s8_u8(code);
     }
     uint8x16_t both = vld1q_u8(codes + j * 64 + i * 16), code = half ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
     if (code_bits(type) == 5) {
@@ -479,7 +525,7 @@ INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, i
         code = vorrq_u8(code, vandq_u8(highs, vdupq_n_u8(48)));
     }
     if (has_table(type))
-        return vqtbl1q_s8(vld1q_s8(IQ4), code);
+        return vqtbl1q_s8(vld1q_s8(names_of(type)), code);
     return vreinterpretq_s8_u8(has_floats(type) ? vqtbl1q_u8(vld1q_u8(E2M1), code) : code);
 }
 
@@ -527,15 +573,26 @@ INLINE V minima_product(const uint8_t *subs, const Group *group)
     return to_reals(sums, 0);
 }
 
-/* Codes of 6, 3 or 2 bit, each half of a step times its scale. */
+/* The scales of a step's halves, of columns 4 i .. 4 i + 3, as numbers of 16 bit: a pair a column. */
+INLINE int32x4_t pairs_of(int64_t type, const uint8_t *scales, int i)
+{
+    if (type == W3S) {
+        uint32x4_t both = widen_bytes(scales + 4 * i);
+        uint32x4_t pairs = vorrq_u32(vandq_u32(both, vdupq_n_u32(15)), vshlq_n_u32(vshrq_n_u32(both, 4), 16));
+        return vreinterpretq_s32_u32(vorrq_u32(vshlq_n_u32(pairs, 1), vdupq_n_u32(0x10001)));
+    }
+    int8x8_t own = vld1_s8((const int8_t *)scales + 8 * i);
+    return vreinterpretq_s32_s16(vmovl_s8(type == W2K ? vand_s8(own, vdup_n_s8(15)) : own));
+}
+
+/* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         Sums sums;
         for (int i = 0; i < 4; i++) {
-            int8x8_t own = vld1_s8((const int8_t *)scales + 8 * i);
-            int32x4_t pairs = vreinterpretq_s32_s16(vmovl_s8(type == W2K ? vand_s8(own, vdup_n_s8(15)) : own));
+            int32x4_t pairs = pairs_of(type, scales, i);
             int32x4_t a = vsubq_s32(half_product(type, has_dot, group, codes, 0, i), vdupq_n_s32(code_offset(type) * group->sums[0]));
             int32x4_t b = vsubq_s32(half_product(type, has_dot, group, codes, 1, i), vdupq_n_s32(code_offset(type) * group->sums[1]));
             sums.q[i] = vmlaq_s32(vmulq_s32(a, vshrq_n_s32(vshlq_n_s32(pairs, 16), 16)), b, vshrq_n_s32(pairs, 16));
@@ -589,7 +646,14 @@ INLINE V minima_product(const uint8_t *subs, const Group *group)
     return EACH(V, (float)((subs[2 * i] >> 4) * group->sums[0] + (subs[2 * i + 1] >> 4) * group->sums[1]));
 }
 
-/* Codes of 6, 3 or 2 bit, each half of a step times its scale. */
+/* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
+INLINE int scale_of_half(int64_t type, const uint8_t *scales, int64_t c, int half)
+{
+    if (type == W3S)
+        return half_scale(scales[c], half);
+    return type == W2K ? scales[2 * c + half] & 15 : (int8_t)scales[2 * c + half];
+}
+
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     (void)has_dot;
@@ -597,8 +661,7 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
         int32_t a[SIDE] = {0}, b[SIDE] = {0};
         sum_codes(type, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
         sum_codes(type, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
-        const uint8_t low = type == W2K ? 15 : 255;
-        out[r] = EACH(V, (float)(a[i] * (int8_t)(scales[2 * i] & low) + b[i] * (int8_t)(scales[2 * i + 1] & low)));
+        out[r] = EACH(V, (float)(a[i] * scale_of_half(type, scales, i, 0) + b[i] * scale_of_half(type, scales, i, 1)));
     }
 }
 #endif
@@ -611,7 +674,9 @@ INLINE V scales_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
     if (type == W4F)
         return powers_at(factors);
     V scale = from_f16((const half_t *)factors);
-    return type == W4X ? mul(scale, from_codes((const int8_t *)subs)) : type == W4K || type == W5K ? mul(scale, from_bytes(subs)) : scale;
+    if (unit_of(type) != 1)
+        scale = mul(scale, set(unit_of(type)));
+    return is_table_nested(type) ? mul(scale, from_codes((const int8_t *)subs)) : type == W4K || type == W5K ? mul(scale, from_bytes(subs)) : scale;
 }
 
 INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
@@ -705,7 +770,7 @@ enum { DOTS = 1 };
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}},
 #endif
 #define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
-    each(W4X) each(W3K) each(W2K) each(W4H) /* as they are numbered */
+    each(W4X) each(W3K) each(W2K) each(W4H) each(W4S) each(W4T) each(W3S) /* as they are numbered */
 EACH_SMALL(EACH_DOT)
 static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_SMALL(NAMES_OF)};
 #undef GROUP_CHAIN

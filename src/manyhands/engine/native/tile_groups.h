@@ -48,10 +48,10 @@ INLINE void sign_codes(int64_t type, const uint8_t *codes, int half, int j, cons
     }
 }
 
-/* The same of codes of a table, both halves of a step: IQ4's numbers, or twice E2M1's floats. */
+/* The same of codes of a table, both halves of a step: a table's numbers, or twice E2M1's floats. */
 INLINE void name_codes(int64_t type, const uint8_t *codes, int j, int8_t *first, int8_t *second)
 {
-    const __m128i table = _mm_loadu_si128((const __m128i *)(has_floats(type) ? (const int8_t *)E2M1 : IQ4));
+    const __m128i table = _mm_loadu_si128((const __m128i *)names_of(type));
     const __m512i numbers = _mm512_broadcast_i32x4(_mm_sub_epi8(table, _mm_set1_epi8((char)code_offset(type)))), low = _mm512_set1_epi8(15);
     __m512i both = _mm512_loadu_si512(codes + j * 64);
     _mm512_storeu_si512(first + j * 64, _mm512_shuffle_epi8(numbers, _mm512_and_si512(both, low)));
@@ -107,7 +107,7 @@ static void sign_groups(int64_t type, const uint8_t *panel, int64_t depth, int64
         case W4H: sign_halves(panel, depth, step, out); break;
 #define CASE(name) \
     case name: sign_group(name, panel, depth, step, out); break;
-            CASE(W4) CASE(W4M) CASE(W5) CASE(W5M) CASE(W4K) CASE(W5K) CASE(W4F) CASE(W4Z) CASE(W4N) CASE(W4X)
+            CASE(W4) CASE(W4M) CASE(W5) CASE(W5M) CASE(W4K) CASE(W5K) CASE(W4F) CASE(W4Z) CASE(W4N) CASE(W4X) CASE(W4S) CASE(W4T)
 #undef CASE
         }
 }
