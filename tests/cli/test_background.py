@@ -359,7 +359,7 @@ def test_serve_goes_on_in_the_background_once_it_serves(ended: list[int]) -> Non
     serving, background = [json.loads(line) for line in lines]
     ended.append(background["pid"])
     assert (serving["event"], background["event"], background["name"]) == ("serving", "background", "nas")
-    for name, said in (("nas", "nas runs here already"), ("other", "node.key runs here already (there are nas)")):
+    for name, said in (("nas", "nas runs here already"), ("other", "node.key runs here already (there is nas)")):
         words[words.index("--name") + 1] = name
         again = subprocess.run([*command[:3], *words], capture_output=True, text=True, timeout=120)
         assert again.returncode == 2 and said in again.stderr
