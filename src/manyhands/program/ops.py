@@ -222,7 +222,7 @@ class Multiply:
 class ScaleByPosition:
     """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position.
 
-    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Up to position `length` -
+    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Before position `length` -
     `offset` it is 1. `beta` is not negative; `length` counts positions; `offset` is 0 or 1.
     """
 

@@ -646,7 +646,7 @@ INLINE V minima_product(const uint8_t *subs, const Group *group)
     return EACH(V, (float)((subs[2 * i] >> 4) * group->sums[0] + (subs[2 * i + 1] >> 4) * group->sums[1]));
 }
 
-/* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
+/* The scale of half a step of column c. */
 INLINE int scale_of_half(int64_t type, const uint8_t *scales, int64_t c, int half)
 {
     if (type == W3S)
@@ -654,6 +654,7 @@ INLINE int scale_of_half(int64_t type, const uint8_t *scales, int64_t c, int hal
     return type == W2K ? scales[2 * c + half] & 15 : (int8_t)scales[2 * c + half];
 }
 
+/* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     (void)has_dot;
