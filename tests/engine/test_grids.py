@@ -162,7 +162,7 @@ def test_another_grid_than_is_known_is_refused(form: str, monkeypatch: pytest.Mo
     grids.grid.cache_clear()
     theirs = getattr(gguf.quants, form)
     theirs.init_grid()
-    for wrong in (theirs.grid + 1, theirs.grid[..., :-1], None):
+    for wrong in (theirs.grid + 1, theirs.grid[..., :-1], theirs.grid[..., ::-1, :], None):
         monkeypatch.setattr(theirs, "grid", wrong)
         if wrong is None:
             monkeypatch.setattr(theirs, "init_grid", lambda: None)

@@ -1,9 +1,12 @@
 """Block types whose numbers are entries of a grid: IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS.
 
 An index names some numbers at once, a bit each their signs. Which numbers, the package gguf knows: llama.cpp's own, loaded
-where such a file is. The grids enter only what is read: packed weights (native/kernels.h) hold codes that name numbers.
+where such a file is, and held to a digest. The grids enter only what is read: packed weights (native/kernels.h) hold codes
+that name numbers.
 """
 
+import hashlib
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -20,6 +23,14 @@ SIZES: Final = {  # of numbers without their signs
     "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),
     "IQ3_XXS": (4, 12, 20, 28, 36, 44, 52, 62),
     **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS"), (8, 25, 43)),
+}
+# Of the bytes of each grid: another one would give a file other numbers, in the same arithmetic class.
+_DIGESTS: Final[Mapping[str, str]] = {
+    "IQ3_S": "acb8a458f699e571",
+    "IQ3_XXS": "e86540e4e7b2d337",
+    "IQ2_S": "1d4ca1e2fbd2be07",
+    "IQ2_XS": "e9567eb15257b717",
+    "IQ2_XXS": "886814bc08b03100",
 }
 _SEVENS: Final = np.arange(4, dtype=np.uint32) * np.uint32(7)
 
@@ -40,10 +51,11 @@ def grid(form: str) -> Bytes:
     except (AttributeError, TypeError, ValueError) as error:
         raise _unknown(form) from error
     sizes = np.array(SIZES[form], np.float32)
-    places = np.searchsorted(sizes, found).clip(max=len(sizes) - 1)
-    if not np.array_equal(sizes[places], found):
+    places = np.searchsorted(sizes, found).clip(max=len(sizes) - 1).astype(np.uint8)
+    digest = hashlib.sha256(places.tobytes()).hexdigest()[:16]
+    if digest != _DIGESTS[form] or not np.array_equal(sizes[places], found):
         raise _unknown(form)
-    return places.astype(np.uint8)
+    return places
 
 
 def _unknown(form: str) -> ModelError:
