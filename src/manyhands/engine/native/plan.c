@@ -68,7 +68,7 @@ EXPORT Plan *mh_plan_new(int64_t target, int64_t type, const int64_t *widths, co
 {
     if (!mh_supports(target) || !back_end(target) || !is_count(num_registers, MAX_REGISTERS) || out < 0 || out >= num_registers)
         return 0;
-    if ((type != BF16 && type != F32) || (out_type != BF16 && out_type != F32) || !is_count(positions, 1 << 28))
+    if ((type != BF16 && type != F32) || (out_type != BF16 && out_type != F32) || !is_count(positions, MAX_POSITIONS))
         return 0;
     Plan *plan = calloc(1, sizeof *plan);
     if (!plan)
@@ -248,7 +248,7 @@ static int check_attention(Plan *plan, Op *op)
     for (int i = 4; i < 8; i++)
         if (!is_count(n[i], MAX_HEADS))
             return BAD_SHAPE;
-    if (n[4] % n[5] || n[8] < -MAX_WIDTH || n[3] == n[0] || n[3] == n[1] || n[3] == n[2])
+    if (n[4] % n[5] || n[8] < -MAX_POSITIONS || n[8] > MAX_POSITIONS || n[3] == n[0] || n[3] == n[1] || n[3] == n[2])
         return BAD_SHAPE;
     if (n[9] < 0 || n[9] > 1 || n[10] < 0 || n[10] > 1 || (n[9] && (n[10] || n[7] > n[6] || n[1] != n[2])))
         return BAD_SHAPE;

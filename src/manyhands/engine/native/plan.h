@@ -5,7 +5,7 @@
 #include "team.h"
 
 enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 6, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
-       MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12 };
+       MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12, MAX_POSITIONS = 1 << 28 };
 #define MOST_BETA 1e15 /* of a scale by positions: its factors are finite */
 #define EXPORT __attribute__((visibility("default")))
 /* Whether this CPU, and its system, can run a target: 0 scalar, 1 avx2, 2 avx512, 3 neon, 4 amx. */
