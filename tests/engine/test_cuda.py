@@ -62,9 +62,14 @@ def matrices(device: HostDevice, kind: str, packed: Callable[[int, int], Array])
     plan.run([Positions(0, 0, 3)], reals(6, 3, k).view(np.uint8), 3)
     relu2 = library.ACTIVATIONS.index("relu2")
     plain = (library.EXPERTS, (0, 1, 2, 2, 1, k, number, relu2, number), (1.0, 0.0, 0.0), (None, *both[1:]))
-    run = (reals(6, 3, k), "f32", [2, n, 2], [scores, route, plain], 2)
-    found, wanted = (machine.run(*run) for machine in (OnGpu("scalar", Team(1), device), BackEnd("scalar", Team(1))))
-    assert np.array_equal(found, wanted)
+    each = (library.ROUTE, (3, 1, 2, 2, 1, 0, 1, 1), (1.0, 1e-20), (None,))
+    scaled = (library.EXPERTS, (0, 1, 2, 2, 2, k, number, 1, number, 1), (1.0, 0.0, 0.0), (both[0], both[1], both[0]))
+    for several, ops in (([2, n, 2], [scores, route, plain]), ([4, k, 2], [scores, each, scaled])):
+        run = (reals(6, 3, k), "f32", several, ops, 2)
+        found, wanted = (
+            machine.run(*run) for machine in (OnGpu("scalar", Team(1), device), BackEnd("scalar", Team(1)))
+        )
+        assert np.array_equal(found, wanted)
 
 
 def wide(kind: str, n: int, k: int) -> Array:
@@ -88,7 +93,7 @@ def test_operations_reproduce_the_golden_digests_with_every_kernel(device: HostD
     }
     floats, codes = ("BF16", "F16", "F32"), [kind.upper() for kind in KEPT.values()]
     there |= {f"few_{kind}_{n}" for kind in floats for n in (1, 2, 3, 4, 6, 8)} | {f"some_{kind}" for kind in floats}
-    there |= {f"few_{kind}_{n}" for kind in codes for n in (1, 2, 4, 8)} | {"expert_sum"}
+    there |= {f"few_{kind}_{n}" for kind in codes for n in (1, 2, 4, 8)} | {"expert_sum", "expert_scale"}
     there |= {f"many_{kind}" for kind in (*floats, *codes)}
     there |= {f"expert_{kind}" for kind in (*floats, *codes)}
     there |= {f"attend_many_{kind}_{columns}" for kind in ("BF16", "F32") for columns in (64, 128)}
