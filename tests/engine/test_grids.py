@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
@@ -155,6 +156,16 @@ def test_files_need_the_package_and_nothing_else_does(tmp_path: Path, monkeypatc
         name = f"small {form}"
         assert golden.digests("scalar", {name: golden.ALL[name]}) == {name: golden.recorded()[name]}
     assert packing.packing_digest()
+
+
+def test_the_package_is_looked_for_once_whatever_the_number_of_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = tiny_gguf("qwen2", tmp_path / "a.gguf", "IQ2_S", layers=3, hidden=256, intermediate_size=256)
+    look = Mock()
+    monkeypatch.setattr("manyhands.checkpoint.gguf.find_spec", look)
+    assert sum(tensor.dtype == "IQ2_S" for tensor in read_gguf(file).tensors) > 20
+    look.assert_called_once_with("gguf")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -121,6 +121,7 @@ class _Reader:
                 raise self._refused(f"the key {key[:80]!a} occurs twice")
             facts[key] = self._value(self._number("<I"), key)
         described = [self._tensor() for _ in range(num_tensors)]
+        self._check_grids(described)
         align = facts.get("general.alignment", 32)
         if type(align) is not int or not 8 <= align <= 1 << 16 or align & (align - 1):
             raise self._refused(f"general.alignment is {align!r:.40}; it must be a power of two from 8 to 65536")
@@ -211,10 +212,14 @@ class _Reader:
             what = REFUSED.get(kind, f"type {kind}")
             known = ", ".join(TYPES.values())
             raise self._refused(f"tensor {name[:80]!a} is stored as {what}; held exactly are {known}: take such a file")
-        if TYPES[kind] in GRIDS and find_spec("gguf") is None:  # told before anything is downloaded
-            what = f"tensor {name[:80]!a} is stored as {TYPES[kind]}, which is read with the package gguf"
-            raise self._refused(f"{what}: pip install 'manyhands[gguf]'")
         return name, TYPES[kind], sizes[::-1], offset
+
+    def _check_grids(self, described: list[tuple[str, str, tuple[int, ...], int]]) -> None:
+        """Told before anything is downloaded. The package is looked for once: that takes longer than reading a tensor."""
+        name, dtype = next(((name, dtype) for name, dtype, *_ in described if dtype in GRIDS), ("", ""))
+        if dtype and find_spec("gguf") is None:
+            what = f"tensor {name[:80]!a} is stored as {dtype}, which is read with the package gguf"
+            raise self._refused(f"{what}: pip install 'manyhands[gguf]'")
 
     def _place(
         self, described: list[tuple[str, str, tuple[int, ...], int]], start: int, align: int
