@@ -516,3 +516,20 @@ def test_a_field_that_is_null_means_what_transformers_makes_of_it(family: str, f
     theirs = CONFIG_MAPPING[family](**config).to_dict()
     stated = {**config, field: theirs.get(field) or {}}
     assert build_program(config) == build_program(stated)
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        *((family, "rope_interleave") for family in ("deepseek_v3", "mistral4", "youtu")),
+        *((family, "norm_topk_prob") for family in ("deepseek_v3", "kimi_k2", "mistral4")),
+        ("falcon_h1", "mamba_norm_before_gate"),
+        ("granitemoehybrid", "mamba_conv_bias"),
+    ],
+)
+def test_a_switch_that_is_null_is_off_as_in_transformers(family: str, field: str) -> None:
+    """Also where it is on unless a config says otherwise: transformers keeps the null and asks whether it is true."""
+    config = {**tiny(family), field: None}
+    config.pop("time_step_limit", None)  # has an infinity in a form that transformers reads from files alone
+    assert CONFIG_MAPPING[NAMED_ANEW.get(family, family)](**config).to_dict()[field] is None
+    assert build_program(config) == build_program({**config, field: False})

@@ -76,7 +76,7 @@ def test_the_logits_are_not_degenerate(subject: Subject) -> None:
     top = rows.topk(2).values
     assert bool((rows.std(1) > 0.05).all()), "cohere2 scales its logits down to 0.09"
     assert float((top[:, 0] - top[:, 1]).median()) > 0.01
-    assert len(set(rows.argmax(1).tolist())) > LENGTH // 5
+    assert len(set(rows.argmax(1).tolist())) > LENGTH // 6
     assert float(rows.abs().max()) < 29, "gemma2 caps logits at 30"
 
 

@@ -117,8 +117,8 @@ class Fields:
         return self.count(name, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """true or false."""
-        value = self.raw(name, default)
+        """true or false; null is false, as in transformers, and absent `default`."""
+        value = self.raw(name, default and not self.is_null(name))
         if not isinstance(value, bool):
             raise self.refuse(name, "true or false is needed")
         return value
