@@ -127,7 +127,7 @@ async def _start(
     passed = {"MANYHANDS_TICKET": ticket.encode(), "MANYHANDS_FAULT_FILE": str(fault_file), "PYTHONIOENCODING": "utf-8"}
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", options.module, *arguments, *options.extra),
+            *(sys.executable, "-P", "-m", options.module, *arguments, *options.extra),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

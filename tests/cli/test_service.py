@@ -86,7 +86,7 @@ def test_install_enables_and_starts_and_remove_undoes_it(systemctl: Path, tmp_pa
     assert "now and at every login" in said.output and "loginctl enable-linger" in said.output
     unit = tmp_path / "config/systemd/user/manyhands.service"
     text = unit.read_text()
-    assert " -m manyhands.cli up tales --memory 4GB\n" in text and f"MANYHANDS_HOME={home}" in text
+    assert " -P -m manyhands.cli up tales --memory 4GB\n" in text and f"MANYHANDS_HOME={home}" in text
     assert "TimeoutStopSec=320" in text
     for words in ("daemon-reload", "enable manyhands.service", "restart manyhands.service"):
         assert f"systemctl --user {words}\n" in systemctl.read_text()

@@ -1,5 +1,6 @@
 """Tokenizers and chat templates of unknown people where no gateway is: a process of its own bears what they cost."""
 
+import re
 import resource
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 from tokenizers import normalizers
 
+import manyhands
 from manyhands.errors import BadRequest
 from manyhands.origin.model import OriginModel
 from manyhands.testing.tiny import make_tiny
 from manyhands.text import apart, template
 from manyhands.text.apart import SMALL_TEMPLATE, bounded, read_templates
-from manyhands.text.prompt import find_template, is_template_read, learn_templates
+from manyhands.text.prompt import are_templates_read, find_template, learn_templates
 from manyhands.text.template import MAX_KEPT, MAX_NODES, RenderBudget, compile_template, find_variables, is_read
 from manyhands.text.tokenizer import load_tokenizer
 from tests.hostile.test_false_models import bloating, hostile, slow
@@ -47,10 +49,12 @@ for prompt in ("a" * 8000, [{{"role": "user", "content": "a" * 8000}}]):
         print(len(model.encode(prompt)))
     except BadRequest as error:
         print("refused:", error)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    said = done.stdout.splitlines()
+    *said, peak = done.stdout.splitlines()
+    assert int(peak) < apart.MEMORY_BYTES + (256 << 20), "beside what it maps"
     assert len(said) == 2 and all(
         line.startswith("refused: this model's tokenizer cannot read the text (") for line in said
     )
@@ -129,12 +133,70 @@ def test_a_gateway_compiles_no_template_while_it_prepares(tmp_path: Path) -> Non
     speaker = Speaker("m", tokenizer, 1024, 264, 8, "bf16", None, None, {}, has_levels=False)
     desk = PreparationDesk({"m": speaker}, 1, None, lambda _: None, is_inline=True)
     said = Conversation([{"role": "user", "content": "x"}])
-    assert not is_template_read(tokenizer, has_tools=False)
+    assert not are_templates_read(tokenizer)
     with pytest.raises(NeedsProcess):
         render(said, speaker, desk)
     learn_templates(tokenizer)
     assert render(said, speaker, desk)
     assert find_template(tokenizer, has_tools=False) is find_template(tokenizer, has_tools=True)
+
+
+def test_a_gateway_runs_no_template_of_which_no_budget_holds_the_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """{{ "x" | center(900000000) }} took 900 MB of the process that serves as soon as its model was offered."""
+    monkeypatch.setattr(template.ChatTemplate, "render", lambda *_: pytest.fail("run here"))
+    tokenizer = load_tokenizer(make_tiny("llama", tmp_path / "tiny", layers=1))
+    tokenizer.chat_template = "{{ messages }}{{ 'x' | center(900000000) }}"
+    learn_templates(tokenizer)
+    assert are_templates_read(tokenizer) and not find_template(tokenizer, has_tools=False).is_simple
+
+
+def test_all_of_the_templates_are_kept_or_the_request_goes_to_a_process(tmp_path: Path) -> None:
+    """What a render looks up in all of them (variables) would compile the other one on the event loop."""
+    tokenizer = load_tokenizer(make_tiny("llama", tmp_path / "tiny", layers=1))
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    learn_templates(tokenizer)
+    assert are_templates_read(tokenizer)
+    del template._kept["{{ tools }}"]
+    assert not are_templates_read(tokenizer)
+
+
+def test_a_process_runs_nothing_out_of_the_folder_that_it_is_started_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`cd MODEL; manyhands chat .` would have run MODEL/pickle.py."""
+    (tmp_path / "pickle.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    read_templates([LARGE])
+    assert compile_template(LARGE).variables == {"a"}
+    assert not Path("ran").exists()
+
+
+def test_no_process_of_ours_looks_for_modules_where_it_is_started() -> None:
+    """Without -P, `python -m` does so first."""
+    source = "".join(path.read_text() for path in Path(manyhands.__file__).parent.rglob("*.py"))
+    calls = re.findall(r"sys\.executable\b(,\s*\"-P\",\s*\"-m\")?", source)
+    assert len(calls) > 5 and all(calls), calls
+
+
+def test_ctrl_c_ends_no_process_that_compiles() -> None:
+    """It stops an answer of `chat`, and goes to all processes of the terminal: the template was then refused for good."""
+    code = f"""
+import os, signal, sys
+from manyhands.text import apart
+from manyhands.text.template import compile_template
+signal.signal(signal.SIGINT, lambda *_: None)
+plain = apart.subprocess.Popen.communicate
+def communicate(*args, **more):
+    os.killpg(0, signal.SIGINT)
+    return plain(*args, **more)
+apart.subprocess.Popen.communicate = communicate
+apart.read_templates([{LARGE!r}])
+print(sorted(compile_template({LARGE!r}).variables))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True)
+    assert done.stdout == "['a']\n", done.stderr[-2000:]
 
 
 def test_templates_that_are_not_used_are_not_read(tmp_path: Path) -> None:

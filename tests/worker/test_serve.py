@@ -437,6 +437,22 @@ def test_a_hop_with_a_rollback_in_hand_does_not_claim_more(folder: Path) -> None
     play(folder, scenario)
 
 
+def test_rows_that_came_again_are_told_of_once(folder: Path) -> None:
+    """Two faults for one reason may be counted as two."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(9))
+        await computed(one, 1, 1)
+        one.step(1, 0, hidden(9))
+        for _ in range(2):
+            one.host.follow(Probe(session_id(1), 1), ORIGIN)
+        assert [(fault.code, fault.blame) for fault in one.faults()] == [("protocol_error", 0)]
+        assert len(one.origin.of(Progress)) == 2
+
+    play(folder, scenario)
+
+
 def test_a_hop_whose_steps_were_retracted_has_nothing_left_to_compute(folder: Path) -> None:
     """Else a probe would find it busy, and the origin blame it for a step that has not come to it."""
 

@@ -91,7 +91,7 @@ def benchmark(
 
 def _ladder(as_json: bool) -> None:
     """A star, a ring and every way of drafting over six emulated hops, in a process of its own."""
-    command = [sys.executable, "-m", "manyhands.testing.ladder", *(["--json"] if as_json else [])]
+    command = [sys.executable, "-P", "-m", "manyhands.testing.ladder", *(["--json"] if as_json else [])]
     with doing("emulating six hops, 22 to 75 ms apart: some two minutes"):
         found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     typer.echo(found.stdout, nl=False)

@@ -42,7 +42,7 @@ def install(
     """Write a systemd unit that runs `manyhands up MODEL` or `manyhands join`, and start it now and at every login."""
     is_printed = is_printed or PRINT in (command or ())  # behind the command too, which has no such option
     words = _checked([word for word in command or () if word != PRINT] or ["join"])
-    line = [sys.executable, "-m", "manyhands.cli", *words]
+    line = [sys.executable, "-P", "-m", "manyhands.cli", *words]
     text = unit_text(line, this_folder(), _environment(os.environ), options.settings().worker.drain_s)
     if is_printed:
         typer.echo(text, nl=False)

@@ -4,7 +4,8 @@
                                                                             with the interpreter's lock held
     text ─ bounded(tokenizer).encode ─► ids                                 where its tokenizer is not plain: it may make a
                                                                             letter a megabyte, or take a minute
-The process ends with its answer, at a limit of memory, or after DEADLINE_S of CPU time. Blocking: call it from a thread.
+The process ends with its answer, at a limit of memory, or after DEADLINE_S of CPU time. It imports nothing from the folder in
+which it is started (-P), which may be a model's. Blocking: call it from a thread.
 """
 
 import json
@@ -101,16 +102,20 @@ def _encoded(job: Mapping[str, Any]) -> bytes:
 def _ask(job: Mapping[str, Any]) -> bytes | None:
     """The answer of a process; None if it has ended without one."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "manyhands.text.apart", str(DEADLINE_S)]
+    command = [sys.executable, "-P", "-m", "manyhands.text.apart", str(DEADLINE_S)]
     done = subprocess.run(
-        command, input=pickle.dumps(job), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        command,
+        input=pickle.dumps(job),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        process_group=0,  # Ctrl-C is for its parent, which may go on
     )
     return done.stdout if done.returncode == 0 else None
 
 
 def main(deadline_s: float) -> None:
     """Answer the job on stdin: from parent to child only, which trusts it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     job = pickle.load(sys.stdin.buffer)
     limit_memory()
     signal.setitimer(signal.ITIMER_PROF, deadline_s)

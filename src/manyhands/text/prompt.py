@@ -11,6 +11,7 @@ from manyhands.errors import BadRequest
 from manyhands.text.apart import read_templates
 from manyhands.text.dialects import Dialect, find_dialect
 from manyhands.text.history import as_taught, with_calls, with_turn
+from manyhands.text.reasoning import sources_of
 from manyhands.text.template import MAX_KEPT, ChatTemplate, RenderBudget, compile_template, is_read
 
 # Stands behind the words that an answer goes on from: where they end cannot be told by themselves, as "<" and "end" stand in
@@ -144,23 +145,23 @@ def find_template(tokenizer: Tokenizer, *, has_tools: bool) -> ChatTemplate:
     return compile_template(source)
 
 
-def is_template_read(tokenizer: Tokenizer, *, has_tools: bool) -> bool:
-    """Whether `find_template` compiles nothing."""
-    source = _source(tokenizer, has_tools=has_tools)
-    return not source or is_read(source)
+def are_templates_read(tokenizer: Tokenizer) -> bool:
+    """Whether `render_text` compiles nothing."""
+    return all(map(is_read, sources_of(tokenizer)))
 
 
 def learn_templates(tokenizer: Tokenizer) -> None:
     """Compile the templates of a tokenizer, and see how they take conversations, before `render_text` runs on an event loop.
 
-    Blocking: half a second where they are large. What is wrong with one, `find_template` says.
+    Those that are not simple are not run: no budget holds what that costs. Blocking: half a second where they are large. What
+    is wrong with one, `find_template` says.
     """
-    stated = tokenizer.chat_template or ""
-    read_templates([stated] if isinstance(stated, str) else map(str, stated.values()))
+    read_templates(sources_of(tokenizer))
     for has_tools in (False, True):
         with suppress(BadRequest):
             template, named = find_template(tokenizer, has_tools=has_tools), tuple(tokenizer.special_tokens_map.items())
-            _unheard(template, named, find_dialect(tokenizer), has_tools)
+            if template.is_simple:
+                _unheard(template, named, find_dialect(tokenizer), has_tools)
 
 
 def _source(tokenizer: Tokenizer, *, has_tools: bool) -> str:

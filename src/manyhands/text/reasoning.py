@@ -61,15 +61,18 @@ def _first_mark(opens: str) -> str:
 
 def template_of(tokenizer: Any) -> str:
     """The chat template, all of them where there are several; "" if there is none."""
-    template = tokenizer.chat_template or ""
-    return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+    return "\n".join(sources_of(tokenizer))
+
+
+def sources_of(tokenizer: Any) -> list[str]:
+    """Its chat templates; none if there is none."""
+    template = tokenizer.chat_template or {}
+    return [template] if isinstance(template, str) else list(map(str, template.values()))
 
 
 def variables_of(tokenizer: Any) -> frozenset[str]:
     """The variables that its chat templates take."""
-    template = tokenizer.chat_template or ""
-    sources = [template] if isinstance(template, str) else map(str, template.values())
-    return frozenset[str]().union(*map(find_variables, sources))
+    return frozenset[str]().union(*map(find_variables, sources_of(tokenizer)))
 
 
 class ThoughtReader:

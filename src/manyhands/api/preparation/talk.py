@@ -13,7 +13,7 @@ from manyhands.core import MAX_TOKENS, SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.text.channels_grammar import channels_grammar
 from manyhands.text.grammar import answer_grammar, behind_thought, calls_grammar, json_grammar, strict_grammar
-from manyhands.text.prompt import encode_prompt, find_template, is_template_read, render_text
+from manyhands.text.prompt import are_templates_read, encode_prompt, find_template, render_text
 from manyhands.text.received import ReceivedText, read_received
 from manyhands.text.template import RenderBudget, TooCostly
 
@@ -85,10 +85,9 @@ def render(said: Conversation, speaker: Speaker, desk: PreparationDesk) -> tuple
     variables = {**_effort_variables(speaker, said.effort), **_own_variables(speaker, said.variables)}
     budget = RenderBudget()
     if desk.is_inline and speaker.tokenizer.chat_template:
-        has_tools = bool(tools)
-        if not is_template_read(speaker.tokenizer, has_tools=has_tools):
+        if not are_templates_read(speaker.tokenizer):
             raise NeedsProcess
-        if not find_template(speaker.tokenizer, has_tools=has_tools).is_simple:
+        if not find_template(speaker.tokenizer, has_tools=bool(tools)).is_simple:
             raise NeedsProcess
         budget = RenderBudget(passes=4096, seconds=0.005, size=1 << 17)
     begun = said.messages[-1]["content"] if said.is_continued else ""
