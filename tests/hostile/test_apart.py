@@ -168,6 +168,7 @@ def test_a_process_runs_nothing_out_of_the_folder_that_it_is_started_in(
     """`cd MODEL; manyhands chat .` would have run MODEL/pickle.py."""
     (tmp_path / "pickle.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(manyhands.__file__).parents[1]))  # not "."
     read_templates([LARGE])
     assert compile_template(LARGE).variables == {"a"}
     assert not Path("ran").exists()

@@ -100,8 +100,8 @@ def another_guess(step: Step, begins: bool, before: Step) -> list[Step]:
 
 
 def rows_more(step: Step, begins: bool, before: Step) -> list[Step]:
-    """Behind the step another, of rows that the origin did not send."""
-    return [step, step._replace(position=step.position + step.count)]
+    """Behind the step others, the last of them of rows that the origin has not sent by then, however fast it is."""
+    return [step._replace(position=step.position + step.count * i) for i in range(9)]
 
 
 def repeated(step: Step, begins: bool, before: Step) -> list[Step]:
