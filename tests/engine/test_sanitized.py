@@ -1,6 +1,5 @@
 """The engine under AddressSanitizer and UndefinedBehaviourSanitizer, over random plans, shapes and steps."""
 
-import platform
 import shutil
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path) -> None:
     done = run_sanitized(build(tmp_path, sanitized=BEST), 7, SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
     assert int(done.stdout.split(" plans, ")[1].split()[0]) >= LEAST
-    if platform.machine() == "x86_64":  # its tiles emulated, if need be: the same digests and bits
+    if "avx512" in library.supported():  # tiles emulated in its lanes, if need be: the same digests and bits
         assert "amx" in done.stdout
 
 
