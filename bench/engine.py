@@ -61,18 +61,19 @@ class Weights:
 
 
 class Reader:
-    """Reads memory with so many threads: what one row can reach at best."""
+    """Reads memory with so many threads: what one row can reach at best. By a product of a vector with itself, which reads 1.3
+    times as fast as `max` does on Zen 5: the fastest of numpy's and torch's that were tried."""
 
     def __init__(self, threads: int) -> None:
-        memory = Memory().array(READ, np.uint8)
+        memory = Memory().array(READ // 4, np.float32)
         memory[:] = 1
         self._parts, self._pool = np.array_split(memory, threads), ThreadPoolExecutor(threads)
 
     def __call__(self) -> None:
         if len(self._parts) == 1:
-            self._parts[0].max()
+            np.dot(self._parts[0], self._parts[0])
         else:
-            list(self._pool.map(np.max, self._parts))
+            list(self._pool.map(np.dot, self._parts, self._parts))
 
 
 class Arms:

@@ -36,8 +36,8 @@ INLINE V odd_of(int64_t type, const char *at)
 
 /* sums[r] += the chain of x's row r with a panel, over `depth` steps, of SCALED each times its scales; count is a constant wherever this is
  * inlined. Registers hold the even and odd sums of BOTH_ROWS rows and one row of weights; of more rows, all even numbers of a step come
- * before its odd ones. is_far: see mh_fetches_far. */
-INLINE void chain(int64_t type, int count, int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
+ * before its odd ones. */
+INLINE void chain(int64_t type, int count, Fetch how, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
                   float *sums, int64_t sum_step)
 {
     const int64_t pair = 2 * SIDE * size_of_type(type);
@@ -55,7 +55,7 @@ INLINE void chain(int64_t type, int count, int is_far, const float *x, int64_t r
             for (int i = 0; i < SIDE; i++) {
                 const char *at = panel + i * pair;
                 if (pass == 0)
-                    fetch_weights(is_far, at);
+                    fetch_weights(how, at);
 #pragma GCC unroll 2
                 for (int half = pass; half < pass + halves; half++) {
                     V w = half ? odd_of(type, at) : even_of(type, at);
@@ -80,16 +80,19 @@ INLINE void chain(int64_t type, int count, int is_far, const float *x, int64_t r
 /* `chain` for each type and number of rows: functions of their own, or variables of all of them would fill the registers of each. Those of
  * attention, `near`, know that nothing is fetched far and where rows lie: a tenth fewer cycles with what L1 holds. With weights from
  * memory, 4 rows were slower so. */
-typedef void Chain(int is_far, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
-#define EACH_CHAIN(name, type, n, is_far, row_step)                                                                                        \
-    static __attribute__((noinline)) void name##_##type##_##n(int far, const float *x, int64_t apart, int64_t step_step,                   \
+typedef void Chain(int is_amd, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
+#define EACH_CHAIN(name, type, n, on_amd, row_step)                                                                                        \
+    static __attribute__((noinline)) void name##_##type##_##n(int is_amd, const float *x, int64_t apart, int64_t step_step,                \
                                                               const char *panel, int64_t depth, float *sums, int64_t sum_step)             \
     {                                                                                                                                      \
-        (void)far, (void)apart;                                                                                                            \
-        chain(type, n, is_far, x, row_step, step_step, panel, depth, sums, sum_step);                                                      \
+        (void)apart;                                                                                                                       \
+        if (is_amd && (on_amd) != SOON)                                                                                                      \
+            chain(type, n, on_amd, x, row_step, step_step, panel, depth, sums, sum_step);                                                  \
+        else                                                                                                                               \
+            chain(type, n, SOON, x, row_step, step_step, panel, depth, sums, sum_step);                                                    \
     }
-#define CHAIN(type, n) EACH_CHAIN(chain, type, n, n > 2 && far, apart)
-#define NEAR_CHAIN(type, n) EACH_CHAIN(near, type, n, 0, DEPTH)
+#define CHAIN(type, n) EACH_CHAIN(chain, type, n, n > 2 ? FAR : ONCE, apart)
+#define NEAR_CHAIN(type, n) EACH_CHAIN(near, type, n, SOON, DEPTH)
 #if LANES_ROWS == 2
 #define COUNTS(name, type) name(type, 1) name(type, 2)
 #elif LANES_ROWS == 3
@@ -123,9 +126,9 @@ static Chains ATTENTION[] = {{COUNTS(NEAR, SCALED)}, {COUNTS(NEAR, CODES)}, {COU
 enum { TURN_ROWS = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain where they take turns */
 
 /* sums[r * sum_step] += chains of `count` rows (any number), DEPTH apart, with a panel. More than registers have sums for take turns, about as many
- * in each, and go through some steps of K before the next. all: the chains of the panel's type. is_far: see mh_fetches_far; other panels lie
- * behind this one. */
-static void chains(int64_t type, Chains all, int64_t count, int is_far, const float *x, int64_t step_step, const char *panel, int64_t depth,
+ * in each, and go through some steps of K before the next. all: the chains of the panel's type. Other panels lie behind this
+ * one. */
+static void chains(int64_t type, Chains all, int64_t count, int is_amd, const float *x, int64_t step_step, const char *panel, int64_t depth,
                    float *sums, int64_t sum_step)
 {
     int64_t bytes = step_bytes(type), steps = count > LANES_ROWS ? TURN_BYTES / bytes : depth;
@@ -134,7 +137,7 @@ static void chains(int64_t type, Chains all, int64_t count, int is_far, const fl
             int64_t left = count - row;
             rows = left <= LANES_ROWS ? left : ceil_div(left, ceil_div(left, TURN_ROWS));
             rows += left > rows && rows == BOTH_ROWS + 1; /* AVX2: sums of four rows wait for each other, those of five and three do not */
-            all[rows - 1](is_far, x + row * DEPTH + step * step_step, DEPTH, step_step, panel + step * bytes, at_most(depth - step, steps),
+            all[rows - 1](is_amd, x + row * DEPTH + step * step_step, DEPTH, step_step, panel + step * bytes, at_most(depth - step, steps),
                           sums + row * sum_step, sum_step);
         }
 }
@@ -324,7 +327,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         else if (source->form == GROUPED)
             group_chains(matrix->type, HAS_DOT, source, (const uint8_t *)packed, sums);
         else
-            chains(matrix->type, PRODUCT[matrix->type], source->count, mh_fetches_far, source->rows, source->step_step, packed, depth, sums, SIDE);
+            chains(matrix->type, PRODUCT[matrix->type], source->count, mh_is_amd, source->rows, source->step_step, packed, depth, sums, SIDE);
         finish(matrix, panel, panels, source->count, sums, out, stride);
     }
 #ifdef TILES

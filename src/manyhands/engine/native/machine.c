@@ -104,11 +104,10 @@ EXPORT int mh_supports(int64_t target)
 }
 
 /* Set when the library is loaded. */
-int mh_has_dot, mh_has_avx_dot;
-int mh_fetches_far; /* seen on AMD Zen 4: 3 to 12 rows are up to 1.3 times as fast, small weights up to 1.4; one row of bf16 0.8 times. Others were not tried */
+int mh_has_dot, mh_has_avx_dot, mh_is_amd;
 __attribute__((constructor)) static void find_kind(void)
 {
     mh_has_dot = has_dot();
     mh_has_avx_dot = has_avx_dot();
-    mh_fetches_far = is_amd();
+    mh_is_amd = is_amd();
 }

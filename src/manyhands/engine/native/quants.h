@@ -689,7 +689,7 @@ INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
 }
 
 enum { LEAST_AHEAD = 8192, MOST_AHEAD = 131072 }; /* bytes: what is fetched so far ahead stays in L2 */
-/* Fetches, of a panel and those behind it, what comes a while after a step, as many bytes as a step has. is_far (see mh_fetches_far): into L2 a
+/* Fetches, of a panel and those behind it, what comes a while after a step, as many bytes as a step has. is_far (on AMD): into L2 a
  * whole panel later, so that also the factors, which lie behind all codes of a panel, are there for its first step; and, for few rows, into L1
  * what comes soon. */
 INLINE void fetch_step(int64_t type, int is_far, int is_few, const uint8_t *panel, int64_t depth, int64_t step)
@@ -708,7 +708,7 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
                         int64_t depth, int64_t first, int64_t end, float *sums)
 {
     const char *rows = (const char *)x;
-    const int is_far = mh_fetches_far;
+    const int is_far = mh_is_amd;
     const V columns = type == W4H ? load(column_scales_at(panel, depth)) : set(0);
     for (int64_t step = first; step < end; step++, rows += step_step * 4) {
         fetch_step(type, is_far, count <= MOST_TOGETHER / 2, panel, depth, step);
