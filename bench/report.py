@@ -29,7 +29,7 @@ BY_BACK_END = (
     "split",
     "states",
     "step",
-)  # scripts that measure the engine: a file for each back end
+)  # scripts that measure the engine: a file for each back end and family of CPUs
 
 
 def spread(samples: Sequence[float], digits: int = 2) -> dict[str, float]:
@@ -99,10 +99,23 @@ def _back_end() -> str:
 
 
 def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return _cpu_info().get("model name") or platform.processor()
+
+
+def cpu_family() -> str:
+    """The CPU's vendor and family ("amd25" is Zen 3 and Zen 4, "amd26" Zen 5); elsewhere than on x86 the architecture."""
+    info = _cpu_info()
+    vendors = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
+    vendor = info.get("vendor_id", "")
+    return f"{vendors.get(vendor, vendor)}{info['cpu family']}" if "cpu family" in info else platform.machine()
+
+
+def _cpu_info() -> dict[str, str]:
+    """What /proc/cpuinfo says of the first core; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    first = path.read_text().partition("\n\n")[0] if path.exists() else ""
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def finish(script: str, figures: Mapping[str, Any], target: Mapping[str, Any], holds: Mapping[str, bool]) -> int:
@@ -118,7 +131,7 @@ def finish(script: str, figures: Mapping[str, Any], target: Mapping[str, Any], h
 
 def _name(script: str, figures: Mapping[str, Any]) -> str:
     """One file for each thing measured, so that --shape 1.1b does not overwrite 0.5b, nor a quick run a full one, nor one back
-    end's figures another's."""
+    end's or family of CPUs' figures another's."""
     shape = [
         sys.argv[i + 1]
         for i, a in enumerate(sys.argv[:-1])
@@ -131,6 +144,6 @@ def _name(script: str, figures: Mapping[str, Any]) -> str:
             script,
             *shape,
             *(flag[2:] for flag in ("--standby", "--quick", "--live", "--outliers", "--busy") if flag in sys.argv),
-            *((_back_end(),) if script in BY_BACK_END else ()),
+            *((_back_end(), cpu_family()) if script in BY_BACK_END else ()),
         ]
     )

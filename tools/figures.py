@@ -12,7 +12,7 @@ that was missed is shown too.
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -412,9 +412,11 @@ def filled(text: str, found: Mapping[str, Any]) -> str:
     return re.sub(r"\{([^}]+)\}", lambda match: told(look_up(found, match[1])), text)
 
 
-def files_of(row: Row) -> list[str]:
-    """The names of its files: its own, and with each back end's behind it."""
-    return [row.file, *(f"{row.file}-{name}" for name in PREFERENCE)]
+def files_of(row: Row, found: Iterable[str]) -> list[str]:
+    """Of the names `found` those of its files: its own, and with a back end's and a family of CPUs' behind it."""
+    behind = [re.compile(rf"{re.escape(row.file)}-{name}-[a-z]+[0-9]*") for name in PREFERENCE]
+    files = [file for pattern in behind for file in sorted(found) if pattern.fullmatch(file)]
+    return [row.file, *files] if row.file in found else files
 
 
 def line(row: Row, file: str, found: Mapping[str, Any]) -> str:
@@ -428,9 +430,9 @@ def line(row: Row, file: str, found: Mapping[str, Any]) -> str:
 def table(*, in_readme: bool) -> str:
     """The whole table, or README's part of it."""
     found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-    if missing := sorted(found.keys() - {file for row in ROWS for file in files_of(row)}):
+    if missing := sorted(found.keys() - {file for row in ROWS for file in files_of(row, found)}):
         raise SystemExit(f"bench/results has files without a row in tools/figures.py: {', '.join(missing)}")
-    rows = [(row, file) for row in ROWS for file in files_of(row) if file in found and (row.in_readme or not in_readme)]
+    rows = [(row, file) for row in ROWS for file in files_of(row, found) if row.in_readme or not in_readme]
     head = ["| question | measured | target | held | when, CPU | file |", "|---|---|---|---|---|---|"]
     return "\n".join(head + [line(row, file, found[file]) for row, file in rows])
 

@@ -12,7 +12,7 @@ from manyhands.core import SpanLoad
 from manyhands.errors import BadRequest
 
 # What a hop adds to a step beyond its layers: framing, TLS, two wake-ups of an event loop, two of a thread. 0.92 ms in the
-# median of 9 runs on loopback (hop_ms in bench/results/hop-avx2.json).
+# median of 9 runs on loopback (hop_ms in bench/results/hop-avx2-amd25.json).
 HOP_OVERHEAD_S = 0.0009
 
 

@@ -33,7 +33,7 @@ __all__ = [
 Kind = tuple[ModelId, Precision]
 
 # Routes within this share of the cheapest are equals, among which requests are spread. Less than what a step differs from
-# the next on a shared machine (bench/results/step-0.5b-avx2.json), more than the error of a learnt average.
+# the next on a shared machine (bench/results/step-0.5b-avx2-amd25.json), more than the error of a learnt average.
 NEAR = 0.05
 # A route whose nodes compute equal bits may cost this much more than one that mixes arithmetic classes (exactness.md).
 CLASS_WORTH = 0.10
