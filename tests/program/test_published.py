@@ -14,10 +14,12 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program
+from manyhands.program.fields import MOST_EXPERTS
 from manyhands.program.ops import Attention, Experts, Program, Rope, Rotary
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import NAMED_ANEW
 from manyhands.testing.tiny import _config as make
+from tests.engine.conftest import NATIVE
 
 # Fields of published configs that transformers does not read, as they stand there: they say what is computed anyway.
 SPOKEN: dict[str, dict[str, Any]] = {
@@ -533,3 +535,26 @@ def test_a_switch_that_is_null_is_off_as_in_transformers(family: str, field: str
     config.pop("time_step_limit", None)  # has an infinity in a form that transformers reads from files alone
     assert CONFIG_MAPPING[NAMED_ANEW.get(family, family)](**config).to_dict()[field] is None
     assert build_program(config) == build_program({**config, field: False})
+
+
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+def test_a_layer_with_more_experts_than_the_engine_takes_is_refused() -> None:
+    """Before any of its weights is read: the engine would refuse the whole plan."""
+    seen = set()
+    for family in sorted(FAMILIES):
+        config = tiny(family)
+        inner = config.get("text_config") or config
+        for field in EXPERT_COUNTS:
+            if inner.get(field):
+                inner[field] = MOST_EXPERTS + 1
+                seen.add(family)
+        if family in seen:
+            with pytest.raises(ModelError, match=rf"experts.*{MOST_EXPERTS + 1}.*{MOST_EXPERTS}"):
+                build_program(config)
+    assert len(seen) > 30
+
+
+def test_the_engine_takes_as_many_experts_as_recipes_do() -> None:
+    assert f"enum {{ MOST_EXPERTS = {MOST_EXPERTS} }};" in (NATIVE / "kernels.h").read_text()

@@ -55,6 +55,7 @@ ACTIVATIONS: Final = {
     "relu2": "relu2",
 }
 MOST: Final = 1 << 24  # of any count: larger ones are nonsense, or a trap
+MOST_EXPERTS: Final = 1024  # of a layer, as kernels.h has it: 512 are the most that a published model has
 LARGEST: Final = 1e15  # of any other number
 SMALLEST: Final = 1e-30  # of any positive one
 

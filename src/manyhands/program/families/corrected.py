@@ -23,7 +23,7 @@ from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import listed_sparse, top_k
 from manyhands.program.families.shared import ExpertBlocks, grouped_route, with_blocks
 from manyhands.program.families.wrapped import exaone_styles
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import Add, ExpertRouting, Program, Term
 from manyhands.program.rope import RopeReader
 
@@ -53,7 +53,7 @@ def hy_v3(f: Fields) -> Program:
 
 def _hy_blocks(f: Fields, layers: int) -> ExpertBlocks:
     f.assume(moe_intermediate_size=1536)
-    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 192, high=4096)
+    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 192, high=MOST_EXPERTS)
     f.only("num_experts", count)
     scale = f.number("router_scaling_factor", 2.826)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "sigmoid", normalise=True, scale=scale)
@@ -120,7 +120,7 @@ def _af_blocks(f: Fields, s: Sizes) -> ExpertBlocks:
     """Sigmoids in one group; what published configs say besides must be what is computed."""
     f.assume(moe_intermediate_size=1408, num_shared_experts=2)
     dense, scale = f.count("num_dense_layers", 1, low=0), f.number("route_scale", 1.0)
-    count = f.count("num_experts", 64, high=4096)
+    count = f.count("num_experts", 64, high=MOST_EXPERTS)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 6), "sigmoid", normalise=True, scale=scale)
     for name in ("n_group", "num_expert_groups", "num_limited_groups", "topk_group"):
         f.only(name, 1)

@@ -22,7 +22,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.llama import granite_ends
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     EXPERT,
     Activation,
@@ -58,7 +58,7 @@ def mixtral(f: Fields) -> Program:
     """Experts in every layer."""
     s, act = Sizes.read(f), f.activation()
     norm = NormStyle("rms", f.number("rms_norm_eps", 1e-5))
-    count = f.count("num_local_experts", 8, high=4096)
+    count = f.count("num_local_experts", 8, high=MOST_EXPERTS)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
     pairs, window = f.stored("interleaved_rope"), f.optional_count("sliding_window")
     style = AttentionStyle(head_scale(s.head), pairs=pairs, window=window)
@@ -114,7 +114,7 @@ def beside_gated(n: TensorNames, s: Sizes, route: ExpertRouting, inner: int, sha
 def qwen2_moe(f: Fields) -> Program:
     """Experts in some layers, beside one that every row takes, with a gate of its own."""
     s, act = Sizes.read(f), f.activation()
-    count, inner = f.count("num_experts", 60, high=4096), f.count("moe_intermediate_size", 1408, high=1 << 20)
+    count, inner = f.count("num_experts", 60, high=MOST_EXPERTS), f.count("moe_intermediate_size", 1408, high=1 << 20)
     shared = f.count("shared_expert_intermediate_size", 5632, high=1 << 20)
     normalise, bias = f.flag("norm_topk_prob"), f.flag("qkv_bias", True)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", normalise)
@@ -142,7 +142,7 @@ def qwen2_moe(f: Fields) -> Program:
 def qwen3_moe(f: Fields) -> Program:
     """Experts in some layers; norms of heads."""
     s, act, bias = Sizes.read(f), f.activation(), f.flag("attention_bias")
-    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 128, high=4096)
+    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 128, high=MOST_EXPERTS)
     f.only("num_experts", count)
     f.only("qkv_bias", False)  # these three are in the configs of Qwen3-Coder
     f.only("shared_expert_intermediate_size", 0)
@@ -167,7 +167,7 @@ def olmoe(f: Fields) -> Program:
     """Norms over all heads of q and of k at once."""
     s, act, bias = Sizes.read(f, kv=False, free_head=False), f.activation(), f.flag("attention_bias")
     f.only("clip_qkv", None)
-    count, normalise = f.count("num_experts", 64, high=4096), f.flag("norm_topk_prob")
+    count, normalise = f.count("num_experts", 64, high=MOST_EXPERTS), f.flag("norm_topk_prob")
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f)
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, wide_norm=True)
@@ -182,7 +182,7 @@ def olmoe(f: Fields) -> Program:
 def minimax_m2(f: Fields) -> Program:
     """Norms as in olmoe; a part of a head turns; sigmoids choose, with a correction."""
     s, act = Sizes.read(f, head=128), f.activation()
-    count = f.count("num_local_experts", 256, high=4096)
+    count = f.count("num_local_experts", 256, high=MOST_EXPERTS)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "sigmoid", normalise=True)
     norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6))
     style = AttentionStyle(head_scale(s.head), head_norm=norm, wide_norm=True)
@@ -216,7 +216,7 @@ def _minimax_as_trained(f: Fields) -> None:
 def granitemoe(f: Fields) -> Program:
     """granite's four multipliers; experts are stacked, gates above ups."""
     s, act, bias = Sizes.read(f, kv=False), f.activation(), f.flag("attention_bias")
-    count = f.count("num_local_experts", 8, high=4096)
+    count = f.count("num_local_experts", 8, high=MOST_EXPERTS)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
     scale, ends = f.number("residual_multiplier", 1.0), granite_ends(f)
@@ -256,7 +256,7 @@ def gpt_oss(f: Fields) -> Program:
     s, bias = Sizes.read(f, head=64), f.flag("attention_bias", True)
     f.only("hidden_act", "silu")
     f.ignore("initial_context_length")  # a copy of rope_scaling.original_max_position_embeddings
-    count = f.count("num_local_experts", 128, high=4096)
+    count = f.count("num_local_experts", 128, high=MOST_EXPERTS)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", normalise=True)
     f.only("experts_per_token", route.top_k)
     limit, stacked = f.number("swiglu_limit", 7.0), _blocked if f.quantised("mxfp4") else _stacked

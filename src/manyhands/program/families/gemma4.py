@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames, attention, gated
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Activation,
     Add,
@@ -114,7 +114,7 @@ class _Mixture:
     @classmethod
     def read(cls, f: Fields, activation: Activation) -> "_Mixture":
         """Raises ModelError."""
-        count = f.count("num_experts", high=4096)
+        count = f.count("num_experts", high=MOST_EXPERTS)
         top_k, inner = f.count("top_k_experts", high=count), f.count("moe_intermediate_size", high=1 << 20)
         return cls(count, top_k, inner, activation)
 

@@ -23,7 +23,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import granite_experts, stacked_experts, top_k
 from manyhands.program.families.llama import granite_ends
-from manyhands.program.fields import LARGEST, Fields
+from manyhands.program.fields import LARGEST, MOST_EXPERTS, Fields
 from manyhands.program.ops import Activation, ExpertRouting, Program, Rope
 from manyhands.program.rope import RopeReader
 
@@ -68,7 +68,7 @@ def _renamed(n: TensorNames, s: Sizes, route: ExpertRouting, act: Activation) ->
 
 def _with_experts(f: Fields, s: Sizes, routed: Routed) -> Block:
     """Experts, perhaps beside a block that every row takes."""
-    act, count = f.activation(), f.count("num_local_experts", 8, high=4096)
+    act, count = f.activation(), f.count("num_local_experts", 8, high=MOST_EXPERTS)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
     shared = f.count("shared_intermediate_size", 0, low=0, high=1 << 20)
 

@@ -19,7 +19,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.shared import ExpertBlocks, from_layer, grouped_route
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     ExpertRouting,
     Index,
@@ -232,7 +232,7 @@ def deepseek_v2(f: Fields) -> Program:
     f.only("scoring_func", "softmax")
     f.only("norm_topk_prob", False)
     f.ignore("n_group", "topk_group")  # of the other method
-    s, count, scale = sizes(f), f.count("n_routed_experts", high=4096), f.number("routed_scaling_factor", 1.0)
+    s, count, scale = sizes(f), f.count("n_routed_experts", high=MOST_EXPERTS), f.number("routed_scaling_factor", 1.0)
     route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise=False, scale=scale)
     return with_latents(f, s, ExpertBlocks.read(f, route, from_layer(f, s)), pairs=True)
 

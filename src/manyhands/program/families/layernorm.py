@@ -23,7 +23,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, listed_sparse
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import Activation, Add, ExpertRouting, Program, Term
 from manyhands.program.rope import RopeReader
 
@@ -279,7 +279,7 @@ def _either_norm(f: Fields) -> NormStyle:
 
 
 def _choice(f: Fields, s: Sizes) -> _Choice:
-    count, chosen = f.count("num_experts", 8, high=4096), f.raw("expert_selection_fn", "softmax")
+    count, chosen = f.count("num_experts", 8, high=MOST_EXPERTS), f.raw("expert_selection_fn", "softmax")
     if chosen not in ("softmax", "sigmoid"):
         raise f.refuse("expert_selection_fn", "only softmax or sigmoid is supported")
     normalise = f.flag("norm_topk_prob", True) or chosen == "softmax"

@@ -21,7 +21,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import beside_gated, sparse_layers, top_k
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Activation,
     Convolution,
@@ -219,7 +219,10 @@ def qwen3_5_moe_text(f: Fields) -> Program:
 
 
 def _beside(f: Fields, s: Sizes, act: Activation, normalise: bool, experts: int) -> Block:
-    count, inner = f.count("num_experts", experts, high=4096), f.count("moe_intermediate_size", 512, high=1 << 20)
+    count, inner = (
+        f.count("num_experts", experts, high=MOST_EXPERTS),
+        f.count("moe_intermediate_size", 512, high=1 << 20),
+    )
     shared = f.count("shared_expert_intermediate_size", 512, high=1 << 20)
     route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise)
 
@@ -260,7 +263,7 @@ def lfm2(f: Fields) -> Program:
 def lfm2_moe(f: Fields) -> Program:
     """The same with experts in all layers but the first ones, chosen by sigmoids with a correction."""
     s = _lfm2_sizes(f)
-    count, inner = f.count("num_experts", 32, high=4096), f.count("moe_intermediate_size", 1792, high=1 << 20)
+    count, inner = f.count("num_experts", 32, high=MOST_EXPERTS), f.count("moe_intermediate_size", 1792, high=1 << 20)
     dense, correction = f.count("num_dense_layers", 2, low=0), f.flag("use_expert_bias", True)
     normalise, scale = f.flag("norm_topk_prob", True), f.number("routed_scaling_factor", 1.0)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "sigmoid", normalise, scale, epsilon=1e-6)

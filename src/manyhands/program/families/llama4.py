@@ -20,7 +20,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, top_k
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Activation,
     Attention,
@@ -115,7 +115,7 @@ def _sparse(f: Fields, layers: int) -> Collection[int]:
 def _route(f: Fields, sparse: Collection[int]) -> ExpertRouting:
     """Sigmoids, which are not normalised; a model without experts may say that it has none."""
     low = 1 if sparse else 0
-    count = f.count("num_local_experts", 16, low=low, high=4096)
+    count = f.count("num_local_experts", 16, low=low, high=MOST_EXPERTS)
     chosen = top_k(f, count, 1) if count else f.count("num_experts_per_tok", 1, low=0)
     return ExpertRouting("r", "routes", count, chosen, "sigmoid", normalise=False)
 

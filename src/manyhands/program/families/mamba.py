@@ -19,7 +19,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import granite_experts, top_k
 from manyhands.program.families.llama import granite_ends
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Activation,
     Convolution,
@@ -149,7 +149,7 @@ def granitemoehybrid(f: Fields) -> Program:
     has_mamba = not {"linear_attention", "mamba"}.isdisjoint(kinds)
     linear = MambaStyle.read(f, expanded_width(f, s), act, eps) if has_mamba else None
     f.ignore(*(() if has_mamba else _MAMBA))
-    count = f.count("num_local_experts", 8, low=0, high=4096)
+    count = f.count("num_local_experts", 8, low=0, high=MOST_EXPERTS)
     f.ignore(*(() if count else ("num_experts_per_tok",)))
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True) if count else None
 

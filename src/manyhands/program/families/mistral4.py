@@ -8,7 +8,7 @@ from manyhands.program.ends import with_query_scale
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.latent import LatentSizes, sizes, with_latents
 from manyhands.program.families.shared import ExpertBlocks, from_layer
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import ExpertRouting, Program, Rope
 from manyhands.program.rope import RopeReader
 
@@ -37,7 +37,7 @@ def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
     """A softmax over all experts, in one group."""
     f.only("n_group", 1)
     f.only("topk_group", 1)
-    count, normalise = f.count("n_routed_experts", high=4096), f.flag("norm_topk_prob", True)
+    count, normalise = f.count("n_routed_experts", high=MOST_EXPERTS), f.flag("norm_topk_prob", True)
     f.only("num_local_experts", count)
     scale = f.number("routed_scaling_factor")
     route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise, scale)

@@ -19,7 +19,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.mamba import NO_LIMIT, MambaStyle, mamba
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import EXPERT, Activation, Add, ExpertRouting, Experts, Gating, Product, Program
 from manyhands.program.rope import RopeReader
 
@@ -156,7 +156,7 @@ def _mamba(f: Fields, eps: float) -> MambaStyle:
 def _route(f: Fields) -> ExpertRouting:
     """Experts ranked by sigmoid and correction."""
     name = "num_local_experts" if f.has("num_local_experts") else "n_routed_experts"
-    count, groups = f.count(name, 8, high=4096), f.count("n_group", 1, high=4096)
+    count, groups = f.count(name, 8, high=MOST_EXPERTS), f.count("n_group", 1, high=4096)
     f.only("n_routed_experts", count)
     if count % groups or count // groups < 2:
         raise f.refuse("n_group", f"a divisor of the {count} experts that leaves two in a group is needed")

@@ -13,7 +13,7 @@ from manyhands.program.blocks import (
     router,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import ExpertRouting, Program
 from manyhands.program.rope import RopeReader
 
@@ -21,7 +21,7 @@ from manyhands.program.rope import RopeReader
 def phimoe(f: Fields) -> Program:
     """Tables of longrope have a factor of their own; the head may have a bias."""
     s, act, bias = Sizes.read(f, kv=False), f.activation(), f.flag("attention_bias")
-    count = f.count("num_local_experts", 16, low=2, high=4096)
+    count = f.count("num_local_experts", 16, low=2, high=MOST_EXPERTS)
     f.only("num_experts_per_tok", 2)
     noise = f.number("router_jitter_noise", 0.01, positive=False)
     if noise < 0.0:

@@ -23,7 +23,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, stacked_experts, top_k
 from manyhands.program.families.llama import hunyuan_attention
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import Activation, ExpertRouting, Experts, Program, Rope, Weight
 from manyhands.program.rope import RopeReader
 
@@ -32,7 +32,7 @@ def grouped_route(f: Fields, experts: str = "n_routed_experts") -> ExpertRouting
     """deepseek_v3's choice: sigmoids, groups, a correction of ranks. `experts` is the field that counts them."""
     f.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the method here
     f.only("topk_method", "noaux_tc")
-    count = f.count(experts, 256, high=4096)
+    count = f.count(experts, 256, high=MOST_EXPERTS)
     f.only("num_local_experts", count)
     groups = f.count("n_group", 8, high=count)
     if count % groups or count // groups < 2:
@@ -168,7 +168,7 @@ def mellum(f: Fields) -> Program:
 
 def _softmax_blocks(f: Fields, sparse: Sequence[bool]) -> ExpertBlocks:
     """Experts of mellum, with none beside them."""
-    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 64, high=4096)
+    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 64, high=MOST_EXPERTS)
     f.only("num_experts", count)
     chosen, inner = top_k(f, count, 8), f.count("moe_intermediate_size", 896, high=1 << 20)
     route = ExpertRouting("r", "routes", count, chosen, "softmax", f.flag("norm_topk_prob", True))
@@ -184,7 +184,10 @@ def _mixed(n: TensorNames, s: Sizes, norm: NormStyle, routed: Ops, shared: Ops) 
 def ernie4_5_moe(f: Fields) -> Program:
     """Pairs turn; experts in a run of layers, ranked by corrected softmax."""
     s, act = Sizes.read(f), f.activation()
-    count, inner = f.count("moe_num_experts", 64, high=4096), f.count("moe_intermediate_size", 1536, high=1 << 20)
+    count, inner = (
+        f.count("moe_num_experts", 64, high=MOST_EXPERTS),
+        f.count("moe_intermediate_size", 1536, high=1 << 20),
+    )
     shared = f.count("moe_num_shared_experts", 2, low=0, high=4096)
     step, first = f.count("moe_layer_interval", 1), f.count("moe_layer_start_index", 1, low=0)
     last = f.count("moe_layer_end_index", -1, low=-1)
@@ -223,7 +226,7 @@ def _ernie_as_trained(f: Fields) -> None:
 def hunyuan_v1_moe(f: Fields) -> Program:
     """hunyuan_v1_dense with experts, as wide as the block beside them, in every layer."""
     s, act = Sizes.read(f, kv=False), f.activation()
-    count = _same_in_all(f, "num_experts", s, 1, high=4096)
+    count = _same_in_all(f, "num_experts", s, 1, high=MOST_EXPERTS)
     chosen = _same_in_all(f, "moe_topk", s, 1, high=count)
     for name, needed in (("moe_intermediate_size", s.inner), ("num_shared_expert", 1)):
         _same_in_all(f, name, s, needed, low=needed, high=needed)

@@ -23,7 +23,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, top_k
-from manyhands.program.fields import Fields
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import ExpertRouting, Program, Rope
 from manyhands.program.rope import RopeReader
 
@@ -54,7 +54,7 @@ def flex_olmo(f: Fields) -> Program:
     """olmo2 with experts."""
     f.assume(rms_norm_eps=1e-6)
     s, act = Sizes.read(f, kv=False), f.activation()
-    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 7, high=4096)
+    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 7, high=MOST_EXPERTS)
     f.only("num_experts", count)
     normalise, rope = f.flag("norm_topk_prob"), RopeReader(f, theta=500000.0)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 5), "softmax", normalise)
