@@ -327,7 +327,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         else if (source->form == GROUPED)
             group_chains(matrix->type, HAS_DOT, source, (const uint8_t *)packed, sums);
         else
-            chains(matrix->type, PRODUCT[matrix->type], source->count, mh_is_amd, source->rows, source->step_step, packed, depth, sums, SIDE);
+            chains(matrix->type, PRODUCT[matrix->type], source->count, mh_amd, source->rows, source->step_step, packed, depth, sums, SIDE);
         finish(matrix, panel, panels, source->count, sums, out, stride);
     }
 #ifdef TILES

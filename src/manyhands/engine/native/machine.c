@@ -69,10 +69,12 @@ static int has_avx_dot(void)
     return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & AVX_VNNI;
 }
 
-static int is_amd(void)
+static int amd_family(void)
 {
     unsigned a, b, c, d;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || c != signature_AMD_ecx || d != signature_AMD_edx)
+        return 0;
+    return __get_cpuid(1, &a, &b, &c, &d) ? (int)((a >> 8 & 15) + (a >> 20 & 255)) : 0;
 }
 
 static int find(int64_t target)
@@ -86,7 +88,7 @@ static int find(int64_t target)
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
 
-static int is_amd(void) { return 0; }
+static int amd_family(void) { return 0; }
 static int has_avx_dot(void) { return 0; }
 static int has_dot(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 static int find(int64_t target) { return target == 0 || target == 3; }
@@ -104,10 +106,10 @@ EXPORT int mh_supports(int64_t target)
 }
 
 /* Set when the library is loaded. */
-int mh_has_dot, mh_has_avx_dot, mh_is_amd;
+int mh_has_dot, mh_has_avx_dot, mh_amd;
 __attribute__((constructor)) static void find_kind(void)
 {
     mh_has_dot = has_dot();
     mh_has_avx_dot = has_avx_dot();
-    mh_is_amd = is_amd();
+    mh_amd = amd_family();
 }
