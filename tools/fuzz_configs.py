@@ -288,6 +288,17 @@ OWN: dict[str, Options] = {
         "sliding_window": [1, 9],
     },
     "apertus": {"attention_bias": _BOOL},
+    "axk1": {
+        "attention_bias": _BOOL,
+        "first_k_dense_replace": [0, 1, 4],
+        "moe_layer_freq": [1, 2],
+        "n_group": [1, 4],
+        "n_shared_experts": [1, 3],
+        "norm_topk_prob": _BOOL,
+        "q_lora_rank": [24, 40],
+        "rope_interleave": _BOOL,
+        "routed_scaling_factor": [0.3, 1.0],
+    },
     "solar_open": {
         "attention_bias": _BOOL,
         "n_group": [1, 4],
@@ -411,6 +422,7 @@ _FREE_HEADS = (
     "llama4_text",
 )
 _LATENT = (
+    "axk1",
     "minicpm3",
     "deepseek_v3",
     "deepseek_v2",

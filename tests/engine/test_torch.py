@@ -213,6 +213,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hunyuan_v1_moe, lists": ("hunyuan_v1_moe", {"moe_topk": [3] * 4, **rope("default")}),
+    "axk1, list of layers, all groups, yarn": (
+        "axk1",
+        {
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.0),
+        },
+    ),
+    "axk1, every other layer": ("axk1", {"first_k_dense_replace": 0, "moe_layer_freq": 2}),
     "apertus, biases": ("apertus", {"attention_bias": True, **rope("default")}),
     "ministral, some windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "afmoe, biases, experts everywhere": (

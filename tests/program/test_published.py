@@ -45,6 +45,13 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "use_grouped_mm": True,
     },
     "apertus": {"hidden_dropout": 0.0, "mlp_bias": False, "post_norm": False, "qk_norm": True},
+    "axk1": {  # A.X-K1
+        "first_k_dense_replace": 2,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    },
     "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
     "exaone_moe": {  # K-EXAONE
         "is_moe_layer": [False, True, True],
@@ -190,6 +197,7 @@ def billions(program: Program) -> float:
 @pytest.mark.parametrize(
     ("family", "published"),
     [
+        ("axk1", 519),  # A.X-K1
         ("iquestcoder", 40),  # IQuest-Coder-V1-40B
         ("jais2", 8),  # Jais-2-8B
         ("llama4_text", 109),  # Llama-4-Scout-17B-16E, with its tower
@@ -292,6 +300,12 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("apertus", "mlp_bias", True),
         ("apertus", "post_norm", True),
         ("apertus", "qk_norm", False),
+        ("axk1", "mlp_layer_types", ["dense", "sparse"]),
+        ("axk1", "moe_layer_freq", 0),
+        ("axk1", "q_lora_rank", None),
+        ("axk1", "scoring_func", "softmax"),
+        ("axk1", "topk_method", "greedy"),
+        ("axk1", "topk_method", "group_limited_greedy"),
         ("bamba", "attn_rotary_emb", 16),
         ("bamba", "mamba_d_head", 64),
         ("bamba", "partial_rotary_factor", 1.0),
@@ -381,6 +395,29 @@ def test_layers_of_cohere2_moe_without_lists_are_those_of_transformers(dense: in
     assert sparse == [kind == "sparse" for kind in theirs.mlp_layer_types]
     turns = [any(isinstance(op, Rotary) for op in layer.ops) for layer in layers]
     assert turns == [window or (first == 1 and i < dense) for i, window in enumerate(windows)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"first_k_dense_replace": 3},
+        {"first_k_dense_replace": 2, "moe_layer_freq": 3},
+        {"mlp_layer_types": ["sparse", "dense"] * 4, "first_k_dense_replace": 5},
+    ],
+)
+def test_layers_of_axk1_are_those_of_transformers(given: dict[str, Any]) -> None:
+    """Which have experts; a list goes before numbers."""
+    config = {name: value for name, value in tiny("axk1").items() if name != "mlp_layer_types"}
+    config |= {"num_hidden_layers": 8, **given}
+    sparse = [any(isinstance(op, Experts) for op in layer.ops) for layer in build_program(config).layers]
+    assert sparse == [kind == "sparse" for kind in CONFIG_MAPPING["axk1"](**config).mlp_layer_types]
+
+
+@pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
+def test_axk1_without_groups_ranks_experts_by_any_method(method: str) -> None:
+    config = {**tiny("axk1"), "n_group": 1, "topk_group": 1}
+    assert build_program({**config, "topk_method": method}) == build_program(config)
 
 
 def test_layers_of_llama4_are_those_of_transformers() -> None:
@@ -523,8 +560,8 @@ def test_a_field_that_is_null_means_what_transformers_makes_of_it(family: str, f
 @pytest.mark.parametrize(
     ("family", "field"),
     [
-        *((family, "rope_interleave") for family in ("deepseek_v3", "mistral4", "youtu")),
-        *((family, "norm_topk_prob") for family in ("deepseek_v3", "kimi_k2", "mistral4")),
+        *((family, "rope_interleave") for family in ("axk1", "deepseek_v3", "mistral4", "youtu")),
+        *((family, "norm_topk_prob") for family in ("axk1", "deepseek_v3", "kimi_k2", "mistral4")),
         ("falcon_h1", "mamba_norm_before_gate"),
         ("granitemoehybrid", "mamba_conv_bias"),
     ],

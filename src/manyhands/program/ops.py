@@ -170,6 +170,7 @@ class ExpertRouting:
     The pairs are in order of rank.
     mixer: ranked by source. The weight of each in turn is its softmax over those that do not rank before it and for which
     not (its source v - source) / max(|source|, v) > `epsilon`; it is not normalised.
+    With `may_lack_correction` a checkpoint that lacks the correction has none (tensors.py: without_corrections).
     """
 
     source: str
@@ -184,6 +185,7 @@ class ExpertRouting:
     top_groups: int = 1
     epsilon: float = 1e-20
     factors: Weight | None = None
+    may_lack_correction: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Which tensors of the checkpoint a Program needs, by name and stored shape."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from manyhands.program.ops import (
@@ -104,6 +104,19 @@ def with_own_head(program: Program, names: Iterable[str]) -> Program:
     product = program.head.product
     product = replace(product, parts=(replace(product.parts[0], weight=own),))
     return replace(program, head=replace(program.head, product=product, own=None))
+
+
+def without_corrections(program: Program, names: Container[str]) -> Program:
+    """The Program for a checkpoint with tensors of these names: without the corrections of ranks that it lacks, in families
+    whose checkpoints may lack them (transformers counts them as zeros)."""
+
+    def stored(op: Op) -> Op:
+        if not isinstance(op, ExpertRouting) or not op.may_lack_correction or op.correction is None:
+            return op
+        return op if op.correction.name in names else replace(op, correction=None)
+
+    layers = tuple(replace(layer, ops=tuple(map(stored, layer.ops))) for layer in program.layers)
+    return replace(program, layers=layers)
 
 
 def with_stacked_experts(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Program:

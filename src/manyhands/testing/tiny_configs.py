@@ -93,14 +93,6 @@ def _minimax(hidden: int) -> Overrides:
     return {**experts, "head_dim": hidden // 2, "rotary_dim": hidden // 4}
 
 
-def _ministral(hidden: int) -> Overrides:
-    return {"head_dim": hidden // 2, "sliding_window": WINDOW}
-
-
-def _minicpm(hidden: int) -> Overrides:
-    return {**_mla(hidden), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": hidden // 2}
-
-
 def _qwen2_moe(hidden: int) -> Overrides:
     return {**_experts(hidden, 8), "shared_expert_intermediate_size": hidden, "mlp_only_layers": [1]}
 
@@ -256,7 +248,7 @@ RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "gemma2": ("gemma2", _gemma),
     "gemma3_text": ("gemma3_text", _gemma),
     "phi3": ("phi3", lambda hidden: {}),
-    "minicpm3": ("minicpm3", _minicpm),
+    "minicpm3": ("minicpm3", lambda hidden: {**_mla(hidden), "scale_emb": 12, "dim_model_base": hidden // 2}),
     "qwen2_moe": ("qwen2_moe", _qwen2_moe),
     "qwen3_moe": ("qwen3_moe", _qwen3_moe),
     "mixtral": ("mixtral", lambda hidden: {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
@@ -271,6 +263,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "afmoe": ("afmoe", _afmoe),
     "apertus": ("apertus", lambda hidden: {}),
     "arcee": ("arcee", lambda hidden: {}),
+    "axk1": ("axk1", _deepseek),
     "bamba": ("bamba", _bamba),
     "cohere": ("cohere", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
@@ -314,7 +307,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
     "minimax_m2": ("minimax_m2", _minimax),
-    "ministral": ("ministral", _ministral),
+    "ministral": ("ministral", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "ministral3": ("ministral3", _ministral3),
     "mistral4": ("mistral4", _mistral4),
     "nemotron": ("nemotron", lambda hidden: {}),

@@ -30,7 +30,7 @@ from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import STRETCH, Read, find
 from manyhands.program.ops import Program
-from manyhands.program.tensors import with_own_head, with_stacked_experts
+from manyhands.program.tensors import with_own_head, with_stacked_experts, without_corrections
 from manyhands.weights.packed import PackedShelf
 from manyhands.worker.choice import device_part, is_gguf, is_quantised, position_bytes, program_of, state_bytes
 from manyhands.worker.gpu import open_gpu
@@ -127,7 +127,8 @@ def load_span(
     Raises ModelError (Damaged if they are not), CutError.
     """
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
-    program = with_stacked_experts(program, _shapes(folder, manifest))
+    shapes = _shapes(folder, manifest)
+    program = without_corrections(with_stacked_experts(program, shapes), shapes)
     with _reading(folder, precision, manifest, lambda entries: loading.layers(span, entries)) as (read, packer, bar):
         return span_of(program, span, read, precision, num_threads, WatchedPacker(packer, bar))
 

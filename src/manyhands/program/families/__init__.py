@@ -19,6 +19,7 @@ mistral4   mistral4
 llama4     llama4_text
 phimoe     phimoe
 apertus    apertus
+axk1       axk1
 """
 
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "afmoe": "corrected",
     "apertus": "apertus",
     "arcee": "llama",
+    "axk1": "axk1",
     "bamba": "mamba",
     "cohere": "layernorm",
     "cohere2": "layernorm",

@@ -24,14 +24,17 @@ from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, stacked_experts, top_k
 from manyhands.program.families.llama import hunyuan_attention
 from manyhands.program.fields import MOST_EXPERTS, Fields
-from manyhands.program.ops import Activation, ExpertRouting, Experts, Program, Rope, Weight
+from manyhands.program.ops import Activation, Add, ExpertRouting, Experts, Program, Rope, Term, Weight
 from manyhands.program.rope import RopeReader
 
 
-def grouped_route(f: Fields, experts: str = "n_routed_experts") -> ExpertRouting:
-    """deepseek_v3's choice: sigmoids, groups, a correction of ranks. `experts` is the field that counts them."""
+def grouped_route(
+    f: Fields, experts: str = "n_routed_experts", methods: Sequence[str] = ("noaux_tc",)
+) -> ExpertRouting:
+    """deepseek_v3's choice: sigmoids, groups, a correction of ranks. `experts` is the field that counts them, `methods` the
+    names for it."""
     f.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the method here
-    f.only("topk_method", "noaux_tc")
+    f.only("topk_method", *methods)
     count = f.count(experts, 256, high=MOST_EXPERTS)
     f.only("num_local_experts", count)
     groups = f.count("n_group", 8, high=count)
@@ -71,6 +74,7 @@ class ExpertBlocks:
     correction: str = "mlp.gate.e_score_correction_bias"
     beside: str = "mlp.shared_experts"
     is_stacked: bool = False  # experts lie in one tensor
+    after: str | None = None  # the norm of what experts and shared ones give together
 
     @classmethod
     def read(
@@ -90,7 +94,11 @@ class ExpertBlocks:
         if not self.shared:
             return _mixed(n, s, norm, routed, ())
         width = self.inner * self.shared
-        return _mixed(n, s, norm, routed, gated(n, self.beside, s.hidden, width, self.act, "h", "s", bias=self.bias))
+        beside = gated(n, self.beside, s.hidden, width, self.act, "h", "s", bias=self.bias)
+        if self.after is None:
+            return _mixed(n, s, norm, routed, beside)
+        whole = (*routed, *beside, Add((Term("s"),), "m"), norm.op(n, self.after, s.hidden, "m", "m"))
+        return _mixed(n, s, norm, whole, ())
 
     def _experts(self, n: TensorNames, s: Sizes) -> Experts:
         path, count = "mlp.experts", self.route.experts
