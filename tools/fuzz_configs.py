@@ -299,6 +299,12 @@ OWN: dict[str, Options] = {
         "rope_interleave": _BOOL,
         "routed_scaling_factor": [0.3, 1.0],
     },
+    "nanochat": {
+        "attention_bias": _BOOL,
+        "final_logit_softcapping": [None, 1.0, 50.0],
+        "hidden_act": ["relu2", "gelu"],
+    },
+    "olmo": {"attention_bias": _BOOL, "hidden_act": ["silu", "gelu"]},
     "solar_open": {
         "attention_bias": _BOOL,
         "n_group": [1, 4],
@@ -389,6 +395,8 @@ _ONE_TABLE = (
     "jais2",
     "llama4_text",
     "apertus",
+    "nanochat",
+    "olmo",
 )
 _FREE_HEADS = (
     "llama",

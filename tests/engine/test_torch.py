@@ -226,6 +226,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "axk1, every other layer": ("axk1", {"first_k_dense_replace": 0, "moe_layer_freq": 2}),
+    "nanochat, biases, no cap, linear rope": (
+        "nanochat",
+        {
+            "attention_bias": True,
+            "final_logit_softcapping": None,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+            "head_dim": 24,
+            **rope("linear", factor=3.0),
+        },
+    ),
+    "nanochat, strong cap, one key head": ("nanochat", {"final_logit_softcapping": 2.0, "num_key_value_heads": 1}),
+    "olmo, biases, tied": ("olmo", {"attention_bias": True, "tie_word_embeddings": True, **rope("linear", factor=3.0)}),
     "apertus, biases": ("apertus", {"attention_bias": True, **rope("default")}),
     "ministral, some windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "afmoe, biases, experts everywhere": (

@@ -52,6 +52,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
     },
+    "olmo": {"clip_qkv": None, "pretraining_tp": 1},
     "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
     "exaone_moe": {  # K-EXAONE
         "is_moe_layer": [False, True, True],
@@ -306,6 +307,9 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("axk1", "scoring_func", "softmax"),
         ("axk1", "topk_method", "greedy"),
         ("axk1", "topk_method", "group_limited_greedy"),
+        ("nanochat", "final_logit_softcapping", 0.0),
+        ("olmo", "clip_qkv", 8.0),
+        ("olmo", "rms_norm_eps", 1e-5),
         ("bamba", "attn_rotary_emb", 16),
         ("bamba", "mamba_d_head", 64),
         ("bamba", "partial_rotary_factor", 1.0),

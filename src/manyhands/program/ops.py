@@ -11,7 +11,8 @@ even; with fp32 storage a rounding does nothing) at these and no others:
   2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`, queries and keys
      of its `Index`: rounded once, where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
-  4. the residual stream: the result of `Embed` and of every `Add` to it;
+  4. the residual stream: the result of `Embed` and of every `Add` to it (not of a `Norm` of it in place, as of nanochat's
+     embedding);
   5. the rows that a `Convolution` reads.
 Products sum in fp32 and are not rounded; logits are fp32. Numbers (epsilons, scales, caps, limits) are rounded to fp32
 before use; only Rope.factor and ScaleByPosition.beta are used in double. The order of every sum is stated in
@@ -46,8 +47,9 @@ RESIDUAL: Final = "x"
 class Rope:
     """The tables of a rotary embedding; `Program.ropes` holds each once, operations name it by index.
 
-    Angle i of position p is the fp32 product of p and `frequencies[i]` (each an exact fp32 value). The tables are cos and
-    sin of that angle in double, times `factor` in double, then rounded to fp32. They are never rounded to the storage dtype.
+    Angle i of position p is the fp32 product of p and `frequencies[i]` (each an exact fp32 value; one below zero turns the
+    other way round). The tables are cos and sin of that angle in double, times `factor` in double, then rounded to fp32. They
+    are never rounded to the storage dtype.
     """
 
     frequencies: tuple[float, ...]

@@ -20,6 +20,7 @@ llama4     llama4_text
 phimoe     phimoe
 apertus    apertus
 axk1       axk1
+unweighted olmo, nanochat
 """
 
 from collections.abc import Callable, Mapping
@@ -94,8 +95,10 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mistral": "llama",
     "mistral4": "mistral4",
     "mixtral": "experts",
+    "nanochat": "unweighted",
     "nemotron": "layernorm",
     "nemotron_h": "nemotron_h",
+    "olmo": "unweighted",
     "olmo2": "wrapped",
     "olmo3": "wrapped",
     "olmoe": "experts",
