@@ -75,8 +75,9 @@ def shape_of(integer: Integer) -> Shape:
         case 1:
             key_heads, value = integer(1, 3), integer(1, 70)
             many = heads * key_heads
-            widths = [hidden, many * width, key_heads * width, key_heads * value, many * value, hidden, 1]
-            return Shape(widths, many, key_heads, {**common, library.ATTENTION: (1, 2, 3, 4)})
+            widths = [hidden, many * width, key_heads * width, key_heads * value, many * value, hidden, many]
+            fitting = {**common, library.ATTENTION: (1, 2, 3, 4), library.MULTIPLY: (4, 6, 4, 0)}
+            return Shape(widths, many, key_heads, fitting)
         case 2:
             widths = [hidden, heads * width, width, hidden, heads * integer(1, width), hidden, 1]
             return Shape(widths, heads, 1, {**common, library.ATTENTION: (1, 2, 2, 4)})

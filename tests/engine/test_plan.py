@@ -226,7 +226,11 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.GATE, (1, 1, 1, 7), (1.0, 0.0, 0.0), ()),
     (library.ADD, (0, 1), (1.0,), ()),
     (library.ADD, (1, 1), (1.0,), ()),
-    (library.MULTIPLY, (1, 2, 1), (), ()),
+    (library.MULTIPLY, (2, 3, 2), (), ()),
+    (library.MULTIPLY, (3, 1, 3), (), ()),
+    (library.MULTIPLY, (1, 1, 1), (), ()),
+    (library.MULTIPLY, (1, 2, 3), (), ()),
+    (library.MULTIPLY, (1, 64, 1), (), ()),
     (library.SOFTEN, (64,), (1.0, 0.0), ()),
     (library.SCALE, (64, 8), (0.1,), ()),
     (library.SCALE, (0, 0), (0.1,), ()),
@@ -252,6 +256,19 @@ def test_rows_are_scaled_by_their_positions_in_every_session() -> None:
         for name in library.supported():
             found = golden_cases.BackEnd(name, Team(1)).run(x, "f32", [1], [op], 0).view(np.float32)
             assert np.array_equal(found, x * np.array(factors)[:, None])
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5, 33, 165])
+def test_each_part_of_a_row_is_multiplied_by_its_number(parts: int) -> None:
+    """In place and not; parts of one number, of some, and wider than the lanes."""
+    x, k = reals(1, 9, 165), 165
+    by = product(3, 0, 1, parts, k)
+    for name, target in itertools.product(library.supported(), (0, 2)):
+        machine = golden_cases.BackEnd(name, Team(1))
+        numbers = machine.run(x, "f32", [parts, k], [by], 1).view(np.float32)
+        ops: list[Op] = [by, (library.MULTIPLY, (0, 1, target), (), ())]
+        found = machine.run(x, "f32", [parts, k], ops, target).view(np.float32)
+        assert np.array_equal(found, x * np.repeat(numbers, k // parts, axis=1))
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op[0]} {op[1]}")

@@ -252,7 +252,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = op.down.outputs
         case Multiply():
             if isinstance(op.by, str):
-                assert widths[op.by] == 1
+                assert widths[op.source] % widths[op.by] == 0
             else:
                 assert op.source == op.target and (isinstance(op.by, float) or op.by.shape == (1,))
             widths[op.target] = widths[op.source]

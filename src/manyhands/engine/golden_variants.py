@@ -1,5 +1,5 @@
 """Golden digests of what some families alone ask of operations: attention in chunks, factors of the position behind a row's,
-experts whose sources are scaled, mixers, xIELU."""
+experts whose sources are scaled, mixers, xIELU, gates of heads."""
 
 from collections.abc import Callable
 from typing import Final
@@ -61,6 +61,17 @@ def xielus(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def head_gates(machine: BackEnd) -> bytes:
+    """Heads of several widths, each times its sigmoid, in place and not."""
+    found = []
+    for heads, width in ((5, 16), (16, 40), (3, 7), (9, 1)):
+        k = heads * width
+        for target in (0, 2):
+            ops = [product(100, 0, 1, heads, k, activation="sigmoid"), (library.MULTIPLY, (0, 1, target), (), ())]
+            found += [machine.run(reals(23, 33, k), kind, [heads, k], ops, target) for kind in ("bf16", "f32")]
+    return b"".join(rows.tobytes() for rows in found)
+
+
 CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "attention in chunks bf16": attention("bf16", SHAPES),
     "attention in chunks f32": attention("f32", SHAPES),
@@ -68,4 +79,5 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "experts of scaled sources": scaled_sources,
     "mixers": mixers,
     "xielu": xielus,
+    "gates of heads": head_gates,
 }

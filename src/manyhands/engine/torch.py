@@ -324,8 +324,10 @@ class _Layer:
 
     @run.register
     def _(self, op: Multiply) -> None:
-        by = self.weights[op.by, 0] if isinstance(op.by, Weight) else op.by
-        self.registers[op.target] = self.registers[op.source] * (self.registers[by] if isinstance(by, str) else by)
+        source, by = self.registers[op.source], self.weights[op.by, 0] if isinstance(op.by, Weight) else op.by
+        if isinstance(by, str):
+            by = self.registers[by].repeat_interleave(source.shape[1] // self.registers[by].shape[1], 1)
+        self.registers[op.target] = source * by
 
     @run.register
     def _(self, op: ScaleByPosition) -> None:

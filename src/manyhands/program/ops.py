@@ -215,7 +215,8 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """target = source * by. `by`: a register one column wide; in place also a stored vector of one, or a number."""
+    """target = source * by. `by`: a register with a column for each of as many equal parts of a row (heads), or for all of it;
+    in place also a stored vector of one, or a number."""
 
     source: str
     by: str | Weight | float

@@ -25,10 +25,10 @@ def add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 
 def multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    """A register by the number of another."""
+    """A register by the numbers of another, part by part."""
     source, by, target = op.numbers[:3]
-    places = (room.register(number) for number in (source, by, target))
-    yield over_columns("multiply", room.widths[target], rows, args(*places, n=(room.widths[target],)))
+    places, width = (room.register(number) for number in (source, by, target)), room.widths[target]
+    yield over_columns("multiply", width, rows, args(*places, n=(width, width // room.widths[by])))
 
 
 def scale(room: Room, op: Held, table: int, rows: int) -> Launch:

@@ -190,13 +190,13 @@ KERNEL(add)
     a.out[row * a.out_stride + at] = rounded_if(a.n[1], a.x[row * a.x_stride + at] + (scale != 1 ? v * scale : v));
 }
 
-/* out = x times the first column of y. n: width. */
+/* out = x, each part of it times its column of y. n: width, width of a part. */
 KERNEL(multiply)
 {
     await_rows();
     count_t at = column_of(), row = blockIdx.y;
     if (at < a.n[0])
-        a.out[row * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride];
+        a.out[row * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride + at / a.n[1]];
 }
 
 /* In place, times the factor of the row's position (position_scale in engine/native/tables.c). n: width, length, offset. reals: beta. */

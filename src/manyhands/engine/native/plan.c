@@ -353,8 +353,8 @@ static int check_delta(Plan *plan, Op *op)
     return DONE;
 }
 
-/* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last, target; scale. multiply: source, by, target.
- * soften: register; scale, soft cap. */
+/* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last, target; scale. multiply: source, by (a column for
+ * each of its equal parts), target. soften: register; scale, soft cap. */
 static int check_columns(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -366,7 +366,7 @@ static int check_columns(const Plan *plan, const Op *op)
         return BAD_REGISTER;
     int is_fit = op->kind == SOFTEN     ? 1
                  : op->kind == ADD      ? w[n[0]] == w[n[2]] && n[0] != n[2]
-                 : op->kind == MULTIPLY ? w[n[0]] == w[n[2]] && w[n[1]] == 1 && n[1] != n[2]
+                 : op->kind == MULTIPLY ? w[n[0]] == w[n[2]] && w[n[2]] % w[n[1]] == 0 && n[1] != n[2]
                                         : w[n[0]] == w[n[2]] && w[n[1]] == w[n[2]] && n[3] >= 0 && n[3] <= 6;
     return is_fit ? DONE : BAD_SHAPE;
 }

@@ -34,6 +34,16 @@ static int64_t position_of(const Job *job, int64_t row)
     return s->start + row - s->row;
 }
 
+/* Each of equal parts of a row times its number. n: source, by, target. */
+static void multiply_row(const Plan *plan, const int64_t *n, int64_t row)
+{
+    int64_t parts = plan->widths[n[1]], width = plan->widths[n[2]] / parts;
+    const float *source = row_of(plan, n[0], row), *by = row_of(plan, n[1], row);
+    float *target = row_of(plan, n[2], row);
+    for (int64_t part = 0; part < parts; part++)
+        plan->kernels->multiply(source + part * width, by[part], target + part * width, width);
+}
+
 static void norm_row(const Plan *plan, const Op *op, int64_t row)
 {
     const int64_t *n = op->numbers;
@@ -100,7 +110,7 @@ static void do_row(const Job *job, int64_t row)
                      n[1] && plan->rounds);
         break;
     case MULTIPLY:
-        kernels->multiply(row_of(plan, n[0], row), row_of(plan, n[1], row)[0], row_of(plan, n[2], row), plan->widths[n[2]]);
+        multiply_row(plan, n, row);
         break;
     case SCALE:
         kernels->multiply(row_of(plan, n[0], row), position_scale(reals[0], n[1], position_of(job, row) + n[2]), row_of(plan, n[0], row), plan->widths[n[0]]);
