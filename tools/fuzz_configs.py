@@ -76,6 +76,13 @@ OWN: dict[str, Options] = {
         "query_pre_attn_scalar": [4, 100],
         "sliding_window": [2, 30],
     },
+    "vaultgemma": {
+        "attention_bias": _BOOL,
+        "attn_logit_softcapping": [None, 1.0, 50.0],
+        "final_logit_softcapping": [None, 4.0],
+        "query_pre_attn_scalar": [4, 100],
+        "sliding_window": [2, 30],
+    },
     "gemma3_text": {"attention_bias": _BOOL, "sliding_window": [2, 30], "final_logit_softcapping": [None, 4.0]},
     "gemma4_text": {
         "head_dim": [16, 24],
@@ -397,6 +404,7 @@ _ONE_TABLE = (
     "apertus",
     "nanochat",
     "olmo",
+    "vaultgemma",
 )
 _FREE_HEADS = (
     "llama",
@@ -428,6 +436,7 @@ _FREE_HEADS = (
     "iquestcoder",
     "mellum",
     "llama4_text",
+    "vaultgemma",
 )
 _LATENT = (
     "axk1",

@@ -336,6 +336,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "solar_open",
         {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False, **rope("yarn", **YARN)},
     ),
+    "vaultgemma without caps, biases": (
+        "vaultgemma",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "vaultgemma, strong caps, full layers": (
+        "vaultgemma",
+        {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "layer_types": ["full_attention"] * 4},
+    ),
     "starcoder2, no biases": ("starcoder2", {"use_bias": False, "sliding_window": None}),
 }
 

@@ -366,6 +366,10 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("qwen3_moe", "shared_expert_intermediate_size", 64),
         ("qwen3_moe", "use_qk_norm", False),
         ("stablelm", "rotary_scaling_factor", 2.0),
+        ("vaultgemma", "hidden_activation", "mish"),
+        ("vaultgemma", "layer_types", ["full_attention"]),
+        ("vaultgemma", "query_pre_attn_scalar", 0),
+        ("vaultgemma", "use_bidirectional_attention", True),
         ("starcoder2", "norm_type", "rms_norm"),
     ],
 )
@@ -447,6 +451,14 @@ def test_layers_of_llama4_are_those_of_transformers() -> None:
         ]
         sparse = [any(isinstance(op, Experts) for op in layer.ops) for layer in layers]
         assert sparse == [i in theirs.moe_layers for i in range(8)]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "vaultgemma"])
+def test_windows_without_a_length_are_refused(family: str) -> None:
+    with pytest.raises(ModelError, match=r"layer_types is .*sliding_attention needs sliding_window"):
+        build_program({**tiny(family), "sliding_window": None})
+    full = {**tiny(family), "layer_types": ["full_attention"] * 3}
+    assert build_program({**full, "sliding_window": None}) == build_program(full)
 
 
 def test_chunks_without_a_length_are_refused() -> None:

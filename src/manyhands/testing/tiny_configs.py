@@ -203,10 +203,6 @@ def _linear_experts(hidden: int) -> Overrides:
     return {**_linear(hidden), **_experts(hidden, 8), "shared_expert_intermediate_size": hidden}
 
 
-def _lfm2(hidden: int) -> Overrides:
-    return {"block_multiple_of": 32, "conv_bias": True}
-
-
 def _lfm2_moe(hidden: int) -> Overrides:
     return {**_experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
 
@@ -301,7 +297,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
     "jais2": ("jais2", lambda hidden: {}),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
-    "lfm2": ("lfm2", _lfm2),
+    "lfm2": ("lfm2", lambda hidden: {"block_multiple_of": 32, "conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
     "llama4_text": ("llama4_text", _llama4),
     "mellum": ("mellum", _mellum),
@@ -326,6 +322,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "solar_open": ("solar_open", _solar),
     "stablelm": ("stablelm", lambda hidden: {}),
     "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
+    "vaultgemma": ("vaultgemma", _gemma),
     # With a pad_token_id transformers sets its row of the (tied) embedding to zero, also in a loaded model.
     "youtu": ("youtu", lambda hidden: {**_mla(hidden), "pad_token_id": None}),
 }

@@ -3,7 +3,7 @@
 llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, granite, ernie4_5,
            seed_oss, glm, helium, arcee, cwm, internlm3, iquestcoder, hunyuan_v1_dense
 granite    granitemoeshared, granite_swa, granitemoe_swa, hyperclovax
-gemma      gemma, gemma2, gemma3_text
+gemma      gemma, gemma2, gemma3_text, vaultgemma
 gemma4     gemma4_text
 wrapped    olmo2, olmo3, flex_olmo, exaone4, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, jais2, starcoder2, cohere, cohere2, cohere2_moe
@@ -117,6 +117,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "solar_open": "corrected",
     "stablelm": "layernorm",
     "starcoder2": "layernorm",
+    "vaultgemma": "gemma",
     "youtu": "latent",
 }
 

@@ -1,10 +1,11 @@
-"""Recipes of gemma, gemma2 and gemma3_text."""
+"""Recipes of gemma, gemma2, gemma3_text and vaultgemma."""
 
 import math
 from dataclasses import dataclass
 
 from manyhands.program.blocks import (
     AttentionStyle,
+    Branch,
     NormStyle,
     Ops,
     Sizes,
@@ -14,6 +15,7 @@ from manyhands.program.blocks import (
     gated,
     head_scale,
     sandwich,
+    sequential,
     sliding,
     windows,
 )
@@ -59,16 +61,27 @@ class Wrapped:
     attention_cap: float | None
     logit_cap: float | None
     head_norm: NormStyle | None = None
+    is_wrapped: bool = True  # norms behind as well as before
 
 
 def gemma2(f: Fields) -> Program:
     """gemma with norms before and behind, windows in every second layer, soft caps."""
+    return _capped(f, is_wrapped=True)
+
+
+def vaultgemma(f: Fields) -> Program:
+    """gemma2 without norms behind."""
+    return _capped(f, is_wrapped=False)
+
+
+def _capped(f: Fields, *, is_wrapped: bool) -> Program:
     s, rope = Sizes.read(f, head=256), RopeReader(f)
-    window = f.count("sliding_window", 4096)
+    window = f.optional_count("sliding_window", 4096)
     f.only("sliding_window_size", window)  # an older name, in the configs of the 9B and 27B
     found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), window)
     caps = f.optional("attn_logit_softcapping", 50.0), f.optional("final_logit_softcapping", 30.0)
-    return _wrapped(f, s, rope, Wrapped([rope.plain(s.head)], [0] * s.layers, found, *caps))
+    w = Wrapped([rope.plain(s.head)], [0] * s.layers, found, *caps, is_wrapped=is_wrapped)
+    return _wrapped(f, s, rope, w)
 
 
 def gemma3_text(f: Fields) -> Program:
@@ -106,6 +119,10 @@ def _wrapped(f: Fields, s: Sizes, rope: RopeReader, w: Wrapped) -> Program:
             head_norm=w.head_norm,
         )
         block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
-        return sandwich(n, s, norm, order, attention(n, s, style, "h", "a"), block)
+        first = attention(n, s, style, "h", "a")
+        if w.is_wrapped:
+            return sandwich(n, s, norm, order, first, block)
+        before = [norm.op(n, name, s.hidden, "x", "h") for name in order[::2]]
+        return sequential(Branch(first, "a", before[0]), Branch(block, "m", before[1]))
 
     return assemble(f, s, norm, rope, w.ropes, _gemma_ends(s, w.logit_cap), layer)
