@@ -31,7 +31,7 @@ from manyhands.engine import library
 from manyhands.errors import ModelError
 from manyhands.program.families import read_program
 from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, write_tiny
-from manyhands.testing.tiny_configs import NEMOTRON_KINDS
+from manyhands.testing.tiny_configs import LFM3_KINDS, NEMOTRON_KINDS
 from tests.engine.oracle import NativePair, Pair, pair_in
 from tests.worker.pipeline import Ids, Loader, Logits
 from tools.fuzz_forms import config_of, rewritten, scaling
@@ -353,6 +353,14 @@ OWN: dict[str, Options] = {
         "moe_layer_interval": [1, 2],
     },
     "lfm2": {"conv_bias": _BOOL, "conv_L_cache": [1, 3, 6], "block_auto_adjust_ff_dim": _BOOL},
+    "lfm3": {
+        "attention_bias": _BOOL,
+        "conv_bias": _BOOL,
+        "conv_L_cache": [1, 2, 12],
+        "sliding_window": [1, 9],
+        "use_attention_gate": _BOOL,
+        "use_sandwich_norm": _BOOL,
+    },
     "lfm2_moe": {"conv_bias": _BOOL, "use_expert_bias": _BOOL, "norm_topk_prob": _BOOL, "num_dense_layers": [0, 3]},
     "qwen3_5_text": {**_LINEAR, "attention_bias": _BOOL},
     "qwen3_5_moe_text": {**_LINEAR, "num_experts_per_tok": [1, 3]},
@@ -436,6 +444,7 @@ _FREE_HEADS = (
     "iquestcoder",
     "mellum",
     "llama4_text",
+    "lfm3",
     "vaultgemma",
 )
 _LATENT = (
@@ -474,6 +483,13 @@ def options(draw: random.Random, family: str) -> Options:
         out["hidden_size"] = draw.choice([hidden, 8 * heads, 72, 200])
     if family == "nemotron_h":
         out |= {"layers_block_type": draw.choices(NEMOTRON_KINDS, k=out["layers"]), "tie_word_embeddings": False}
+    if family == "lfm3":
+        tables = {kind: scaling(draw, out["head_dim"]) for kind in LFM3_KINDS[1:]}
+        if draw.random() < 0.7:
+            part = {"partial_rotary_factor": draw.choice([0.25, 0.5, 0.7, 1.0]), "factor": draw.choice([1.0, 3.0])}
+            tables["full_attention"] = {"rope_type": "proportional", "rope_theta": 1e4, **part}
+        out |= {"layer_types": draw.choices(LFM3_KINDS, k=out["layers"]), "rope_parameters": tables}
+        out["intermediate_size"] = max(7, out["intermediate_size"])  # the norm behind one column widens its rounding
     if family == "helium":
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT):

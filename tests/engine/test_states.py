@@ -125,6 +125,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "nemotron_h",
         {"layers_block_type": ["mlp", "moe", "mlp", "full_attention"]},
     ),
+    "LFM3 without norms behind and gates": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
+    "LFM3, biases of attention alone": (
+        "lfm3",
+        {"attention_bias": True, "conv_bias": False, "conv_L_cache": 12, "tie_word_embeddings": False},
+    ),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 

@@ -336,6 +336,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "solar_open",
         {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False, **rope("yarn", **YARN)},
     ),
+    "lfm3, no convolutions": ("lfm3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "lfm3, other tables, gates of two heads, biases": (
+        "lfm3",
+        {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_attention_heads": 2,
+            "attention_bias": True,
+            "use_sandwich_norm": False,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 5e4,
+                    "partial_rotary_factor": 0.25,
+                    "factor": 2.0,
+                },
+                "sliding_attention": {"rope_type": "yarn", "rope_theta": 1e4, **YARN},
+            },
+        },
+    ),
     "vaultgemma without caps, biases": (
         "vaultgemma",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},

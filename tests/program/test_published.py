@@ -153,6 +153,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "output_gate_type": "swish",
     },
     "lfm2": {"tie_embedding": True, "conv_dim_out": 64, "num_heads": 4},
+    "lfm3": {"rms_norm_eps": 1e-5},  # which transformers also calls norm_eps
     "qwen3_next": {"full_attention_interval": 4, "use_sliding_window": False},
     "smollm3": {"max_window_layers": 28},
     "stablelm": {"num_heads": 4, "rotary_scaling_factor": 1.0},
@@ -199,6 +200,7 @@ def billions(program: Program) -> float:
     ("family", "published"),
     [
         ("axk1", 519),  # A.X-K1
+        ("lfm3", 1.7),  # LFM3-1.7B
         ("iquestcoder", 40),  # IQuest-Coder-V1-40B
         ("jais2", 8),  # Jais-2-8B
         ("llama4_text", 109),  # Llama-4-Scout-17B-16E, with its tower
@@ -209,7 +211,7 @@ def billions(program: Program) -> float:
         ("solar_open", 100),  # Solar-Open-100B
     ],
 )
-def test_the_defaults_of_a_family_have_the_published_number_of_parameters(family: str, published: int) -> None:
+def test_the_defaults_of_a_family_have_the_published_number_of_parameters(family: str, published: float) -> None:
     config = json.loads(CONFIG_MAPPING[family]().to_json_string())
     assert billions(build_program(config)) == pytest.approx(published, rel=0.03)
 
@@ -334,6 +336,18 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("lfm2", "block_ffn_dim_multiplier", 1e-9),
         ("lfm2", "tie_embedding", False),
         ("lfm2", "use_pos_enc", False),
+        ("lfm3", "conv_L_cache", 33),
+        ("lfm3", "full_attn_idxs", [1]),
+        ("lfm3", "head_dim", 0),
+        ("lfm3", "layer_types", ["conv", "conv"]),
+        ("lfm3", "layer_types", ["conv", "linear_attention", "full_attention"]),
+        ("lfm3", "partial_rotary_factor", 0.5),
+        ("lfm3", "rms_norm_eps", 1e-6),
+        ("lfm3", "rope_parameters", {"rope_type": "default"}),
+        ("lfm3", "rope_parameters", {"full_attention": {}, "sliding_attention": None}),
+        ("lfm3", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("lfm3", "use_attention_gate", 1),
+        ("lfm3", "use_sandwich_norm", "no"),
         ("llama", "rope_interleaved", True),
         ("minimax_m2", "attn_type_list", [1, 0, 1]),
         ("minimax_m2", "use_qk_norm", False),
@@ -453,12 +467,35 @@ def test_layers_of_llama4_are_those_of_transformers() -> None:
         assert sparse == [i in theirs.moe_layers for i in range(8)]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "vaultgemma"])
+@pytest.mark.parametrize("family", ["gemma2", "lfm3", "vaultgemma"])
 def test_windows_without_a_length_are_refused(family: str) -> None:
     with pytest.raises(ModelError, match=r"layer_types is .*sliding_attention needs sliding_window"):
         build_program({**tiny(family), "sliding_window": None})
     full = {**tiny(family), "layer_types": ["full_attention"] * 3}
     assert build_program({**full, "sliding_window": None}) == build_program(full)
+
+
+def test_layers_of_lfm3_without_a_list_are_those_of_transformers() -> None:
+    config = {name: value for name, value in tiny("lfm3").items() if name not in ("layer_types", "sliding_window")}
+    config |= {"num_hidden_layers": 10}
+    theirs = CONFIG_MAPPING["lfm3"](**config)
+    found = [layer.attention for layer in build_program(config).layers]
+    windows = {"conv": None, "full_attention": (0, None), "sliding_attention": (1, theirs.sliding_window)}
+    turns = [{op.rope for op in layer.ops if isinstance(op, Rotary)} for layer in build_program(config).layers]
+    assert [
+        (*rope, op.window) if isinstance(op, Attention) else None for op, rope in zip(found, turns, strict=True)
+    ] == [windows[kind] for kind in theirs.layer_types]
+
+
+def test_a_table_of_lfm3_is_read_where_layers_have_its_type() -> None:
+    """Of others transformers takes none; a base frequency outside of tables is for those that say none."""
+    config = {**tiny("lfm3"), "layer_types": ["conv", "conv", "sliding_attention"], "rope_theta": 333.0}
+    config["rope_parameters"] = {"full_attention": {"rope_type": "none"}, "sliding_attention": {}}
+    (rope,) = build_program(config).ropes
+    assert rope == build_program({**config, "rope_parameters": {"sliding_attention": {"rope_theta": 333.0}}}).ropes[0]
+    assert not build_program({**config, "layer_types": ["conv"] * 3}).ropes
+    with pytest.raises(ModelError, match="rope_type is 'none'"):
+        build_program({**config, "layer_types": ["full_attention", "conv", "conv"]})
 
 
 def test_chunks_without_a_length_are_refused() -> None:

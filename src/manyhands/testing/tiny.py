@@ -23,7 +23,7 @@ from manyhands.core import Precision
 from manyhands.errors import BadRequest
 from manyhands.testing.tiny_configs import EVERY_FAMILY as EVERY_FAMILY
 from manyhands.testing.tiny_configs import FAMILIES as FAMILIES
-from manyhands.testing.tiny_configs import MORE, NEMOTRON_KINDS, RECIPES, Overrides
+from manyhands.testing.tiny_configs import LFM3_KINDS, MORE, NEMOTRON_KINDS, RECIPES, Overrides
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
@@ -112,6 +112,8 @@ def _config(family: str, layers: int, hidden: int, vocab: int, context: int, ove
     shape: Overrides = {"num_hidden_layers": layers, "max_position_embeddings": context}
     if model_type.startswith("lfm2"):
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
+    if model_type == "lfm3":
+        shape["layer_types"] = [LFM3_KINDS[i % 3] for i in range(layers)]
     if model_type == "mellum":  # without a list, no layer has a window
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)]
     if family == "granitemoehybrid_mamba":

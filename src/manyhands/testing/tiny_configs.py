@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 NEMOTRON_KINDS: Final = ("linear_attention", "moe", "full_attention", "mlp")  # of layers of nemotron_h
+LFM3_KINDS: Final = ("conv", "sliding_attention", "full_attention")  # of layers of lfm3
 WINDOW: Final = 24  # positions; small, so that tests cross it
 
 Overrides = dict[str, Any]  # keyword arguments of a transformers config
@@ -299,6 +300,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
     "lfm2": ("lfm2", lambda hidden: {"block_multiple_of": 32, "conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
+    "lfm3": ("lfm3", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW, "conv_bias": True}),
     "llama4_text": ("llama4_text", _llama4),
     "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
@@ -334,6 +336,7 @@ WITH_STATES: Final[tuple[str, ...]] = (
     "granitemoehybrid_mamba",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "nemotron_h",
     "qwen3_5_moe_text",
     "qwen3_5_text",

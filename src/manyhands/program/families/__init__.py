@@ -11,6 +11,7 @@ experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
 shared     glm4_moe, dots1, mellum, ernie4_5_moe, hunyuan_v1_moe
 corrected  solar_open, hy_v3, exaone_moe, afmoe, mimo_v2_flash
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
+lfm3       lfm3
 mamba      granitemoehybrid, bamba
 nemotron_h nemotron_h
 falcon_h1  falcon_h1
@@ -84,6 +85,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "kimi_k2": "latent",
     "lfm2": "linear",
     "lfm2_moe": "linear",
+    "lfm3": "lfm3",
     "llama": "llama",
     "llama4_text": "llama4",
     "mellum": "shared",

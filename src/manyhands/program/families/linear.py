@@ -255,7 +255,7 @@ def lfm2(f: Fields) -> Program:
         )
 
     def body(n: TensorNames, _: int) -> Ops:
-        return _w1_w3_w2(n, s, inner)
+        return w1_w3_w2(n, s, inner)
 
     return _lfm2(f, s, body)
 
@@ -270,7 +270,7 @@ def lfm2_moe(f: Fields) -> Program:
 
     def body(n: TensorNames, i: int) -> Ops:
         if i < dense:
-            return _w1_w3_w2(n, s, s.inner)
+            return w1_w3_w2(n, s, s.inner)
         chosen = router(n, "feed_forward.gate", s, route, correction="feed_forward.expert_bias" if correction else None)
         return (*chosen, each_expert(n, "feed_forward.experts", W1_W3_W2, s, inner, count, "silu"))
 
@@ -289,7 +289,7 @@ def _lfm2_sizes(f: Fields) -> Sizes:
     return s
 
 
-def _w1_w3_w2(n: TensorNames, s: Sizes, inner: int) -> Ops:
+def w1_w3_w2(n: TensorNames, s: Sizes, inner: int) -> Ops:
     """A gated block under the names of lfm2."""
     first = n.part("gate", "feed_forward.w1", inner, s.hidden, False)
     second = n.part("up", "feed_forward.w3", inner, s.hidden, False)
