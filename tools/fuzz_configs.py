@@ -361,6 +361,13 @@ OWN: dict[str, Options] = {
         "use_attention_gate": _BOOL,
         "use_sandwich_norm": _BOOL,
     },
+    "olmo_hybrid": {
+        **{name: values for name, values in _LINEAR.items() if name != "full_attention_interval"},
+        "attention_bias": _BOOL,
+        "linear_allow_neg_eigval": _BOOL,
+        "linear_key_head_dim": [None, 8, 33],
+        "rope_parameters": [{"rope_theta": None}],
+    },
     "lfm2_moe": {"conv_bias": _BOOL, "use_expert_bias": _BOOL, "norm_topk_prob": _BOOL, "num_dense_layers": [0, 3]},
     "qwen3_5_text": {**_LINEAR, "attention_bias": _BOOL},
     "qwen3_5_moe_text": {**_LINEAR, "num_experts_per_tok": [1, 3]},
@@ -490,6 +497,12 @@ def options(draw: random.Random, family: str) -> Options:
             tables["full_attention"] = {"rope_type": "proportional", "rope_theta": 1e4, **part}
         out |= {"layer_types": draw.choices(LFM3_KINDS, k=out["layers"]), "rope_parameters": tables}
         out["intermediate_size"] = max(7, out["intermediate_size"])  # the norm behind one column widens its rounding
+    if family == "olmo_hybrid":  # transformers wants layers of each type
+        kinds = ["linear_attention", "full_attention", *draw.choices(["linear_attention", "full_attention"], k=2)]
+        out["layers"] = draw.choice([2, 3, 4])
+        kinds = kinds[: out["layers"]]
+        draw.shuffle(kinds)
+        out |= {"layer_types": kinds, "rope_parameters": scaling(draw, hidden // heads)}
     if family == "helium":
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT):

@@ -130,6 +130,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm3",
         {"attention_bias": True, "conv_bias": False, "conv_L_cache": 12, "tie_word_embeddings": False},
     ),
+    "OLMo Hybrid without positions": ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}, "head_dim": 20}),
+    "OLMo Hybrid, strengths up to one, biases": (
+        "olmo_hybrid",
+        {
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 0.1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "OLMo Hybrid, sizes by default, attention first": (
+        "olmo_hybrid",
+        {
+            **dict.fromkeys(f"linear_num_{kind}_heads" for kind in ("key", "value")),
+            **dict.fromkeys(f"linear_{kind}_head_dim" for kind in ("key", "value")),
+            "layer_types": ["full_attention", *["linear_attention"] * (LAYERS - 1)],
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0},
+        },
+    ),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 

@@ -53,6 +53,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "topk_method": "noaux_tc",
     },
     "olmo": {"clip_qkv": None, "pretraining_tp": 1},
+    "olmo_hybrid": {"linear_a_log_max": 1.0, "linear_dt_min": 0.1, "rope_theta": None},
     "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
     "exaone_moe": {  # K-EXAONE
         "is_moe_layer": [False, True, True],
@@ -366,6 +367,11 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("nemotron_h", "sliding_window", 64),
         ("nemotron_h", "tie_word_embeddings", True),
         ("nemotron_h", "time_step_limit", [0.001, 0.1]),
+        ("olmo_hybrid", "layer_types", ["linear_attention"] * 3),
+        ("olmo_hybrid", "linear_allow_neg_eigval", 1),
+        ("olmo_hybrid", "linear_conv_kernel_dim", 33),
+        ("olmo_hybrid", "linear_num_value_heads", 3),
+        ("olmo_hybrid", "sliding_window", 64),
         ("olmoe", "clip_qkv", 8.0),
         ("phi3", "lm_head_bias", True),
         ("phimoe", "num_experts_per_tok", 3),
@@ -496,6 +502,24 @@ def test_a_table_of_lfm3_is_read_where_layers_have_its_type() -> None:
     assert not build_program({**config, "layer_types": ["conv"] * 3}).ropes
     with pytest.raises(ModelError, match="rope_type is 'none'"):
         build_program({**config, "layer_types": ["full_attention", "conv", "conv"]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "tables"),
+    [
+        ({}, 1),
+        ({"rope_theta": None}, 0),  # Olmo-Hybrid-7B
+        ({"rope_theta": 777.0}, 1),
+        ({"rope_parameters": {"rope_theta": None, "rope_type": "default"}, "rope_theta": 777.0}, 0),
+        ({"rope_parameters": {"rope_theta": 777.0}, "rope_theta": None}, 1),
+    ],
+)
+def test_heads_of_olmo_hybrid_turn_where_there_is_a_base_frequency(fields: dict[str, Any], tables: int) -> None:
+    config = {**tiny("olmo_hybrid"), "rope_parameters": None, **fields}
+    assert (CONFIG_MAPPING["olmo_hybrid"].from_dict(config).rope_parameters["rope_theta"] is not None) == bool(tables)
+    program = build_program(config)
+    assert len(program.ropes) == tables
+    assert any(isinstance(op, Rotary) for layer in program.layers for op in layer.ops) == bool(tables)
 
 
 def test_chunks_without_a_length_are_refused() -> None:

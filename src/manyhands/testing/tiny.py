@@ -80,9 +80,28 @@ def write_tiny(config: Any, out: Path, *, seed: int, dtype: Precision, max_shard
     _fill(model, seed)
     model.to(DTYPES[dtype])
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
+    form: dict[str, Any] = {"max_shard_size": max_shard_bytes or "50GB"}
+    if config.model_type == "olmo_hybrid":
+        form |= {"state_dict": _as_published(model), "save_original_format": False}
     with _without_progress_bars():
-        model.save_pretrained(out, max_shard_size=max_shard_bytes or "50GB")
+        model.save_pretrained(out, **form)
     return model
+
+
+def _as_published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of an olmo_hybrid as its checkpoints have them: transformers reads these, and writes three kernels of equal
+    size, which it would read only where keys are as wide as values."""
+    keys = model.config.linear_num_key_heads * model.config.linear_key_head_dim
+    stored, out = model.state_dict(), dict[str, torch.Tensor]()
+    for name, tensor in stored.items():
+        if name.endswith(".conv1d.weight"):
+            parts = zip("qkv", tensor.split([keys, keys, len(tensor) - 2 * keys]), strict=True)
+            out |= {name.replace("conv1d", f"{kind}_conv1d"): part.clone() for kind, part in parts}
+            continue
+        if name.replace(".post_attention_layernorm.", ".input_layernorm.") in stored:  # not of a layer of attention
+            name = name.replace(".post_attention_layernorm.", ".feedforward_layer_norm.")
+        out[name.replace(".input_layernorm.", ".attention_layer_norm.")] = tensor
+    return out
 
 
 @contextmanager

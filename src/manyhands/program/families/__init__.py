@@ -22,6 +22,7 @@ phimoe     phimoe
 apertus    apertus
 axk1       axk1
 unweighted olmo, nanochat
+olmo_hybrid olmo_hybrid
 """
 
 from collections.abc import Callable, Mapping
@@ -103,6 +104,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "olmo": "unweighted",
     "olmo2": "wrapped",
     "olmo3": "wrapped",
+    "olmo_hybrid": "olmo_hybrid",
     "olmoe": "experts",
     "phi": "layernorm",
     "phi3": "llama",

@@ -1,7 +1,7 @@
 """Recipes of families most of whose layers have linear attention, or a short convolution, in place of attention: qwen3_next,
 qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,10 +61,10 @@ class LinearStyle:
     taps: int
     eps: float
     activation: Activation
-    is_grouped: bool
-    is_apart: bool
-    is_tiled: bool
-    is_log: bool
+    is_grouped: bool = False
+    is_apart: bool = True
+    is_tiled: bool = False
+    is_log: bool = True
 
     @classmethod
     def read(cls, f: Fields, activation: Activation, eps: float, *, is_grouped: bool) -> "LinearStyle":
@@ -97,15 +97,24 @@ def linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, source: str, 
     heads, gated; the product behind."""
     wide = _apart(n, s, style) if style.is_apart else _grouped(n, s, style)
     narrow = _grouped_narrow(n, s, style) if style.is_grouped else _apart_narrow(n, s, style)
-    kernel = Weight(f"{n.path}linear_attn.conv1d.weight", (2 * style.keys + style.values, 1, style.taps))
-    ops: list[Op] = [Product(source, (*wide, *narrow))]
-    for name, start, width in (
-        ("q", 0, style.keys),
-        ("k", style.keys, style.keys),
-        ("v", 2 * style.keys, style.values),
-    ):
-        part = Weight(kernel.name, kernel.shape, Rows(start, width))
-        ops.append(Convolution(name, f"{name} mixed", style.taps, part, activation=style.activation))
+    shape, columns = (2 * style.keys + style.values, 1, style.taps), (style.keys, style.keys, style.values)
+    kernels = [
+        Weight(f"{n.path}linear_attn.conv1d.weight", shape, Rows(style.keys * i, width))
+        for i, width in enumerate(columns)
+    ]
+    return (
+        Product(source, (*wide, *narrow)),
+        *delta_rule(n, style, kernels, "linear_attn.norm"),
+        Product("o", (n.part(target, "linear_attn.out_proj", s.hidden, style.values, False),)),
+    )
+
+
+def delta_rule(n: TensorNames, style: LinearStyle, kernels: Sequence[Weight], norm: str) -> Ops:
+    """What lies between the products: from "q", "k", "v", each convolved by its one of `kernels`, decays "a", strengths "b" and
+    gates "z" to "o"."""
+    ops: list[Op] = []
+    for name, kernel in zip("qkv", kernels, strict=True):
+        ops.append(Convolution(name, f"{name} mixed", style.taps, kernel, activation=style.activation))
     for name, scale in (("q mixed", 1.0 / style.width), ("k mixed", head_scale(style.width))):
         # A norm of the mean makes rows sqrt(width) long; queries are scaled by as much again.
         ops.append(Norm(name, name, "rms", UNIT_EPS / style.width, (), groups=style.key_heads))
@@ -114,11 +123,8 @@ def linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, source: str, 
     ops.append(Decay("a", "a", rate, bias, style.is_log))
     shape = (style.heads, style.key_heads, style.width, style.value_width, style.is_tiled)
     ops.append(LinearAttention("q mixed", "k mixed", "v mixed", "a", "b", "o", *shape))
-    weight = n.vector("linear_attn.norm.weight", style.value_width)
-    ops.append(Norm("o", "o", "rms", style.eps, (weight,), groups=style.heads))
-    ops.append(Gate("z", "o", "o", Gating("silu")))
-    ops.append(Product("o", (n.part(target, "linear_attn.out_proj", s.hidden, style.values, False),)))
-    return tuple(ops)
+    ops.append(Norm("o", "o", "rms", style.eps, (n.vector(f"{norm}.weight", style.value_width),), groups=style.heads))
+    return (*ops, Gate("z", "o", "o", Gating("silu")))
 
 
 def _grouped(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
