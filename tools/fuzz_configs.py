@@ -34,7 +34,7 @@ from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, write_tiny
 from manyhands.testing.tiny_configs import LFM3_KINDS, NEMOTRON_KINDS
 from tests.engine.oracle import NativePair, Pair, pair_in
 from tests.worker.pipeline import Ids, Loader, Logits
-from tools.fuzz_forms import config_of, rewritten, scaling
+from tools.fuzz_forms import TYPES, config_of, rewritten, scaling
 
 TOLERANCE = 1e-4  # of the largest logit; wrong arithmetic shows as 1e-2 and more
 NEAREST = 1e-5  # of a row's highest score: a choice of positions that a smaller difference decides is not compared
@@ -353,6 +353,14 @@ OWN: dict[str, Options] = {
         "moe_layer_interval": [1, 2],
     },
     "lfm2": {"conv_bias": _BOOL, "conv_L_cache": [1, 3, 6], "block_auto_adjust_ff_dim": _BOOL},
+    "laguna": {
+        "attention_bias": _BOOL,
+        "gating": [True, "per-head", "per-element"],
+        "moe_routed_scaling_factor": [0.3, 2.5],
+        "num_experts_per_tok": [1, 4],
+        "shared_expert_intermediate_size": [1, 40],
+        "sliding_window": [1, 9],
+    },
     "lfm3": {
         "attention_bias": _BOOL,
         "conv_bias": _BOOL,
@@ -451,6 +459,7 @@ _FREE_HEADS = (
     "iquestcoder",
     "mellum",
     "llama4_text",
+    "laguna",
     "lfm3",
     "vaultgemma",
 )
@@ -497,6 +506,13 @@ def options(draw: random.Random, family: str) -> Options:
             tables["full_attention"] = {"rope_type": "proportional", "rope_theta": 1e4, **part}
         out |= {"layer_types": draw.choices(LFM3_KINDS, k=out["layers"]), "rope_parameters": tables}
         out["intermediate_size"] = max(7, out["intermediate_size"])  # the norm behind one column widens its rounding
+    if family == "laguna":
+        heads = [draw.choice([1, 2, 4]) * out["num_key_value_heads"] for _ in range(out["layers"])]
+        out |= {"num_attention_heads_per_layer": heads, "layer_types": draw.choices(TYPES, k=out["layers"])}
+        out |= {"mlp_layer_types": draw.choices(["dense", "sparse"], k=out["layers"])}
+        part = draw.choice([0.5, 1.0]) if out["head_dim"] % 4 == 0 else 1.0
+        tables = {kind: scaling(draw, int(part * out["head_dim"])) for kind in TYPES}
+        out["rope_parameters"] = {kind: {**tables[kind], "partial_rotary_factor": part} for kind in TYPES}
     if family == "olmo_hybrid":  # transformers wants layers of each type
         kinds = ["linear_attention", "full_attention", *draw.choices(["linear_attention", "full_attention"], k=2)]
         out["layers"] = draw.choice([2, 3, 4])

@@ -336,6 +336,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "solar_open",
         {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False, **rope("yarn", **YARN)},
     ),
+    "laguna, a gate for each column, yarn, biases": (
+        "laguna",
+        {
+            "gating": "per-element",
+            "attention_bias": True,
+            "layer_types": ["full_attention"] * 4,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "num_attention_heads_per_layer": [2, 4, 8, 2],
+            "shared_expert_intermediate_size": 24,
+            "moe_routed_scaling_factor": 2.5,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "partial_rotary_factor": 0.5, **YARN}
+            },
+        },
+    ),
+    "laguna, the same heads in all layers": (
+        "laguna",
+        {"gating": "per-head", "num_attention_heads_per_layer": None, "hidden_act": "gelu", "rms_norm_eps": 0.1},
+    ),
     "lfm3, no convolutions": ("lfm3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "lfm3, other tables, gates of two heads, biases": (
         "lfm3",

@@ -230,7 +230,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case Xielu():
             assert widths[op.target] and [weight.shape for weight in op.numbers] == [(1,), (1,), (), ()]
         case Softplus():
-            assert widths[op.source] == op.bias.outputs
+            assert op.bias is None or widths[op.source] == op.bias.outputs
             widths[op.target] = widths[op.source]
         case LinearAttention():
             assert op.skip is None or op.skip.outputs == op.heads

@@ -154,6 +154,20 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "output_gate_type": "swish",
     },
     "lfm2": {"tie_embedding": True, "conv_dim_out": 64, "num_heads": 4},
+    "laguna": {  # Laguna XS.2
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+        "moe_router_logit_softcapping": 0.0,
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+        "qkv_bias": False,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+            "original_max_position_embeddings": 4096,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+        "swa_attention_sink_enabled": False,
+    },
     "lfm3": {"rms_norm_eps": 1e-5},  # which transformers also calls norm_eps
     "qwen3_next": {"full_attention_interval": 4, "use_sliding_window": False},
     "smollm3": {"max_window_layers": 28},
@@ -201,6 +215,7 @@ def billions(program: Program) -> float:
     ("family", "published"),
     [
         ("axk1", 519),  # A.X-K1
+        ("laguna", 33),  # Laguna-XS.2
         ("lfm3", 1.7),  # LFM3-1.7B
         ("iquestcoder", 40),  # IQuest-Coder-V1-40B
         ("jais2", 8),  # Jais-2-8B
@@ -337,6 +352,29 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("lfm2", "block_ffn_dim_multiplier", 1e-9),
         ("lfm2", "tie_embedding", False),
         ("lfm2", "use_pos_enc", False),
+        ("laguna", "decoder_sparse_step", 2),
+        ("laguna", "gating", False),
+        ("laguna", "gating", "per-layer"),
+        ("laguna", "gating_types", ["per-head", "per-element", "per-head"]),
+        ("laguna", "layer_types", ["chunked_attention"] * 3),
+        ("laguna", "mlp_layer_types", ["dense"]),
+        ("laguna", "mlp_only_layers", [1]),
+        ("laguna", "moe_apply_router_weight_on_input", True),
+        ("laguna", "moe_router_logit_softcapping", 30.0),
+        ("laguna", "moe_router_use_sigmoid", False),
+        ("laguna", "norm_topk_prob", False),
+        ("laguna", "num_attention_heads_per_layer", [4, 6]),
+        ("laguna", "num_attention_heads_per_layer", [4, 6, 3]),
+        ("laguna", "num_attention_heads_per_layer", [4, 6, 0]),
+        ("laguna", "num_attention_heads_per_layer", []),
+        ("laguna", "partial_rotary_factor", 1.0),
+        ("laguna", "qkv_bias", True),
+        ("laguna", "rope_parameters", {"rope_type": "default"}),
+        ("laguna", "rope_parameters", {"full_attention": {"rope_theta": 5e5}, "sliding_attention": None}),
+        ("laguna", "rope_parameters", {"full_attention": {"rope_type": "default"}, "sliding_attention": {}}),
+        ("laguna", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("laguna", "rope_theta", 1e4),
+        ("laguna", "swa_attention_sink_enabled", True),
         ("lfm3", "conv_L_cache", 33),
         ("lfm3", "full_attn_idxs", [1]),
         ("lfm3", "head_dim", 0),

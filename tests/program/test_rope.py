@@ -171,6 +171,7 @@ REFUSED = {
     "gpt_neox": {"beside", "old", "in both"},
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma4_text": set(PLACES) - {"nowhere"},
+    "laguna": set(PLACES) - {"nowhere"},
     "mellum": set(PLACES) - {"nowhere"},
     "mimo_v2_flash": set(PLACES) - {"nowhere"},
     "olmo3": {"without a base", "new", "in both"},

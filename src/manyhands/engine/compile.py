@@ -264,8 +264,9 @@ class _Compiler:
         if isinstance(op, Decay):
             stored = as_fp32(take(op.rate, self._read)).astype(np.float64).reshape(-1)
             rates = library.double("exp", stored) if op.is_log else -stored
-        numbers = self.source(op.source), self.target(op.target, self.width(op.source))
-        self.emit(library.DECAY, numbers, (), (rates, vector([op.bias], self._read)))
+        width = self.width(op.source)
+        bias = np.zeros(width, np.float32) if op.bias is None else vector([op.bias], self._read)
+        self.emit(library.DECAY, (self.source(op.source), self.target(op.target, width)), (), (rates, bias))
 
     @add.register
     def _(self, op: LinearAttention) -> None:

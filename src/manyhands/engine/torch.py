@@ -20,7 +20,7 @@ from torch import Tensor
 from manyhands.core import Span
 from manyhands.engine.span import Piece
 from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, mixed, product, soft_capped, xielu
-from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights
+from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -40,6 +40,7 @@ from manyhands.program.ops import (
     Program,
     Rotary,
     ScaleByPosition,
+    Softplus,
     Weight,
     Xielu,
 )
@@ -191,12 +192,8 @@ class _Layer:
 
     @run.register
     def _(self, op: Rotary) -> None:
-        cos, sin = (half[:, None, :] for half in self.angles[op.rope])
         whole = heads(self.registers[op.target], op.heads).clone()
-        turned = whole[..., op.offset : op.offset + 2 * cos.shape[-1]]
-        a, b = (turned[..., 0::2], turned[..., 1::2]) if op.pairs else turned.chunk(2, -1)
-        new = a * cos - b * sin, b * cos + a * sin
-        turned.copy_(torch.stack(new, -1).flatten(-2) if op.pairs else torch.cat(new, -1))
+        turn(whole[..., op.offset :], *self.angles[op.rope], op.pairs)
         self.registers[op.target] = whole.flatten(-2)
 
     @run.register
@@ -336,9 +333,13 @@ class _Layer:
         self.registers[op.target] = self.registers[op.target] * factors[:, None]
 
     @run.register
+    def _(self, op: Softplus) -> None:
+        rows = self.registers[op.source] + (0.0 if op.bias is None else self.weights[op.bias, 0])
+        self.registers[op.target] = torch.nn.functional.softplus(rows)
+
+    @run.register
     def _(self, op: Xielu) -> None:
-        numbers = [self.weights[weight, 0] for weight in op.numbers]
-        self.registers[op.target] = xielu(self.registers[op.target], *numbers)
+        self.registers[op.target] = xielu(self.registers[op.target], *(self.weights[one, 0] for one in op.numbers))
 
     @run.register
     def _(self, op: Add) -> None:

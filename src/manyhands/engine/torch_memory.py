@@ -148,3 +148,11 @@ class RopeTable:
             made = torch.stack([angles.cos(), angles.sin()]) * self._rope.factor
             self._made = made.float().to(self._device)
         return self._made[0, positions_N], self._made[1, positions_N]
+
+
+def turn(columns: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> None:
+    """ops.Rotary's turn, in place, of the first columns of [N, heads, columns] by cos and sin [N, width / 2]."""
+    c, s, turned = cos[:, None, :], sin[:, None, :], columns[..., : 2 * cos.shape[-1]]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if pairs else turned.chunk(2, -1)
+    new = a * c - b * s, b * c + a * s
+    turned.copy_(torch.stack(new, -1).flatten(-2) if pairs else torch.cat(new, -1))

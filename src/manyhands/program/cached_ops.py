@@ -124,7 +124,7 @@ class Softplus:
 
     source: str
     target: str
-    bias: Weight
+    bias: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)

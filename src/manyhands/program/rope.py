@@ -115,7 +115,7 @@ class RopeReader:
         one, else `theta`. rope_scaling, of old configs, goes before the fields of the `scaled` type.
         """
         tables = self.fields.raw("rope_parameters", {})
-        if not all(isinstance(value, dict | None) for value in tables.values()):
+        if not all(isinstance(value, dict | None) for name, value in tables.items() if name != _ORIGINAL):
             raise self.fields.refuse("rope_parameters", "an object for each type of layer is needed")
         base = self.fields.number(field, theta) if field else theta
         old = self.fields.raw("rope_scaling", {}) if scaled else {}

@@ -46,8 +46,8 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (weight for weight in (op.weight, op.bias) if weight is not None)
         case Decay():
             yield from (op.rate, op.bias)
-        case Softplus():
-            yield op.bias
+        case Softplus(bias=Weight() as bias):
+            yield bias
         case Xielu():
             yield from op.numbers
         case LinearAttention(skip=Weight() as skip):

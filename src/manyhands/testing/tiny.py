@@ -133,8 +133,11 @@ def _config(family: str, layers: int, hidden: int, vocab: int, context: int, ove
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
     if model_type == "lfm3":
         shape["layer_types"] = [LFM3_KINDS[i % 3] for i in range(layers)]
-    if model_type == "mellum":  # without a list, no layer has a window
+    if model_type in ("laguna", "mellum"):  # without a list, no layer has a window
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)]
+    if model_type == "laguna":
+        shape |= {"num_attention_heads_per_layer": [6 - i % 2 * 2 for i in range(layers)], "sliding_window": WINDOW}
+        shape["shared_expert_intermediate_size"] = hidden
     if family == "granitemoehybrid_mamba":
         shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
     elif family == "nemotron_h":

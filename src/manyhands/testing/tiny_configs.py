@@ -298,6 +298,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
     "jais2": ("jais2", lambda hidden: {}),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
+    "laguna": ("laguna", lambda hidden: {**_experts(hidden, 8), "head_dim": hidden // 2}),
     "lfm2": ("lfm2", lambda hidden: {"block_multiple_of": 32, "conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
     "lfm3": ("lfm3", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW, "conv_bias": True}),

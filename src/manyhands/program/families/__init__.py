@@ -23,6 +23,7 @@ apertus    apertus
 axk1       axk1
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
+laguna     laguna
 """
 
 from collections.abc import Callable, Mapping
@@ -84,6 +85,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "iquestcoder": "llama",
     "jais2": "layernorm",
     "kimi_k2": "latent",
+    "laguna": "laguna",
     "lfm2": "linear",
     "lfm2_moe": "linear",
     "lfm3": "lfm3",

@@ -74,6 +74,7 @@ class ExpertBlocks:
     correction: str = "mlp.gate.e_score_correction_bias"
     beside: str = "mlp.shared_experts"
     is_stacked: bool = False  # experts lie in one tensor
+    beside_inner: int | None = None  # columns of the shared ones, if others than those of `shared` experts
     after: str | None = None  # the norm of what experts and shared ones give together
 
     @classmethod
@@ -93,7 +94,7 @@ class ExpertBlocks:
         routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), self._experts(n, s))
         if not self.shared:
             return _mixed(n, s, norm, routed, ())
-        width = self.inner * self.shared
+        width = self.beside_inner or self.inner * self.shared
         beside = gated(n, self.beside, s.hidden, width, self.act, "h", "s", bias=self.bias)
         if self.after is None:
             return _mixed(n, s, norm, routed, beside)
