@@ -172,6 +172,7 @@ REFUSED = {
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma4_text": set(PLACES) - {"nowhere"},
     "laguna": set(PLACES) - {"nowhere"},
+    "lfm3": set(PLACES) - {"nowhere", "beside"},
     "mellum": set(PLACES) - {"nowhere"},
     "mimo_v2_flash": set(PLACES) - {"nowhere"},
     "olmo3": {"without a base", "new", "in both"},
