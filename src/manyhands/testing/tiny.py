@@ -89,8 +89,8 @@ def write_tiny(config: Any, out: Path, *, seed: int, dtype: Precision, max_shard
 
 
 def _as_published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors of an olmo_hybrid as its checkpoints have them: transformers reads these, and writes three kernels of equal
-    size, which it would read only where keys are as wide as values."""
+    """The tensors of an olmo_hybrid as its publisher's checkpoints have them. transformers reads these, and writes others: its
+    three kernels are of one size, whatever the widths of keys and values, and norms behind attention have another name."""
     keys = model.config.linear_num_key_heads * model.config.linear_key_head_dim
     stored, out = model.state_dict(), dict[str, torch.Tensor]()
     for name, tensor in stored.items():

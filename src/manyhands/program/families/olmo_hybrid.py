@@ -63,7 +63,7 @@ def _kinds(f: Fields, layers: int) -> list[str]:
 
 
 def _ropes(f: Fields, s: Sizes, rope: RopeReader) -> list[Rope]:
-    """None where the base frequency is null, in its table or, if that says none, outside: so in Olmo-Hybrid-7B."""
+    """No table where the base frequency is null, in its table or, if that says none, outside: so in Olmo-Hybrid-7B."""
     table = f.raw("rope_scaling") or f.raw("rope_parameters") or {}
     if table["rope_theta"] is None if "rope_theta" in table else f.is_null("rope_theta"):
         f.ignore("rope_theta")
