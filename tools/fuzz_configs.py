@@ -507,12 +507,12 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"layer_types": draw.choices(LFM3_KINDS, k=out["layers"]), "rope_parameters": tables}
         out["intermediate_size"] = max(7, out["intermediate_size"])  # the norm behind one column widens its rounding
     if family == "laguna":
-        heads = [draw.choice([1, 2, 4]) * out["num_key_value_heads"] for _ in range(out["layers"])]
-        out |= {"num_attention_heads_per_layer": heads, "layer_types": draw.choices(TYPES, k=out["layers"])}
+        each = [draw.choice([1, 2, 4]) * out["num_key_value_heads"] for _ in range(out["layers"])]
+        out |= {"num_attention_heads_per_layer": each, "layer_types": draw.choices(TYPES, k=out["layers"])}
         out |= {"mlp_layer_types": draw.choices(["dense", "sparse"], k=out["layers"])}
-        part = draw.choice([0.5, 1.0]) if out["head_dim"] % 4 == 0 else 1.0
-        tables = {kind: scaling(draw, int(part * out["head_dim"])) for kind in TYPES}
-        out["rope_parameters"] = {kind: {**tables[kind], "partial_rotary_factor": part} for kind in TYPES}
+        turned = draw.choice([0.5, 1.0]) if out["head_dim"] % 4 == 0 else 1.0
+        tables = {kind: scaling(draw, int(turned * out["head_dim"])) for kind in TYPES}
+        out["rope_parameters"] = {kind: {**tables[kind], "partial_rotary_factor": turned} for kind in TYPES}
     if family == "olmo_hybrid":  # transformers wants layers of each type
         kinds = ["linear_attention", "full_attention", *draw.choices(["linear_attention", "full_attention"], k=2)]
         out["layers"] = draw.choice([2, 3, 4])

@@ -65,7 +65,7 @@ def _table(f: Fields, rope: RopeReader, kind: str, width: int) -> Rope:
     table = f.raw("rope_parameters").get(kind)
     if not isinstance(table, dict) or table.get("rope_theta") is None:
         raise f.refuse("rope_parameters", f"an object with a rope_theta is needed for {kind}, a type that layers have")
-    return rope.by_type(kind, width, theta=_ROPES[_FULL]["rope_theta"], scaled=False, partial=True)
+    return rope.by_type(kind, width, theta=500000.0, scaled=False, partial=True)
 
 
 def _sizes(f: Fields, s: Sizes) -> list[Sizes]:
@@ -82,7 +82,7 @@ def _gates_columns(f: Fields, s: Sizes) -> bool:
     gating = f.raw("gating", True)
     if gating is not True and gating not in ("per-head", "per-element"):
         raise f.refuse("gating", "true, 'per-head' or 'per-element' is needed")
-    by_column = gating == "per-element"
+    by_column = bool(gating == "per-element")
     f.only("gating_types", ["per-element" if by_column else "per-head"] * s.layers)
     return by_column
 
