@@ -690,14 +690,15 @@ INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
 
 enum { LEAST_AHEAD = 8192, MOST_AHEAD = 131072 }; /* bytes: what is fetched so far ahead stays in L2 */
 /* Fetches, of a panel and those behind it, what comes a while after a step, as many bytes as a step has. On AMD a whole panel later, so that also
- * the factors, which lie behind all codes of a panel, are there for its first step: into L2, and, for few rows, into L1 what comes soon. Zen 5 takes
- * few rows' into L1 at once, one row's past the other caches (see ONCE): it drops many fetches into L2, and these steps take a sixth less so. */
+ * the factors, which lie behind all codes of a panel, are there for its first step: into L2, and, for few rows, into L1 what comes soon. Zen 5
+ * takes those of fewer than MOST_TOGETHER rows into L1 at once, of one row past the other caches (see ONCE): it drops many fetches into L2, and
+ * these steps take a sixth less so. */
 INLINE void fetch_step(int64_t type, int amd, int count, const uint8_t *panel, int64_t depth, int64_t step)
 {
     const int64_t bytes = code_bytes(type) + factor_bytes(type);
     const uint8_t *far = panel + at_most(panel_bytes(type, depth), MOST_AHEAD) + LEAST_AHEAD + step * bytes;
     const uint8_t *near = panel + step * code_bytes(type) + (amd ? 2048 : 4096);
-    const int is_few = count <= MOST_TOGETHER / 2, is_at_once = is_few && amd >= ZEN5;
+    const int is_few = count <= MOST_TOGETHER / 2, is_at_once = amd >= ZEN5 && count < MOST_TOGETHER;
     for (int64_t at = 0; at < bytes && amd; at += LINE)
         if (is_at_once && count == 1)
             __builtin_prefetch(far + at, 0, 0);
