@@ -30,3 +30,11 @@ def test_fields_are_looked_up_by_the_longest_key() -> None:
 def test_what_an_older_file_lacks_is_left_out() -> None:
     text = "{a}[[, first {b}]]"
     assert figures.filled(text, {"a": 1}) == "1" and figures.filled(text, {"a": 1, "b": 2}) == "1, first 2"
+
+
+def test_a_row_has_a_file_for_each_back_end_and_family_of_cpus() -> None:
+    """Not those of a row whose name is longer."""
+    row = figures.Row("step-0.5b", "", "", "")
+    found = ["step-0.5b-2000-amx-intel6", "step-0.5b-avx512-amd26", "step-0.5b-avx512-amd25", "step-0.5b-amx-intel6"]
+    assert figures.files_of(row, found) == [found[3], found[2], found[1]]
+    assert figures.files_of(row, ["step-0.5b", "step-0.5b-avx2"]) == ["step-0.5b"]
