@@ -80,16 +80,16 @@ INLINE void chain(int64_t type, int count, Fetch how, const float *x, int64_t ro
 /* `chain` for each type and number of rows: functions of their own, or variables of all of them would fill the registers of each. Those of
  * attention, `near`, know that nothing is fetched far and where rows lie: a tenth fewer cycles with what L1 holds. With weights from
  * memory, 4 rows were slower so. */
-typedef void Chain(int is_amd, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
+typedef void Chain(int amd, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth, float *sums, int64_t sum_step);
 #define EACH_CHAIN(name, type, n, on_amd, row_step)                                                                                        \
-    static __attribute__((noinline)) void name##_##type##_##n(int is_amd, const float *x, int64_t apart, int64_t step_step,                \
+    static __attribute__((noinline)) void name##_##type##_##n(int amd, const float *x, int64_t apart, int64_t step_step,                   \
                                                               const char *panel, int64_t depth, float *sums, int64_t sum_step)             \
     {                                                                                                                                      \
-        (void)is_amd, (void)apart;                                                                                                         \
-        if (n <= 2 && (on_amd) != SOON && is_amd) /* a loop of its own: a fetch in a branch was 2 % slower */                             \
+        (void)apart;                                                                                                                       \
+        if (n <= 2 && (on_amd) != SOON && amd >= ZEN5) /* a loop of its own: a fetch in a branch was 2 % slower */                         \
             chain(type, n, on_amd, x, row_step, step_step, panel, depth, sums, sum_step);                                                  \
         else                                                                                                                               \
-            chain(type, n, is_amd ? on_amd : SOON, x, row_step, step_step, panel, depth, sums, sum_step);                                  \
+            chain(type, n, n > 2 && amd ? on_amd : SOON, x, row_step, step_step, panel, depth, sums, sum_step);                            \
     }
 #define CHAIN(type, n) EACH_CHAIN(chain, type, n, (n > 2 ? FAR : ONCE), apart)
 #define NEAR_CHAIN(type, n) EACH_CHAIN(near, type, n, SOON, DEPTH)
@@ -128,7 +128,7 @@ enum { TURN_ROWS = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain where t
 /* sums[r * sum_step] += chains of `count` rows (any number), DEPTH apart, with a panel. More than registers have sums for take turns, about as many
  * in each, and go through some steps of K before the next. all: the chains of the panel's type. Other panels lie behind this
  * one. */
-static void chains(int64_t type, Chains all, int64_t count, int is_amd, const float *x, int64_t step_step, const char *panel, int64_t depth,
+static void chains(int64_t type, Chains all, int64_t count, int amd, const float *x, int64_t step_step, const char *panel, int64_t depth,
                    float *sums, int64_t sum_step)
 {
     int64_t bytes = step_bytes(type), steps = count > LANES_ROWS ? TURN_BYTES / bytes : depth;
@@ -137,7 +137,7 @@ static void chains(int64_t type, Chains all, int64_t count, int is_amd, const fl
             int64_t left = count - row;
             rows = left <= LANES_ROWS ? left : ceil_div(left, ceil_div(left, TURN_ROWS));
             rows += left > rows && rows == BOTH_ROWS + 1; /* AVX2: sums of four rows wait for each other, those of five and three do not */
-            all[rows - 1](is_amd, x + row * DEPTH + step * step_step, DEPTH, step_step, panel + step * bytes, at_most(depth - step, steps),
+            all[rows - 1](amd, x + row * DEPTH + step * step_step, DEPTH, step_step, panel + step * bytes, at_most(depth - step, steps),
                           sums + row * sum_step, sum_step);
         }
 }

@@ -102,7 +102,8 @@ enum { ZEN5 = 26 };
 extern int mh_amd; /* the family of an AMD CPU, else 0: weights are fetched in other ways there (Zen 3, 4: 25) */
 /* How a product fetches the weights that it comes to: SOON: into L1, soon before. FAR: into L2, long before: on Zen 4, 3 to 12 rows are up to 1.3 times
  * as fast so, small weights up to 1.4; one row of bf16 0.8 times. ONCE: as SOON, for a step that does not read them again: AMD's cores do not move
- * such lines to L2 and L3, where the code and data of what runs between two steps stay. On Zen 5 it took two thirds of its time. */
+ * such lines to L2 and L3, where the code and data of what runs between two steps stay. On Zen 5 that took two thirds of its time; Zen 4 was not
+ * tried, and is not fetched so. */
 typedef enum { SOON, FAR, ONCE } Fetch;
 INLINE void fetch_weights(Fetch how, const void *at)
 {
