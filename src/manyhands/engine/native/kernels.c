@@ -4,6 +4,11 @@
 
 #include <stddef.h>
 
+#ifdef TILES /* what tiles do not compute is left out: AVX-512's kernels do (machine.c) */
+#pragma GCC diagnostic ignored "-Wunused-function"
+#pragma GCC diagnostic ignored "-Wunused-const-variable"
+#endif
+
 #include "functions.h"
 #include "panels.h"
 #include "quants.h"
@@ -283,6 +288,14 @@ static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, c
     }
 }
 
+/* Zeros for the sums of `panels` panels and `rows` rows, and of those that fill up a tile. */
+static float *clear_sums(float *sums, int64_t panels, int64_t rows)
+{
+    for (int64_t p = 0; p < panels; p++)
+        memset(sums + p * CHUNK * SIDE, 0, (size_t)(ceil_div(rows, SIDE) * SIDE * SIDE) * 4);
+    return sums;
+}
+
 /* Rows of sums of panels [panel, panel + panels) -> out, with bias and activation. */
 static void finish(const Matrix *matrix, int64_t panel, int64_t panels, int64_t rows, const float *sums, float *out, int64_t stride)
 {
@@ -299,29 +312,34 @@ static void finish(const Matrix *matrix, int64_t panel, int64_t panels, int64_t 
 /* Panels [panel, end) of a product; scratch: SCRATCH_BYTES. */
 static void product(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch)
-{
-    int64_t depth = source->depth, bytes = panel_bytes(matrix->type, depth);
-    float *sums = scratch + EXPANDED_FLOATS;
-    int is_many = source->form == AS_THEY_ARE && source->count > FEW_ROWS;
 #ifdef TILES
-    int is_tiled = source->form == TILED || source->form == TILED_GROUPS;
-    if (is_tiled)
-        tiles_begin(source->form == TILED ? SIDE : DEPTH / 4, tile_lines(source));
-#else
-    int is_tiled = 0;
-#endif
+{
+    int64_t bytes = panel_bytes(matrix->type, source->depth), most = source->form == TILED ? TILED_PANELS : source->count > SIDE ? PANELS : 1;
+    float *sums = scratch + EXPANDED_FLOATS;
+    if (source->form != TILED && source->form != TILED_GROUPS) {
+        kernels_avx512.product(matrix, source, panel, end, out, stride, scratch);
+        return;
+    }
+    tiles_begin(source->form == TILED ? SIDE : DEPTH / 4, tile_lines(source));
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
-        panels = source->form == TILED ? at_most(end - panel, TILED_PANELS) : is_many || (is_tiled && source->count > SIDE) ? at_most(end - panel, PANELS) : 1;
-        for (int64_t p = 0; p < panels && source->form != TILED; p++)
-            memset(sums + p * CHUNK * SIDE, 0, (size_t)(ceil_div(source->count, SIDE) * SIDE * SIDE) * 4);
-#ifdef TILES
+        panels = at_most(end - panel, most);
         if (source->form == TILED)
             tile_product(source, packed, panels, sums);
-        else if (source->form == TILED_GROUPS)
-            group_tiles(matrix->type, source, (const uint8_t *)packed, panels, sums);
         else
-#endif
+            group_tiles(matrix->type, source, (const uint8_t *)packed, panels, clear_sums(sums, panels, source->count));
+        finish(matrix, panel, panels, source->count, sums, out, stride);
+    }
+    tiles_end();
+}
+#else
+{
+    int64_t depth = source->depth, bytes = panel_bytes(matrix->type, depth), is_many = source->form == AS_THEY_ARE && source->count > FEW_ROWS;
+    float *sums = scratch + EXPANDED_FLOATS;
+    for (int64_t panels; panel < end; panel += panels) {
+        const char *packed = (const char *)matrix->packed + panel * bytes;
+        panels = is_many ? at_most(end - panel, PANELS) : 1;
+        clear_sums(sums, panels, source->count);
         if (is_many)
             block_product(matrix, source, packed, panels, sums, scratch);
         else if (source->form == GROUPED)
@@ -330,11 +348,8 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
             chains(matrix->type, PRODUCT[matrix->type], source->count, mh_amd, source->rows, source->step_step, packed, depth, sums, SIDE);
         finish(matrix, panel, panels, source->count, sums, out, stride);
     }
-#ifdef TILES
-    if (is_tiled)
-        tiles_end();
-#endif
 }
+#endif
 
 /* A sum over n numbers: lane i takes numbers i, i + 16, ... in order, then the tree. */
 static float square_sum(const float *x, int64_t n, float mean)
@@ -1087,9 +1102,8 @@ static void apply(int64_t function, float alpha, const float *x, float *out, int
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 #ifdef TILES
-enum { HAS_TILES = 1 };
+Kernels kernels_amx = {.name = "amx", .has_tiles = 1, .prepare = prepare, .product = product, .attend = attend, .index = index_blocks};
 #else
-enum { HAS_TILES = 0 };
-#endif
-const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, prepare, product, norm, rotate, gate, add_rows, multiply, xielu, remember,
+const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), 0, prepare, product, norm, rotate, gate, add_rows, multiply, xielu, remember,
                                         attend, index_blocks, widen, narrow, soften, route, convolve, delta, apply, round_weights};
+#endif

@@ -117,7 +117,7 @@ INLINE void fetch_weights(Fetch how, const void *at)
 extern int mh_has_dot;     /* whether this CPU multiplies bytes and sums by fours: AVX-512 VNNI, ARM's dot product */
 extern int mh_has_avx_dot; /* whether it does so in registers of AVX2: AVX-VNNI */
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
-extern const Kernels kernels_amx __attribute__((weak)); /* absent where the compiler knows no tiles */
+extern Kernels kernels_amx __attribute__((weak)); /* of tiles; machine.c adds the rest, AVX-512's; absent where the compiler knows no tiles */
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -77,6 +77,17 @@ static int amd_family(void)
     return __get_cpuid(1, &a, &b, &c, &d) ? (int)((a >> 8 & 15) + (a >> 20 & 255)) : 0;
 }
 
+/* What kernels.c leaves open for tiles is AVX-512's. */
+static void complete_amx(void)
+{
+    if (!&kernels_amx)
+        return;
+    Kernels all = kernels_avx512, tiles = kernels_amx;
+    all.name = tiles.name, all.has_tiles = tiles.has_tiles;
+    all.prepare = tiles.prepare, all.product = tiles.product, all.attend = tiles.attend, all.index = tiles.index;
+    kernels_amx = all;
+}
+
 static int find(int64_t target)
 {
     return target == 0 || (target == 1 && has_avx2()) || (target == 2 && has_avx512()) ||
@@ -88,6 +99,7 @@ static int find(int64_t target)
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
 
+static void complete_amx(void) {}
 static int amd_family(void) { return 0; }
 static int has_avx_dot(void) { return 0; }
 static int has_dot(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
@@ -112,4 +124,5 @@ __attribute__((constructor)) static void find_kind(void)
     mh_has_dot = has_dot();
     mh_has_avx_dot = has_avx_dot();
     mh_amd = amd_family();
+    complete_amx();
 }

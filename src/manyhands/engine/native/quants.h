@@ -764,11 +764,7 @@ typedef void GroupChain(const float *x, int64_t row_step, int64_t step_step, con
 #define EACH_COUNT(name, type, dot) \
     name(type, dot, 1) name(type, dot, 2) name(type, dot, 3) name(type, dot, 4) name(type, dot, 5) name(type, dot, 6) name(type, dot, 7) name(type, dot, 8)
 #endif
-#if defined(LANES_AVX512) && defined(TILES) /* CPUs with tiles have the dot product */
-enum { DOTS = 1 };
-#define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 1)
-#define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 1)}},
-#elif defined(LANES_AVX512) || (defined(LANES_AVX2) && !defined(NO_AVX_DOT)) || defined(LANES_NEON)
+#if defined(LANES_AVX512) || (defined(LANES_AVX2) && !defined(NO_AVX_DOT)) || defined(LANES_NEON)
 enum { DOTS = 2 };
 #define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0) EACH_COUNT(GROUP_CHAIN, type, 1)
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}, {EACH_COUNT(GROUP_NAME, type, 1)}},
