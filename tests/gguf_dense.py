@@ -17,6 +17,13 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     if arch == "exaone4" and config["sliding_window"]:
         slides = np.array([kind == "sliding_attention" for kind in config["layer_types"]])
         return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": slides}
+    if arch in ("qwen2vl", "qwen3vl", "qwen3vlmoe"):
+        pairs = (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]) // 2
+        third = pairs // 3  # in turns; a pair that no section has would not turn in llama.cpp
+        deep = {} if arch == "qwen2vl" else {"n_deepstack_layers": 3}
+        return {"rope.dimension_sections": np.array([pairs - 2 * third, third, third, 0], np.int32), **deep}
+    if arch == "command-r":
+        return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
     if arch == "hunyuan-dense":
         return _hunyuan(config)
     return _gemma4(config) if arch == "gemma4" else {}

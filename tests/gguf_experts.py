@@ -15,6 +15,7 @@ EXPERT_FAMILIES = (
     "dots1",
     "olmoe",
     "deepseek_v2", "deepseek_v2_old", "glm4_moe_lite",
+    "exaone_moe", "llama4_text", "qwen3_moe_vl",
 )  # fmt: skip
 SPLIT_FAMILIES = ("deepseek_v3", "deepseek_v2", "glm4_moe_lite")  # as newer converters write them
 SAME_FILES = dict.fromkeys(("deepseek_v2", "glm4_moe_lite"), "deepseek_v3")  # families that share an architecture
@@ -41,6 +42,8 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 16},  # the converter takes it to be hidden / heads
     "dots1": {"num_key_value_heads": 4, "sliding_window": None, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
     "olmoe": {"num_key_value_heads": 4},
+    "exaone_moe": {"n_group": 1, "topk_group": 1, "sliding_window_pattern": 4, "routed_scaling_factor": 2.5},
+    "llama4_text": {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192},
 }  # fmt: skip
 _DEEPSEEK = {
     "expert_feed_forward_length": "moe_intermediate_size", "expert_group_count": "n_group",
@@ -53,6 +56,12 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
     "gpt-oss": {"attention.sliding_window": "sliding_window", "expert_feed_forward_length": "intermediate_size"},
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     **dict.fromkeys(("deepseek2", "glm4moe", "dots1"), _DEEPSEEK),
+    "exaone-moe": {**_DEEPSEEK, "expert_shared_count": "num_shared_experts"},
+    "llama4": {
+        "feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size",
+        "interleave_moe_layer_step": "interleave_moe_layer_step",
+    },
+    "qwen3vlmoe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size", "rope.dimension_count": "rotary_dim"},
     "ernie4_5-moe": {
         "expert_count": "moe_num_experts", "expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval",
@@ -74,6 +83,16 @@ def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, A
         ahead = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
         seen = {"rope.dimension_sections": np.array([1, 1, 2, 0], np.int32)}  # of a model that sees
         return {"expert_gating_func": 2, **(ahead if name == "glm4_moe" else seen)}
+    if arch == "exaone-moe":
+        slides = np.array([kind == "sliding_attention" for kind in config["layer_types"]])
+        windows = {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": slides}
+        shared = config["moe_intermediate_size"] * config["num_shared_experts"]
+        return {
+            **windows,
+            "expert_gating_func": 2,
+            "expert_shared_feed_forward_length": shared,
+            "rope.scaling.type": "none",
+        }
     if arch in ("minimax-m2", "dots1"):
         return {"expert_gating_func": 2}
     if arch == "hunyuan-moe":

@@ -38,6 +38,7 @@ FAMILIES = (
     "falcon_h1", "falcon_h1_norm",
     "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
+    "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -81,6 +82,7 @@ _FIXED: dict[str, dict[str, Any]] = {
     "minicpm3": {"dim_model_base": 256},
     "stablelm_12b": {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True},
     "cohere2": {"sliding_window_pattern": 4},
+    "cohere_norm": {"use_qk_norm": True, "num_hidden_layers": 64},  # llama.cpp reads norms of heads from 64 layers on
     "olmo3": {"rope_parameters": {
         "full_attention": {
             "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 256,
@@ -156,7 +158,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     name = family
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
-        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air|alone)$", "", family)
+        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air|alone|vl)$", "", family)
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",
@@ -168,6 +170,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         "is_fused": name.endswith("_fused"),
     }
     config |= {"is_old": name == "qwen3_next_old", "tiny_family": name}
+    config.setdefault("layer_norm_eps", 1e-5)  # olmo's config does not say it
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
@@ -189,7 +192,12 @@ def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
     if config["model_type"] == "nemotron_h":
         arch = "nemotron_h_moe" if "moe" in config["layers_block_type"] else "nemotron_h"
         return arch, ARCHITECTURES[arch]
-    usual = {one.model_type: (arch, one) for arch, one in ARCHITECTURES.items()}
+    usual = {
+        one.model_type: (arch, one) for arch, one in list(ARCHITECTURES.items())[::-1]
+    }  # of some, the first counts
+    if config["tiny_family"].endswith("_vl"):
+        arch = {"qwen2": "qwen2vl", "qwen3": "qwen3vl", "qwen3_moe": "qwen3vlmoe"}[config["model_type"]]
+        return arch, ARCHITECTURES[arch]
     found = usual | {one.model_type: (arch, one) for arch, (_, one) in VARIANTS.items()}
     return found[SAME_FILES.get(config["model_type"], config["model_type"])]
 
@@ -264,6 +272,9 @@ def _pieces(
     elif PAIRS in conventions and ("q_proj" in name or "k_proj" in name):
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         yield name, array.reshape(-1, 2, head // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    elif last == "gate_up_proj" and config["model_type"] == "llama4_text":
+        for part, rows in zip(("gate_proj", "up_proj"), np.split(array, 2, axis=2), strict=True):
+            yield f"{path}.{{expert}}.{part}.weight", rows.swapaxes(1, 2)
     elif last.startswith("gate_up_proj"):  # of gpt_oss
         for at, part in enumerate(("gate_proj", "up_proj")):
             is_bias = last.endswith("_bias")

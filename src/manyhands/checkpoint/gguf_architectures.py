@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from manyhands.checkpoint import gguf_names as names
 from manyhands.checkpoint.gguf_configs import (
     BY_PART,
     PAIRS,
@@ -11,6 +12,7 @@ from manyhands.checkpoint.gguf_configs import (
     RATES,
     SEPARATE,
     TILED,
+    cohere,
     cohere2,
     experts,
     gemma,
@@ -22,6 +24,7 @@ from manyhands.checkpoint.gguf_configs import (
     granite_moe,
     lfm2,
     minicpm3,
+    olmo,
     olmo3,
     phi2,
     phi3,
@@ -29,6 +32,7 @@ from manyhands.checkpoint.gguf_configs import (
     qwen3_5,
     qwen3_5_moe,
     qwen3_next,
+    sectioned,
     stablelm,
     stated,
 )
@@ -37,62 +41,19 @@ from manyhands.checkpoint.gguf_experts import (
     deepseek2,
     dots1,
     ernie4_5_moe,
+    exaone_moe,
     glm4_moe,
     gpt_oss,
     hunyuan_moe,
     lfm2_moe,
+    llama4,
     minimax_m2,
     olmoe,
     qwen3_moe,
+    qwen3_vl_moe,
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
-from manyhands.checkpoint.gguf_names import (
-    BIASED_ENDS,
-    CHATGLM,
-    DEEPSEEK2,
-    DOTS1,
-    ENDS,
-    ERNIE4_5_MOE,
-    FALCON_H1,
-    FALCON_H1_ENDS,
-    GEMMA2,
-    GEMMA3,
-    GEMMA4,
-    GLM4,
-    GLM4_MOE,
-    GPT_NEOX,
-    GPT_NEOX_ENDS,
-    GPT_OSS,
-    GRANITE_HYBRID,
-    GRANITE_HYBRID_MOE,
-    GRANITE_MOE,
-    HUNYUAN,
-    HUNYUAN_MOE,
-    LFM2,
-    LFM2_ENDS,
-    LFM2_MOE,
-    LLAMA,
-    MINICPM3,
-    MINIMAX_M2,
-    MIXTRAL,
-    NEMOTRON_H,
-    NEMOTRON_H_ENDS,
-    NEMOTRON_H_MOE,
-    OLMO2,
-    PHI2,
-    PHI2_ENDS,
-    PHI3,
-    QWEN2_MOE,
-    QWEN3,
-    QWEN3_MOE,
-    QWEN3_NEXT,
-    QWEN35,
-    QWEN35_MOE,
-    SEED_OSS,
-    STABLELM,
-    STARCODER2,
-)
 
 _QKV: Final = ("attn_q", "attn_k", "attn_v")
 _ATTENTION: Final = (*_QKV, "attn_output")
@@ -123,7 +84,7 @@ class Architecture:
     sparse: bool = False
     single: bool = False
     eps: str = "rms_norm_eps"
-    ends: Mapping[str, str] = field(default_factory=lambda: ENDS)
+    ends: Mapping[str, str] = field(default_factory=lambda: names.ENDS)
     layers: str = "model.layers"
     biases: Biases = (("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK))
 
@@ -164,25 +125,25 @@ def _nemotron_h(tensors: Mapping[str, str], more: Callable[[GgufKeys, Config], C
         (RATES,),
         mixed=True,
         single=True,
-        ends=NEMOTRON_H_ENDS,
+        ends=names.NEMOTRON_H_ENDS,
         layers="backbone.layers",
         biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", _UP_DOWN), _CORRECTED, *_STEPS),
     )
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "llama": Architecture("llama", "LlamaForCausalLM", LLAMA, conventions=(PAIRS,)),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", LLAMA, biases=((None, _QKV),)),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", QWEN3),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", QWEN3_MOE, qwen3_moe),
-    "gemma": Architecture("gemma", "GemmaForCausalLM", LLAMA, gemma, (PLUS_ONE,)),
-    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", GEMMA2, gemma2, (PLUS_ONE,)),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", GEMMA3, gemma3, (PLUS_ONE,)),
-    "phi3": Architecture("phi3", "Phi3ForCausalLM", PHI3, phi3),
+    "llama": Architecture("llama", "LlamaForCausalLM", names.LLAMA, conventions=(PAIRS,)),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", names.LLAMA, biases=((None, _QKV),)),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", names.QWEN3),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", names.QWEN3_MOE, qwen3_moe),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", names.LLAMA, gemma, (PLUS_ONE,)),
+    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", names.GEMMA2, gemma2, (PLUS_ONE,)),
+    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", names.GEMMA3, gemma3, (PLUS_ONE,)),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", names.PHI3, phi3),
     "gpt-oss": Architecture(
         "gpt_oss",
         "GptOssForCausalLM",
-        GPT_OSS,
+        names.GPT_OSS,
         gpt_oss,
         (SEPARATE,),
         biases=(("attention_bias", _ATTENTION), _ROUTED),
@@ -190,141 +151,160 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "deepseek2": Architecture(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
-        DEEPSEEK2,
+        names.DEEPSEEK2,
         deepseek2,
         latent=True,
         biases=(_CORRECTED,),
     ),
     "glm4moe": Architecture(
-        "glm4_moe", "Glm4MoeForCausalLM", GLM4_MOE, glm4_moe, biases=(("attention_bias", _QKV), _CORRECTED)
+        "glm4_moe", "Glm4MoeForCausalLM", names.GLM4_MOE, glm4_moe, biases=(("attention_bias", _QKV), _CORRECTED)
     ),
-    "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", MINIMAX_M2, minimax_m2, biases=(_CORRECTED,)),
+    "minimax-m2": Architecture(
+        "minimax_m2", "MiniMaxM2ForCausalLM", names.MINIMAX_M2, minimax_m2, biases=(_CORRECTED,)
+    ),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", ERNIE4_5_MOE, ernie4_5_moe, biases=(_CORRECTED,)
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", names.ERNIE4_5_MOE, ernie4_5_moe, biases=(_CORRECTED,)
     ),
-    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", HUNYUAN_MOE, hunyuan_moe),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", names.HUNYUAN_MOE, hunyuan_moe),
     "dots1": Architecture(
-        "dots1", "Dots1ForCausalLM", DOTS1, dots1, biases=(("attention_bias", _ATTENTION), _CORRECTED)
+        "dots1", "Dots1ForCausalLM", names.DOTS1, dots1, biases=(("attention_bias", _ATTENTION), _CORRECTED)
     ),
-    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", QWEN3_MOE, olmoe),
-    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
-    "glm4": Architecture("glm4", "Glm4ForCausalLM", GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)),
-    "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, granite, (PAIRS,)),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", names.QWEN3_MOE, olmoe),
+    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", names.QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
+    "glm4": Architecture(
+        "glm4", "Glm4ForCausalLM", names.GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)
+    ),
+    "granite": Architecture("granite", "GraniteForCausalLM", names.LLAMA, granite, (PAIRS,)),
     "granitemoe": Architecture(
         "granitemoe",
         "GraniteMoeForCausalLM",
-        GRANITE_MOE,
+        names.GRANITE_MOE,
         granite_moe,
         (PAIRS, SEPARATE),
         biases=(("attention_bias", _ATTENTION),),
     ),
-    "granitehybrid": _granite_hybrid(GRANITE_HYBRID),
-    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", LLAMA, conventions=(PAIRS,)),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", OLMO2),
-    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", LLAMA, cohere2, eps="layer_norm_eps"),
-    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, biases=(("use_bias", (*_ATTENTION, *_BLOCK)),)),
-    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", MINICPM3, minicpm3, latent=True),
+    "granitehybrid": _granite_hybrid(names.GRANITE_HYBRID),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", names.LLAMA, conventions=(PAIRS,)),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", names.OLMO2),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", names.LLAMA, cohere2, eps="layer_norm_eps"),
+    "ernie4_5": Architecture(
+        "ernie4_5", "Ernie4_5ForCausalLM", names.LLAMA, biases=(("use_bias", (*_ATTENTION, *_BLOCK)),)
+    ),
+    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", names.MINICPM3, minicpm3, latent=True),
     "phi2": Architecture(
         "phi",
         "PhiForCausalLM",
-        PHI2,
+        names.PHI2,
         phi2,
         eps="layer_norm_eps",
-        ends=PHI2_ENDS,
+        ends=names.PHI2_ENDS,
         biases=((None, ("attn_norm", "attn_qkv", *_ATTENTION, *_UP_DOWN)),),
     ),
     "starcoder2": Architecture(
         "starcoder2",
         "Starcoder2ForCausalLM",
-        STARCODER2,
+        names.STARCODER2,
         lambda keys, config: {"use_bias": config.get("use_bias", False)},
         eps="norm_epsilon",
-        ends=BIASED_ENDS,
+        ends=names.BIASED_ENDS,
         biases=(_NORMS, ("use_bias", (*_ATTENTION, *_UP_DOWN))),
     ),
     "stablelm": Architecture(
         "stablelm",
         "StableLmForCausalLM",
-        STABLELM,
+        names.STABLELM,
         stablelm,
         eps="layer_norm_eps",
-        ends=BIASED_ENDS,
+        ends=names.BIASED_ENDS,
         biases=(_NORMS, ("use_qkv_bias", _QKV)),
     ),
     "gptneox": Architecture(
         "gpt_neox",
         "GPTNeoXForCausalLM",
-        GPT_NEOX,
+        names.GPT_NEOX,
         gpt_neox,
         (BY_PART,),
         eps="layer_norm_eps",
-        ends=GPT_NEOX_ENDS,
+        ends=names.GPT_NEOX_ENDS,
         layers="gpt_neox.layers",
         biases=(_NORMS, ("attention_bias", ("attn_qkv", "attn_output")), (None, _UP_DOWN)),
     ),
     "qwen3next": Architecture(
-        "qwen3_next", "Qwen3NextForCausalLM", QWEN3_NEXT, qwen3_next, (PLUS_ONE, RATES), biases=_STEPS
+        "qwen3_next", "Qwen3NextForCausalLM", names.QWEN3_NEXT, qwen3_next, (PLUS_ONE, RATES), biases=_STEPS
     ),
     "qwen35": Architecture(
-        "qwen3_5_text", "Qwen3_5ForCausalLM", QWEN35, qwen3_5, (PLUS_ONE, RATES, TILED), biases=_STEPS
+        "qwen3_5_text", "Qwen3_5ForCausalLM", names.QWEN35, qwen3_5, (PLUS_ONE, RATES, TILED), biases=_STEPS
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",
-        QWEN35_MOE,
+        names.QWEN35_MOE,
         qwen3_5_moe,
         (PLUS_ONE, RATES, TILED),
         sparse=True,
         biases=_STEPS,
     ),
-    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", LFM2, lfm2, mixed=True, ends=LFM2_ENDS, biases=()),
+    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", names.LFM2, lfm2, mixed=True, ends=names.LFM2_ENDS, biases=()),
     "lfm2moe": Architecture(
         "lfm2_moe",
         "Lfm2MoeForCausalLM",
-        LFM2_MOE,
+        names.LFM2_MOE,
         lfm2_moe,
         mixed=True,
-        ends=LFM2_ENDS,
+        ends=names.LFM2_ENDS,
         biases=(_CORRECTED,),
     ),
     "falcon-h1": Architecture(
         "falcon_h1",
         "FalconH1ForCausalLM",
-        FALCON_H1,
+        names.FALCON_H1,
         falcon_h1,
         (RATES,),
-        ends=FALCON_H1_ENDS,
+        ends=names.FALCON_H1_ENDS,
         biases=(("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
     ),
-    "nemotron_h": _nemotron_h(NEMOTRON_H, nemotron_h),
-    "nemotron_h_moe": _nemotron_h(NEMOTRON_H_MOE, nemotron_h_moe),
+    "nemotron_h": _nemotron_h(names.NEMOTRON_H, nemotron_h),
+    "nemotron_h_moe": _nemotron_h(names.NEMOTRON_H_MOE, nemotron_h_moe),
     "nemotron": Architecture(
         "nemotron",
         "NemotronForCausalLM",
-        LLAMA,
+        names.LLAMA,
         stated(),
         (PLUS_ONE,),
         eps="norm_eps",
-        ends=BIASED_ENDS,
+        ends=names.BIASED_ENDS,
         biases=(_NORMS, ("attention_bias", _ATTENTION), ("mlp_bias", _UP_DOWN)),
     ),
-    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", LLAMA, mistral3, (PAIRS,), biases=()),
-    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", GEMMA4, gemma4, mixed=True, biases=()),
+    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", names.LLAMA, mistral3, (PAIRS,), biases=()),
+    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", names.GEMMA4, gemma4, mixed=True, biases=()),
     "seed_oss": Architecture(
-        "seed_oss", "SeedOssForCausalLM", SEED_OSS, stated("attention_bias"), biases=(("attention_bias", _QKV),)
+        "seed_oss", "SeedOssForCausalLM", names.SEED_OSS, stated("attention_bias"), biases=(("attention_bias", _QKV),)
     ),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", HUNYUAN, biases=()),
-    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO2, exaone4, biases=()),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", names.HUNYUAN, biases=()),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", names.OLMO2, exaone4, biases=()),
     "arcee": Architecture(
-        "arcee", "ArceeForCausalLM", LLAMA, conventions=(PAIRS,), biases=(("attention_bias", _ATTENTION),)
+        "arcee", "ArceeForCausalLM", names.LLAMA, conventions=(PAIRS,), biases=(("attention_bias", _ATTENTION),)
     ),
     "chatglm": Architecture(
-        "glm", "GlmForCausalLM", CHATGLM, chatglm, biases=(("attention_bias", _QKV), ("attention_bias", ("attn_qkv",)))
+        "glm",
+        "GlmForCausalLM",
+        names.CHATGLM,
+        chatglm,
+        biases=(("attention_bias", _QKV), ("attention_bias", ("attn_qkv",))),
     ),
+    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", names.LLAMA, sectioned, biases=((None, _QKV),)),
+    "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM", names.QWEN3, sectioned),
+    "qwen3vlmoe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", names.QWEN3_MOE, qwen3_vl_moe),
+    "command-r": Architecture("cohere", "CohereForCausalLM", names.QWEN3, cohere, eps="layer_norm_eps"),
+    "olmo": Architecture("olmo", "OlmoForCausalLM", names.LLAMA, olmo, (PAIRS,), eps="layer_norm_eps", biases=()),
+    "exaone-moe": Architecture(
+        "exaone_moe", "ExaoneMoeForCausalLM", names.EXAONE_MOE, exaone_moe, biases=(_CORRECTED,)
+    ),
+    "llama4": Architecture("llama4_text", "Llama4ForCausalLM", names.LLAMA4, llama4, (SEPARATE,), biases=()),
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
-    "llama": ("expert_count", Architecture("mixtral", "MixtralForCausalLM", MIXTRAL, experts, (PAIRS,))),
-    "granitehybrid": ("expert_count", _granite_hybrid(GRANITE_HYBRID_MOE)),
-    "olmo2": ("attention.sliding_window", Architecture("olmo3", "Olmo3ForCausalLM", OLMO2, olmo3)),
+    "llama": ("expert_count", Architecture("mixtral", "MixtralForCausalLM", names.MIXTRAL, experts, (PAIRS,))),
+    "granitehybrid": ("expert_count", _granite_hybrid(names.GRANITE_HYBRID_MOE)),
+    "olmo2": ("attention.sliding_window", Architecture("olmo3", "Olmo3ForCausalLM", names.OLMO2, olmo3)),
 }

@@ -179,6 +179,18 @@ def gpt_neox(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def cohere(keys: GgufKeys, config: Config) -> Config:
+    """Heads have norms where the file has them."""
+    return {"use_qk_norm": "attn_q_norm.weight" in keys.tensors, "logit_scale": keys.number("logit_scale")}
+
+
+def olmo(keys: GgufKeys, config: Config) -> Config:
+    """Norms without weights, whose epsilon is the family's own."""
+    if config["layer_norm_eps"] != 1e-5:
+        raise keys.refused(f"its attention.layer_norm_epsilon is {config['layer_norm_eps']}; olmo has 1e-05")
+    return {"layer_norm_eps": None, "clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None}
+
+
 def cohere2(keys: GgufKeys, config: Config) -> Config:
     """Windows, of which every fourth layer has none."""
     keys.only("attention.sliding_window_pattern", 4)
@@ -234,6 +246,14 @@ def check_sections(keys: GgufKeys, config: Config) -> None:
         raise keys.refused(
             f"its rope.dimension_sections {sections} are not the {turned // 2} pairs of columns that turn"
         )
+
+
+def sectioned(keys: GgufKeys, config: Config) -> Config:
+    """The text part of a model that sees. What it adds to the rows of images behind the first layers, text has not."""
+    check_sections(keys, config)
+    for name in ("n_deepstack_layers", "deepstack_mapping"):
+        keys.get(name)
+    return {}
 
 
 def layers_here(keys: GgufKeys, config: Config) -> int:

@@ -2,7 +2,17 @@
 
 import numpy as np
 
-from manyhands.checkpoint.gguf_configs import SPLIT, check_sections, experts, latent, layers_here, lfm2_layers, stated
+from manyhands.checkpoint.gguf_configs import (
+    SPLIT,
+    check_sections,
+    experts,
+    latent,
+    layers_here,
+    lfm2_layers,
+    sectioned,
+    stated,
+)
+from manyhands.checkpoint.gguf_dense import exaone4
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
@@ -30,6 +40,28 @@ def qwen3_moe(keys: GgufKeys, config: Config) -> Config:
     """Weights of chosen experts add up to one."""
     inner = keys.count("expert_feed_forward_length")
     return {**experts(keys, config), "moe_intermediate_size": inner, "norm_topk_prob": True}
+
+
+def qwen3_vl_moe(keys: GgufKeys, config: Config) -> Config:
+    """The same of a model that sees."""
+    return {**sectioned(keys, config), **qwen3_moe(keys, config)}
+
+
+def llama4(keys: GgufKeys, config: Config) -> Config:
+    """Scout and Maverick, of which llama.cpp knows what files do not say: chunks of 8,192 positions in three of four layers,
+    and that heads of Maverick, which has 128 experts, have no norms.
+    """
+    keys.only("attention.sliding_window", 8192)
+    keys.only("attention.sliding_window_pattern", 4)
+    keys.only("expert_gating_func", _SIGMOID)
+    chosen = experts(keys, config)
+    return {
+        **chosen,
+        "use_qk_norm": chosen["num_local_experts"] != 128,
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": keys.count("interleave_moe_layer_step"),
+    }
 
 
 def lfm2_moe(keys: GgufKeys, config: Config) -> Config:
@@ -118,6 +150,15 @@ def glm4_moe(keys: GgufKeys, config: Config) -> Config:
         "num_hidden_layers": layers_here(keys, config),
         "use_qk_norm": "attn_q_norm.weight" in keys.tensors,
     }
+
+
+def exaone_moe(keys: GgufKeys, config: Config) -> Config:
+    """EXAONE 4's windows, and experts beside shared ones."""
+    by_sigmoid(keys, _SIGMOID)
+    blocks = _beside_shared(keys)
+    count, shared = blocks.pop("n_routed_experts"), blocks.pop("n_shared_experts")
+    keys.only("expert_shared_feed_forward_length", blocks["moe_intermediate_size"] * shared)
+    return {**exaone4(keys, config), **blocks, "num_experts": count, "num_shared_experts": shared}
 
 
 def dots1(keys: GgufKeys, config: Config) -> Config:

@@ -101,6 +101,20 @@ HUNYUAN_MOE: Final = {
     "ffn_up_shexp": "mlp.shared_mlp.up_proj",
     "ffn_down_shexp": "mlp.shared_mlp.down_proj",
 }
+EXAONE_MOE: Final = {**DOTS1, "exp_probs_b.bias": "mlp.e_score_correction_bias"}
+LLAMA4: Final = {
+    **LLAMA,
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    "ffn_gate_inp": "feed_forward.router",
+    "ffn_gate_exps": "feed_forward.experts.{expert}.gate_proj",
+    "ffn_up_exps": "feed_forward.experts.{expert}.up_proj",
+    "ffn_down_exps": "feed_forward.experts.{expert}.down_proj",
+    "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+    "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+    "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+}
 MINIMAX_M2: Final = {
     **MIXTRAL,
     **QWEN3,

@@ -46,7 +46,7 @@ def llama4_text(f: Fields) -> Program:
     turns, tuned, is_normed = _turns(f, s.layers), _tuning(f), f.flag("use_qk_norm", True)
     chunks = _chunks(f, turns)
     sparse, dense = _sparse(f, s.layers), f.count("intermediate_size_mlp", 16384, high=1 << 20)
-    route, is_each = _route(f, sparse), f.quantised("compressed-tensors")
+    route, is_each = _route(f, sparse), f.quantised("compressed-tensors") or f.stored("separate_gate_up")
     f.ignore("for_llm_compressor")
 
     def heads(n: TensorNames, i: int) -> Ops:
@@ -121,7 +121,7 @@ def _route(f: Fields, sparse: Collection[int]) -> ExpertRouting:
 
 
 def _experts(n: TensorNames, s: Sizes, count: int, act: Activation, is_each: bool) -> Experts:
-    """Stacked and transposed, gates beside ups; compressed-tensors stores each by itself."""
+    """Stacked and transposed, gates beside ups; compressed-tensors and GGUF store each by itself."""
     if is_each:
         each = each_expert(n, "feed_forward.experts", GATE_UP_DOWN, s, s.inner, count, act)
         return replace(each, scales_source=True)

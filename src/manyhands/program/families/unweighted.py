@@ -33,7 +33,7 @@ def olmo(f: Fields) -> Program:
     s, act, bias = Sizes.read(f, kv=False), f.activation(), f.flag("attention_bias")
     f.only("clip_qkv", None)
     norm, rope = _Unweighted("layer", 1e-5), RopeReader(f)
-    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    style = AttentionStyle(head_scale(s.head), pairs=f.stored("interleaved_rope"), bias=bias, out_bias=bias)
 
     def layer(n: TensorNames, i: int) -> Ops:
         block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
