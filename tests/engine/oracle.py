@@ -68,6 +68,14 @@ class Pair:
             out: Tensor = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return out
 
+    def exact(self, ids: Sequence[int]) -> Tensor:
+        """The same computed in float64."""
+        self.model.double()
+        try:
+            return self.theirs(ids)
+        finally:
+            self.model.float()
+
     def least_gap(self, ids: Sequence[int]) -> float:
         """How near a row's choice of positions comes to another, in transformers: the difference between the scores of the last
         chosen and the next, of the row's highest; infinity where nothing is left out."""
