@@ -27,8 +27,19 @@ class Layout:
         return len(self.figures)
 
 
-def fake(change: Callable[[list[int]], list[int]]) -> ctypes.CDLL:
-    return cast(ctypes.CDLL, SimpleNamespace(mh_layout=Layout(change), mh_version=lambda: library.VERSION))
+class Types:
+    """mh_types of a library with other names of types."""
+
+    def __init__(self, names: str) -> None:
+        self.names = names
+
+    def __call__(self) -> bytes:
+        return self.names.encode()
+
+
+def fake(change: Callable[[list[int]], list[int]], types: str = ", ".join(library.TYPES).upper()) -> ctypes.CDLL:
+    functions = {"mh_layout": Layout(change), "mh_types": Types(types), "mh_version": lambda: library.VERSION}
+    return cast(ctypes.CDLL, SimpleNamespace(**functions))
 
 
 def test_the_library_has_the_structs_that_python_has() -> None:
@@ -50,6 +61,15 @@ def test_fields_that_changed_places_are_named() -> None:
 @pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: [*f, 1]], ids=["fewer", "more"])
 def test_another_number_of_figures_is_told(change: Callable[[list[int]], list[int]]) -> None:
     assert "figures, not" in layout.difference(fake(change), KINDS)
+
+
+def test_types_that_changed_places_are_named() -> None:
+    """Their number stays, and the bytes of some matrices too: C would read the codes of one type as those of the other."""
+    names = list(library.TYPES)
+    names[-2], names[-3] = names[-3], names[-2]
+    wrong = layout.difference(fake(list, ", ".join(names).upper()), KINDS)
+    assert wrong.startswith("types is bf16 f16") and "w4t w4s w3s, not bf16" in wrong
+    assert layout.difference(fake(list), KINDS) == ""
 
 
 def test_a_library_of_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Structs and limits that native/plan.h has too, and the check that both are the same (native/layout.c)."""
+"""Structs, limits and types of numbers that C has too, and the check that both are the same (native/layout.c)."""
 
 import ctypes
 from typing import Final
@@ -7,6 +7,9 @@ NUMBERS: Final = 12  # of an operation, at most
 REALS: Final = 3
 TENSORS: Final = 6
 STATE_BLOCK: Final = 32  # positions of a block of states
+WIDE: Final = ("bf16", "f16", "f32")
+_SMALL: Final = "w8 w4 w4m w5 w5m w4k w5k w6k w4f w4z w4n w4x w3k w2k w4h w4s w4t w3s".split()  # quants.py
+TYPES: Final = {name: i for i, name in enumerate((*WIDE, *_SMALL))}  # by the number that C gives them
 
 
 class Tensor(ctypes.Structure):
@@ -30,7 +33,7 @@ class Segment(ctypes.Structure):
 
 def difference(library: ctypes.CDLL, kinds: int) -> str:
     """How the layouts differ, for an error; "" if they do not. `kinds`: how many kinds of operations Python knows."""
-    ours = {"NUMBERS": NUMBERS, "REALS": REALS, "TENSORS": TENSORS, "kinds": kinds, "STATE_BLOCK": STATE_BLOCK}
+    limits = {"NUMBERS": NUMBERS, "REALS": REALS, "TENSORS": TENSORS, "kinds": kinds, "STATE_BLOCK": STATE_BLOCK}
     layout = {
         label: value
         for struct in (Tensor, Segment)
@@ -39,14 +42,13 @@ def difference(library: ctypes.CDLL, kinds: int) -> str:
             *((f"{struct.__name__}.{name}", getattr(struct, name).offset) for name, *_ in struct._fields_),
         )
     }
-    ours = {**layout, **ours}
+    ours = {**layout, **limits}
     library.mh_layout.restype, library.mh_layout.argtypes = ctypes.c_int64, [ctypes.c_void_p, ctypes.c_int64]
     theirs = (ctypes.c_int64 * len(ours))()
     count = library.mh_layout(theirs, len(ours))
     if count != len(ours):
         return f"it lists {count} figures, not {len(ours)}"
-    return ", ".join(
-        f"{label} is {there}, not {here}"
-        for (label, here), there in zip(ours.items(), theirs, strict=True)
-        if here != there
-    )
+    library.mh_types.restype, library.mh_types.argtypes = ctypes.c_char_p, []
+    named, found = " ".join(TYPES), library.mh_types().decode().lower().replace(",", "")
+    pairs: list[tuple[str, object, object]] = [("types", named, found), *zip(ours, ours.values(), theirs, strict=True)]
+    return ", ".join(f"{label} is {there}, not {here}" for label, here, there in pairs if here != there)

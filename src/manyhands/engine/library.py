@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from manyhands.engine.devices import FORCED as FORCED
 from manyhands.engine.devices import is_device
 from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, difference
+from manyhands.engine.layout import TYPES as TYPES
+from manyhands.engine.layout import WIDE as WIDE
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 16  # of the interface: mh_version in native/plan.c
+VERSION: Final = 17  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
-WIDE: Final = ("bf16", "f16", "f32")
-_SMALL: Final = "w8 w4 w4m w5 w5m w4k w5k w6k w4f w4z w4n w4x w3k w2k w4h w4s w4t w3s".split()  # quants.py
-TYPES: Final = {name: i for i, name in enumerate((*WIDE, *_SMALL))}  # by the number that C gives them
 ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
 DOUBLES: Final = ("exp", "log", "sin", "cos", "pow")

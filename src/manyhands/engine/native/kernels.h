@@ -22,7 +22,8 @@ enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_
  * and of 2 bit with a scale and a minimum for them; floats of 4 bit (E2M1) with a scale of 8 bit (E4M3) for 16 numbers and one in fp32 for
  * all of a column; nested, codes of 4 bit that name a number of IQ3_S's table, and of IQ3_XXS's, and of 3 bit
  * of IQ2's, with a scale of 4 bit for 16 numbers. */
-enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S, TYPES };
+#define TYPE_NAMES BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S
+enum { TYPE_NAMES, TYPES };
 /* Codes of 8 bit as caches hold them, no types of a matrix: of values; of keys, each step of which ends with its columns' scales (bf16). */
 enum { CODES = -1, SCALED = -2 };
 #define INLINE static inline __attribute__((always_inline))

@@ -1,4 +1,5 @@
-/* What Python writes down a second time (engine/layout.py): sizes and offsets of structs in bytes, limits, kinds of operations. */
+/* What Python writes down a second time (engine/layout.py): sizes and offsets of structs in bytes, limits, kinds of operations,
+ * types of numbers. */
 #include "plan.h"
 #include <stddef.h>
 #include <string.h>
@@ -31,3 +32,8 @@ EXPORT int64_t mh_layout(int64_t *out, int64_t room)
         memcpy(out, found, sizeof found);
     return count;
 }
+
+#define TEXT(...) #__VA_ARGS__
+#define TEXT_OF(names) TEXT(names)
+/* The names of the types, by number. */
+EXPORT const char *mh_types(void) { return TEXT_OF(TYPE_NAMES); }
