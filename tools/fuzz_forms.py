@@ -27,8 +27,7 @@ from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.fields import ACTIVATIONS, HARMLESS
 from manyhands.program.ops import Program
-from manyhands.testing.tiny import EVERY_FAMILY, MIN_VOCAB, NAMED_ANEW
-from manyhands.testing.tiny import _config as make
+from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, tiny_config
 
 Config = dict[str, Any]
 LAYERS = 4
@@ -197,7 +196,7 @@ def main() -> int:
     for number in range(given.seed, given.seed + given.count):
         draw = random.Random(number)
         family = given.family or draw.choice(EVERY_FAMILY)
-        config = rewritten(draw, tiny_config(family))
+        config = rewritten(draw, plain_config(family))
         kind, details = outcome(config)
         tally[kind] += 1
         if kind in ("different", "crash") or (kind in ("refused", "doubtful") and given.all):
@@ -208,20 +207,18 @@ def main() -> int:
 
 
 @cache
-def tiny_config(family: str) -> Config:
-    """The config.json of a tiny model."""
+def plain_config(family: str) -> Config:
+    """The config.json of a tiny model without options."""
     return config_of(family, {})
 
 
 def config_of(family: str, options: Config) -> Config:
     """The config.json of a tiny model with `options`, those of make_tiny, as transformers writes it."""
-    rest = {"layers": LAYERS, "hidden": 64, "vocab": MIN_VOCAB, "context": 512, "seed": 0, **options}
-    layers, hidden, vocab, context, _ = (rest.pop(name) for name in ("layers", "hidden", "vocab", "context", "seed"))
-    config: Config = json.loads(make(family, layers, hidden, vocab, context, rest).to_json_string(use_diff=False))
+    given = {"layers": LAYERS, "context": 512, **options}
+    given.pop("seed", None)
+    config: Config = json.loads(tiny_config(family, **given).to_json_string(use_diff=False))
     config |= {"model_type": family} if family in NAMED_ANEW else {}
-    if isinstance(
-        config.get("time_step_limit"), list
-    ):  # its infinity is written as transformers reads it from files alone
+    if isinstance(config.get("time_step_limit"), list):  # transformers reads its infinity from files alone
         del config["time_step_limit"]
     return config
 

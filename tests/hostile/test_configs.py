@@ -213,5 +213,5 @@ def test_experts_that_no_file_holds_are_refused(tmp_path: Path, field: str) -> N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_of_ours_is_within_the_limits(family: str) -> None:
-    config = tiny._config(family, 4, 64, tiny.MIN_VOCAB, 1024, {})
+    config = tiny.tiny_config(family, layers=4)
     parse_config(config.to_json_string(use_diff=False).encode())

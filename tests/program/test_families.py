@@ -329,9 +329,9 @@ _CONFIGS: dict[str, dict[str, Any]] = {}
 
 
 def _config(family: str) -> dict[str, Any]:
-    from manyhands.testing.tiny import _config as make
+    from manyhands.testing.tiny import tiny_config
 
-    config: dict[str, Any] = json.loads(make(family, 3, 64, 264, 512, {}).to_json_string())
+    config: dict[str, Any] = json.loads(tiny_config(family, layers=3, context=512).to_json_string())
     return config
 
 

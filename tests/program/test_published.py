@@ -17,8 +17,7 @@ from manyhands.program.families import FAMILIES, build_program
 from manyhands.program.fields import MOST_EXPERTS
 from manyhands.program.ops import Attention, Experts, Program, Rope, Rotary
 from manyhands.program.tensors import ends_tensors, layer_tensors
-from manyhands.testing.tiny import NAMED_ANEW
-from manyhands.testing.tiny import _config as make
+from manyhands.testing.tiny import NAMED_ANEW, tiny_config
 from tests.engine.conftest import NATIVE
 
 # Fields of published configs that transformers does not read, as they stand there: they say what is computed anyway.
@@ -190,7 +189,7 @@ WHOLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("published.jso
 
 def tiny(family: str) -> dict[str, Any]:
     """The config.json of a tiny model."""
-    config: dict[str, Any] = json.loads(make(family, 3, 64, 264, 512, {}).to_json_string())
+    config: dict[str, Any] = json.loads(tiny_config(family, layers=3, context=512).to_json_string())
     return config
 
 

@@ -187,9 +187,9 @@ REFUSED = {
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"kimi_k2"}))
 def test_rotary_fields_mean_what_transformers_makes_of_them(family: str, place: str) -> None:
     """The tables of a config, wherever it has the fields, are those of the config as transformers normalises it."""
-    from manyhands.testing.tiny import _config
+    from manyhands.testing.tiny import tiny_config
 
-    config = json.loads(_config(family, 3, 64, 264, 512, {}).to_json_string())
+    config = json.loads(tiny_config(family, layers=3, context=512).to_json_string())
     config = {key: value for key, value in config.items() if not key.startswith(("rope_", "time_step_"))}
     config |= copy.deepcopy(PLACES[place])
     if family not in ("ministral3", "mistral4"):
@@ -229,9 +229,9 @@ BY_TYPE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("place", BY_TYPE)
 @pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
 def test_tables_by_type_mean_what_transformers_makes_of_them(family: str, place: str) -> None:
-    from manyhands.testing.tiny import _config
+    from manyhands.testing.tiny import tiny_config
 
-    config = json.loads(_config(family, 4, 64, 264, 512, {}).to_json_string())
+    config = json.loads(tiny_config(family, layers=4, context=512).to_json_string())
     config = {key: value for key, value in config.items() if not key.startswith("rope_")}
     config |= copy.deepcopy(BY_TYPE[place])
     normal = CONFIG_MAPPING[family].from_dict(copy.deepcopy(config)).to_dict()
@@ -240,8 +240,8 @@ def test_tables_by_type_mean_what_transformers_makes_of_them(family: str, place:
 
 @pytest.mark.parametrize("family", ["gemma4_text", "mellum", "mimo_v2_flash"])
 def test_a_scaling_beside_tables_is_refused_where_transformers_takes_it_for_all_of_them(family: str) -> None:
-    from manyhands.testing.tiny import _config
+    from manyhands.testing.tiny import tiny_config
 
-    config = json.loads(_config(family, 4, 64, 264, 512, {}).to_json_string())
+    config = json.loads(tiny_config(family, layers=4, context=512).to_json_string())
     with pytest.raises(ModelError, match=r"rope_scaling is \{.*, only None is supported"):
         build_program({**config, "rope_scaling": TABLES})

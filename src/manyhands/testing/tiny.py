@@ -62,7 +62,9 @@ def make_tiny(
     Equal arguments give equal bytes, in every run and on every machine. `vocab` defaults to the tokenizer's own size;
     `max_shard_bytes` cuts the weights into shards with an index. Raises BadRequest for impossible arguments.
     """
-    config = _config(family, layers, hidden, vocab or MIN_VOCAB, context, config_overrides)
+    config = tiny_config(
+        family, layers=layers, hidden=hidden, vocab=vocab or MIN_VOCAB, context=context, **config_overrides
+    )
     if dtype not in DTYPES:
         raise BadRequest(f"a tiny model is stored as {', '.join(DTYPES)}, not {dtype}")
     write_tiny(config, out, seed=seed, dtype=dtype, max_shard_bytes=max_shard_bytes)
@@ -115,7 +117,10 @@ def _without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _config(family: str, layers: int, hidden: int, vocab: int, context: int, overrides: Overrides) -> Any:
+def tiny_config(
+    family: str, *, layers: int = 6, hidden: int = 64, vocab: int = MIN_VOCAB, context: int = 1024, **overrides: Any
+) -> Any:
+    """The config of transformers that make_tiny writes a model of. Raises BadRequest for impossible arguments."""
     name = "gemma3_text" if family == "gemma3" else family
     recipes = {**RECIPES, **MORE}
     if name not in recipes:
