@@ -51,7 +51,7 @@ class Bootstrap:
         self._behind: dict[NodeAddr, NodeId] = {}  # which node answered at an address
         self._met: dict[NodeId, NodeAddr] = {}  # nodes that were linked, and where to dial them; the latest last
         self._on_lan: list[NodeAddr] = []
-        self._news = asyncio.Event()  # `_heard` has changed
+        self._news = asyncio.Event()  # `_on_lan` has changed
         self._turn = 0
         self._has_stopped = False
 

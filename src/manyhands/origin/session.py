@@ -30,7 +30,7 @@ class HopLost(PipelineAborted):
 
 
 class Session:
-    """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
+    """An open route. Created by `Sessions.open`, which also closes it; not shared between requests.
 
     `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
     does so for hops that would like to leave, `stuck` for those that could not go back to a step's position: in a new epoch

@@ -79,7 +79,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """TensorNames of tensors below one path ("model.layers.3.")."""
+    """Names of tensors below one path ("model.layers.3.")."""
 
     path: str
 

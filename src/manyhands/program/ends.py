@@ -23,7 +23,7 @@ from manyhands.program.rope import RopeReader
 
 @dataclass(frozen=True, slots=True)
 class EndsStyle:
-    """TensorNames and factors of a family's ends; tied: what tie_word_embeddings is where the config is silent."""
+    """Names of tensors and factors of a family's ends; tied: what tie_word_embeddings is where the config is silent."""
 
     tied: bool = False
     embed: str = "model.embed_tokens"

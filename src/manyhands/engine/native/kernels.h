@@ -1,6 +1,6 @@
 /* What a back end computes: the table of kernels that kernels.c gives for one target, and what they are told.
  *
- * Rows are fp32, `stride` floats apart. Every kernel works on what it is given and nothing else: engine.c divides the work
+ * Rows are fp32, `stride` floats apart. Every kernel works on what it is given and nothing else: run.c divides the work
  * among threads, checks shapes, and sets the modes (modes.h).
  */
 #ifndef MANYHANDS_KERNELS_H
@@ -13,22 +13,29 @@ enum { FEW_ROWS = 12 }; /* of a product that widens its weights once for each ro
 enum { TURN_BYTES = 8192 }; /* of a panel's steps of K that rows which take turns go through at once: they stay in L1 */
 enum { EXPANDED = 2, PANELS = 4, LINE = 64 }; /* steps of K that other products widen at once, for two panels; panels that take turns */
 enum { TILED_PANELS = 16 };                   /* panels that take turns of a product in tiles */
-enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_FLOATS + TILED_PANELS * CHUNK * SIDE) * 4 }; /* of a product */
-/* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md): codes of 8 bit with
- * a scale; of 4 bit, less 8, with a scale; of 4 bit with a scale and a minimum; the same with codes of 5 bit, less 16; nested, with
- * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;
- * floats of 4 bit (E2M1) with a power of two; codes of 4 bit, less a zero of 4 bit that each group has, with a scale; codes of 4 bit that name
- * a number of a table (IQ4), with a scale, and nested, with factors; nested codes of 3 bit, less 4, with a scale for 16 numbers,
- * and of 2 bit with a scale and a minimum for them; floats of 4 bit (E2M1) with a scale of 8 bit (E4M3) for 16 numbers and one in fp32 for
- * all of a column; nested, codes of 4 bit that name a number of IQ3_S's table, and of IQ3_XXS's, and of 3 bit
- * of IQ2's, with a scale of 4 bit for 16 numbers. */
+/* Of a product. */
+enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_FLOATS + TILED_PANELS * CHUNK * SIDE) * 4 };
+/* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md), by what a group has.
+ * "Less n": n is subtracted from a code; nested: factors of 256 numbers scale those of a group.
+ *   W8        codes of 8 bit, a scale
+ *   W4, W5    of 4 bit less 8, of 5 bit less 16; a scale
+ *   W4M, W5M  of 4 and 5 bit; a scale and a minimum
+ *   W4K, W5K  nested; of 4 and 5 bit; a scale and a minimum
+ *   W6K       nested; of 6 bit less 32; a scale for 16 numbers
+ *   W4F       floats of 4 bit (E2M1); a power of two
+ *   W4Z       of 4 bit, less a zero of 4 bit; a scale
+ *   W4N, W4X  of 4 bit, which name a number of a table (IQ4); a scale. W4X: nested
+ *   W3K, W2K  nested; of 3 bit less 4, of 2 bit; a scale for 16 numbers, and of W2K a minimum for them
+ *   W4H       floats of 4 bit (E2M1); a scale of 8 bit (E4M3) for 16 numbers, and one in fp32 for all of a column
+ *   W4S, W4T  nested; of 4 bit, which name a number of IQ3_S's table, of IQ3_XXS's; a scale
+ *   W3S       nested; of 3 bit, which name a number of IQ2's table; a scale of 4 bit for 16 numbers */
 #define TYPE_NAMES BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S
 enum { TYPE_NAMES, TYPES };
 /* Codes of 8 bit as caches hold them, no types of a matrix: of values; of keys, each step of which ends with its columns' scales (bf16). */
 enum { CODES = -1, SCALED = -2 };
 #define INLINE static inline __attribute__((always_inline))
 
-/* Columns [0, n) of x[rows, k] . weight[n, k]^T, packed by panels of 16 columns (pack.h); bias [n] or null. */
+/* Columns [0, n) of x[rows, k] . weight[n, k]^T, packed by panels of 16 columns (panels.h); bias [n] or null. */
 typedef struct {
     int64_t type, n, k, activation;
     const void *packed;
@@ -37,8 +44,7 @@ typedef struct {
 
 /* Rows that a product reads, at most CHUNK, in steps of 32 numbers: as they are, row_step and step_step numbers from a row, and a step, to
  * the next, or in tiles (tiles.h). What the few steps of one pass read lies together, or rows of some thousand numbers would meet in the
- * same sets of a cache. For small weights a Group takes a step's place, or in tiles a RowTile (tile_groups.h) that of
- * 16. */
+ * same sets of a cache. For small weights a Group takes a step's place, or in tiles a RowTile (tile_groups.h) that of 16. */
 enum { AS_THEY_ARE, TILED, GROUPED, TILED_GROUPS };
 typedef struct {
     float *rows;
@@ -49,9 +55,11 @@ static inline Source few_rows(float *rows, int64_t count, int64_t depth) { retur
 
 /* Attention of one key head: rows of `queries` [count, groups] heads wide `width`; see attend in kernels.c. */
 typedef struct {
-    int64_t groups, width, value_width, window, rounds; /* window: 0 for none, negative for chunks of that length; rounds: to bf16 storage; else fp32 */
-    int64_t is_latent;                                  /* a value is the first value_width numbers of its key, and held once */
-    int64_t has_codes;                                  /* keys and values are held as codes of 8 bit, with a scale for 32; not latent */
+    int64_t groups, width, value_width;
+    int64_t window;    /* 0 for none, negative for chunks of that length */
+    int64_t rounds;    /* to bf16 storage; else fp32 */
+    int64_t is_latent; /* a value is the first value_width numbers of its key, and held once */
+    int64_t has_codes; /* keys and values are held as codes of 8 bit, with a scale for 32; not latent */
     float scale, soft_cap;
 } Kind;
 
@@ -101,10 +109,11 @@ typedef struct {
 
 enum { ZEN5 = 26 };
 extern int mh_amd; /* the family of an AMD CPU, else 0: weights are fetched in other ways there (Zen 3, 4: 25) */
-/* How a product fetches the weights that it comes to: SOON: into L1, soon before. FAR: into L2, long before: on Zen 4, 3 to 12 rows are up to 1.3 times
- * as fast so, small weights up to 1.4; one row of bf16 0.8 times. ONCE: as SOON, for a step that does not read them again: AMD's cores do not move
- * such lines to L2 and L3, where the code and data of what runs between two steps stay. On Zen 5 that took two thirds of its time; Zen 4 was not
- * tried, and is not fetched so. */
+/* How a product fetches the weights that it comes to.
+ * SOON: into L1, soon before. FAR: into L2, long before: on Zen 4, 3 to 12 rows are up to 1.3 times as fast so, small weights up to 1.4;
+ * one row of bf16 0.8 times. ONCE: as SOON, for a step that does not read them again: AMD's cores do not move such lines to L2 and L3,
+ * where the code and data of what runs between two steps stay. On Zen 5 that took two thirds of its time; Zen 4 was not tried, and is
+ * not fetched so. */
 typedef enum { SOON, FAR, ONCE } Fetch;
 INLINE void fetch_weights(Fetch how, const void *at)
 {
@@ -150,11 +159,15 @@ static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_
  * bytes, those of [16, 32) in the high ones. The fifth bits follow, a byte for 8 numbers: bit j of byte [column][k % 4] is number
  * 4 j + k % 4; or the fifth and sixth, two bytes for 8 numbers: bits 2 j and 2 j + 1 of [k / 16][column][k % 4] are number
  * 16 (k / 16) + 4 j + k % 4. Codes of 2 bit lie as the latter, of 3 bit so their low two, then their third as the former.
- * Factors of a step are one a column: 16 scales in fp16, then 16 minima; of W4F 16 exponents; of W4Z 16 scales, then the zeros of
- * columns c and c + 8 in the low and high half of byte c. Nested ones lie by NEST steps: 16
- * scales, 16 minima in fp16, then of each step 16 scales and 16 minima of a byte (W6K, W3K: 16 scales, then of each step 16 pairs; W4X,
- * W4S, W4T: 16 scales, then of each step 16 with a sign; W3S: of each step 16 pairs of 4 bit: of its first and second half; W2K: of each step 16 pairs, of 4 bit each: scale, then minimum). Of W4H 16 scales in E4M3 of
- * numbers [0, 16) of a step, then 16 of the others; behind those of all steps lie 16 floats: columns' scales times 2^7. */
+ * Factors of a step are one a column: 16 scales in fp16, then of types with minima 16 of these; of W4F 16 exponents; of W4Z 16 scales,
+ * then the zeros of columns c and c + 8 in the low and high half of byte c; of W4H 16 scales in E4M3 of numbers [0, 16) of a step, then 16
+ * of the others, and behind those of all steps 16 floats: columns' scales times 2^7.
+ * Nested ones lie by NEST steps: 16 scales in fp16, of types with minima 16 of these; then of each step
+ *   W4K, W5K       16 scales and 16 minima of a byte
+ *   W6K, W3K       16 pairs of scales
+ *   W4X, W4S, W4T  16 scales with a sign
+ *   W3S            16 pairs of 4 bit: scales of the first and second half
+ *   W2K            16 pairs, of 4 bit each: scale, then minimum */
 enum { NEST = 8 }; /* steps that share factors */
 static inline int is_table_nested(int64_t type) { return type == W4X || type == W4S || type == W4T; } /* a table, a scale of a byte for 32 numbers */
 static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || is_table_nested(type) || type == W3K || type == W2K || type == W3S; }
@@ -255,9 +268,10 @@ static inline int64_t value_bytes(const Kind *kind)
 }
 static inline int64_t block_bytes(const Kind *kind) { return key_bytes(kind) + (kind->is_latent ? 0 : value_bytes(kind)); }
 
+/* Rows (positions times query heads) that attend takes at once in tiles, and otherwise: their scores and sums stay in L1 and L2; rows for
+ * which tiles do not pay. */
+enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2, FEW_TILED_GROUPS = 7 };
 /* Bytes of scratch that attend needs; and index. */
-enum { TILE_ROWS = 32, CHAIN_ROWS = 24, FEW_TILED = 2, FEW_TILED_GROUPS = 7 }; /* rows (positions times query heads) that it takes at once in tiles, and otherwise: their
-                            scores and sums stay in L1 and L2; rows for which tiles do not pay */
 static inline int64_t attend_scratch(const Kind *kind)
 {
     int64_t floats = ceil_div(kind->width, DEPTH) * DEPTH + ceil_div(kind->value_width, SIDE) * SIDE;
