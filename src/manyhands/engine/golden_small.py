@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS, GRIDS
 from manyhands.engine import library
-from manyhands.engine.golden_cases import EDGES, BackEnd, Op, draw, reals, stored
+from manyhands.engine.golden_cases import EDGES, BackEnd, Op, draw, product, reals, stored
 from manyhands.engine.grids import stand_in
 from manyhands.engine.library import TYPES, WIDE
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
@@ -51,9 +51,8 @@ def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
         found[0, :, 0] = np.arange(depth)  # of the least powers of two
     if form == "NVFP4":
         drawn = draw(seed + 1, n) >> np.uint64(20)
-        scales = drawn & np.uint64(0x7FFFFF) | (np.uint64(107) + (drawn >> np.uint64(23)) % np.uint64(24)) << np.uint64(
-            23
-        )
+        exponents = np.uint64(107) + (drawn >> np.uint64(23)) % np.uint64(24)
+        scales = drawn & np.uint64(0x7FFFFF) | exponents << np.uint64(23)
         found[..., :4] = scales.astype(np.uint32).view(np.uint8).reshape(n, 1, 4)
         found[..., 4:6] = np.minimum(found[..., 4:6] & 127, 126)
     return np.ascontiguousarray(found.reshape(n, depth * size))
@@ -103,9 +102,8 @@ def experts(machine: BackEnd) -> bytes:
     """Experts whose downs are of another type than their gates and ups; parts of one product of different types."""
     k, n, count, found = 40, 64, 6, []
     for before, after in (("w8", "w4"), ("w4", "w4m"), ("w4m", "bf16"), ("bf16", "w8")):
-        ops: list[Op] = [
-            (library.PRODUCT, (0, 1, 0, 0), (), (library.pack(stored(reals(5, count, k), "bf16"), "bf16"),))
-        ]
+        scores = library.pack(stored(reals(5, count, k), "bf16"), "bf16")
+        ops: list[Op] = [(library.PRODUCT, (0, 1, 0, 0), (), (scores,))]
         ops.append((library.ROUTE, (1, 2, count, 2, 0, 1, 1, 1), (1.0, 1e-20), ()))
         gates, ups = (several(machine, 10 * i + 20, count, n, k, before) for i in range(2))
         shape = (0, 2, 3, count, 2, n, TYPES[before], 1, TYPES[after])
@@ -114,6 +112,18 @@ def experts(machine: BackEnd) -> bytes:
             ops.append((library.PRODUCT, (3, target, TYPES[kind], 0), (), (several(machine, 60, 1, 20, k, kind),)))
         ops.append((library.COPY, (4, 5, 0, 0, 9, 1, 0, 0), (), ()))
         found.append(machine.run(reals(16, 33, k), "bf16", [count, 4, k, 20, 20], ops, 5).tobytes())
+    return b"".join(found)
+
+
+def scaled_sources(machine: BackEnd) -> bytes:
+    """Experts whose sources are times what sigmoids say, and then rounded to groups."""
+    k, n, count, found = 40, 64, 4, []
+    for kind, top_k in (("w8", 1), ("w4m", 3)):
+        gates, ups = (several(machine, seed, count, n, k, kind) for seed in (70, 80))
+        ops = [product(5, 0, 1, count, k), (library.ROUTE, (1, 2, count, top_k, 1, 0, 1, 1), (1.0, 1e-20), ())]
+        shape = (0, 2, 3, count, top_k, n, TYPES[kind], 1, TYPES[kind], 1)
+        ops.append((library.EXPERTS, shape, (1.0, 0.0, 0.0), (gates, ups, several(machine, 90, count, k, n, kind))))
+        found.append(machine.run(reals(16, 33, k), "bf16", [count, 2 * top_k, k], ops, 3).tobytes())
     return b"".join(found)
 
 
@@ -132,4 +142,5 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "small rounded w4": rounded("w4"),
     **{f"small {form}": stored_blocks(form) for form in KEPT},
     "small experts": experts,
+    "small experts of scaled sources": scaled_sources,
 }

@@ -84,7 +84,7 @@ class OnGpu(BackEnd):
 
 
 class OfGpu:
-    """A device, as golden_models.Machine."""
+    """A device, as golden_models.RunnerMaker."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device, self._team = device, Team(2)
