@@ -117,7 +117,7 @@ async def settle(town: Colony, tally: Tally) -> None:
         tally.ghosts += sorted({node[:12] for shape in shapes for node, _, _ in shape if node not in nodes})
 
 
-async def churn(processes: int, seconds: float, seed: int, requests: int = 2) -> Tally:
+async def churn(processes: int, seconds: float, seed: int) -> Tally:
     """The whole story."""
     rng, tally = random.Random(seed), Tally()
     async with colony(forked=True) as town:
@@ -129,7 +129,7 @@ async def churn(processes: int, seconds: float, seed: int, requests: int = 2) ->
             await asyncio.sleep(0.1)
         wanted = {prompt: await complete(api, prompt, TOKENS) for prompt in PROMPTS}
         stop = asyncio.Event()
-        asking = [asyncio.create_task(ask_for_ever(api, wanted, tally, stop, i)) for i in range(requests)]
+        asking = [asyncio.create_task(ask_for_ever(api, wanted, tally, stop, i)) for i in range(2)]
         await disturb(town, rng, seconds, tally)
         stop.set()
         await asyncio.gather(*asking)

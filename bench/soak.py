@@ -113,7 +113,7 @@ async def nursery(home: Base) -> AsyncIterator[Nursery]:
             await process.wait()
 
 
-def requests(origin: Origin) -> list[tuple[list[int], SamplingParams]]:
+def requests() -> list[tuple[list[int], SamplingParams]]:
     """Seven requests of different lengths and temperatures. The last is longer than all that a repair sends again, so that hops
     have had room for as many rows before any kill."""
     return [
@@ -159,7 +159,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         for member in members:
             await ward.start(member)
         origin = Origin(home.node, home.model, home.device, [m.address for m in members])
-        asked = requests(origin)
+        asked = requests()
         wanted = []
         for ids, params in asked:
             wanted.append((await origin.complete(origin.request_ids(ids, params))).token_ids)

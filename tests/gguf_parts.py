@@ -11,12 +11,12 @@ from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.testing.gguf import Written, write_gguf
 
 
-def split_gguf(file: Path, folder: Path, cuts: Sequence[int], name: str | None = None) -> list[Path]:
+def split_gguf(file: Path, folder: Path, cuts: Sequence[int]) -> list[Path]:
     """Parts in `folder` of the file; each but the last ends before the tensor of this number in `cuts`."""
     folder.mkdir(parents=True, exist_ok=True)
     found = read_gguf(file)
     ends = [*cuts, len(found.tensors)]
-    paths = [folder / f"{name or file.stem}-{number:05d}-of-{len(ends):05d}.gguf" for number in range(1, len(ends) + 1)]
+    paths = [folder / f"{file.stem}-{number:05d}-of-{len(ends):05d}.gguf" for number in range(1, len(ends) + 1)]
     for number, path in enumerate(paths):
         start = ends[number - 1] if number else 0
         facts = dict(found.facts) if number == 0 else {}

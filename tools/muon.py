@@ -12,6 +12,7 @@ from torch import Tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # an odd quintic that is steep at zero
 ITERATIONS = 5
+MOMENTUM = 0.95
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -29,8 +30,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, then the orthogonal matrix nearest to it, as long as a step of AdamW at the same rate."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, params: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -135,9 +135,7 @@ def test_steps_of_any_size_are_the_cpus_bits(family: str, device: HostDevice) ->
             count,
         )
         at += count
-    assert (
-        device.recorded - before == 2 and on_gpu.is_ready(5, 0) and on_gpu.is_ready(1, 0) and not on_gpu.is_ready(70, 0)
-    )
+    assert device.recorded - before == 2 and on_gpu.is_ready(5) and on_gpu.is_ready(1) and not on_gpu.is_ready(70)
 
 
 def test_steps_of_so_many_sizes_are_recorded_and_no_more(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +150,7 @@ def test_steps_of_so_many_sizes_are_recorded_and_no_more(device: HostDevice, mon
         for _ in range(3):
             wanted = on_cpu.step(rows[:count].copy(), [Piece(here, 0, count)], 1)
             assert np.array_equal(on_gpu.step(rows[:count].tobytes(), [Piece(there, 0, count)], 1), wanted), count
-    assert device.recorded - before == most and not on_gpu.is_ready(most + 1, 0)
+    assert device.recorded - before == most and not on_gpu.is_ready(most + 1)
 
 
 def test_a_row_does_not_depend_on_its_company_nor_on_what_was_taken_back(device: HostDevice) -> None:

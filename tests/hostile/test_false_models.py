@@ -148,9 +148,9 @@ class Offering:
 
     own = ""
 
-    def __init__(self, origin: Origin | None = None, num_bad: int = 8) -> None:
+    def __init__(self, origin: Origin | None = None) -> None:
         self.asked: list[str] = []
-        self._origin, self._names = origin, ["good", *(f"bad{i}" for i in range(num_bad))]
+        self._origin, self._names = origin, ["good", *(f"bad{i}" for i in range(8))]
 
     def offered(self) -> dict[str, OfferedModel]:
         return {name: OfferedModel(model_id(i), "bf16", 4, 128) for i, name in enumerate(self._names)}

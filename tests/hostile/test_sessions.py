@@ -75,10 +75,10 @@ class Member:
         return self.signer.sign(replace(plain, predecessor=self.node.transport.node, successor=None, **changes))
 
 
-def at_a_step(scene: Scene, work: Callable[[], Any], skip: int = 5) -> list["asyncio.Task[Any]"]:
+def at_a_step(scene: Scene, work: Callable[[], Any]) -> list["asyncio.Task[Any]"]:
     """Run `work` beside the victim's stream, once it has begun."""
     tasks: list[asyncio.Task[Any]] = []
-    scene.faults.at("decode", scene.hops[1], lambda: tasks.append(asyncio.ensure_future(work())), skip)
+    scene.faults.at("decode", scene.hops[1], lambda: tasks.append(asyncio.ensure_future(work())), 5)
     return tasks
 
 

@@ -62,8 +62,8 @@ def test_a_node_that_is_far_away_loses_its_requests(play: Play) -> None:
     play(scene)
 
 
-async def attempts_of(origin: Any, monkeypatch: pytest.MonkeyPatch, count: int = 8) -> list[list[str]]:
-    """The nodes on which each of `count` requests tried to open a session."""
+async def attempts_of(origin: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The nodes on which each of eight requests tried to open a session."""
     tried: list[list[str]] = []
     plain = origin.node.requests.open
 
@@ -72,7 +72,7 @@ async def attempts_of(origin: Any, monkeypatch: pytest.MonkeyPatch, count: int =
         return await plain(route, *rest, **limits)
 
     monkeypatch.setattr(origin.node.requests, "open", opened)
-    for _ in range(count):
+    for _ in range(8):
         tried.append([])
         await ask(origin, Rules())
     return tried

@@ -57,10 +57,8 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def open_detokenizer(
-    tokenizer: Tokenizer, stop: Sequence[str] = (), stop_ids: Iterable[int] = (), prompt_ids: Sequence[int] = ()
-) -> Detokenizer:
-    return Detokenizer(tokenizer, tuple(stop), stop_ids, (), prompt_ids)
+def open_detokenizer(tokenizer: Tokenizer, stop: Sequence[str] = (), prompt_ids: Sequence[int] = ()) -> Detokenizer:
+    return Detokenizer(tokenizer, tuple(stop), (), (), prompt_ids)
 
 
 def pieces_of(detokenizer: Detokenizer, ids: Iterable[int]) -> list[str]:

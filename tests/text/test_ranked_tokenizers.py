@@ -44,11 +44,11 @@ SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"]
 FIRST = 10  # ids of tekken's special tokens, with fillers
 
 
-def trained(merges: int = 150) -> list[bytes]:
+def trained() -> list[bytes]:
     """Tokens by rank, as training finds them: bytes, then the pair that is most frequent in the sample's words, and so on."""
     words = [[bytes([byte]) for byte in word.encode()] for word in regex.findall(KIMI_CUT, SAMPLE, regex.V1)]
     tokens = [bytes([byte]) for byte in range(256)]
-    for _ in range(merges):
+    for _ in range(150):
         (left, right), _ = Counter(pair for word in words for pair in pairwise(word)).most_common(1)[0]
         tokens.append(left + right)
         for word in words:
@@ -86,11 +86,11 @@ def encoded(token: bytes) -> str:
     return base64.b64encode(token).decode()
 
 
-def kimi_config(first: int = len(TOKENS)) -> dict[str, Any]:
+def kimi_config() -> dict[str, Any]:
     """As the published one: [PAD] is the last of 256 tokens, most of which have no name."""
     names = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 11: "<|tool_calls_section_begin|>", 254: "[UNK]", 255: "[PAD]"}
     form = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    added = {str(first + at): {"content": name, "special": at != 11, **form} for at, name in names.items()}
+    added = {str(len(TOKENS) + at): {"content": name, "special": at != 11, **form} for at, name in names.items()}
     return {
         "added_tokens_decoder": added,
         "additional_special_tokens": ["<|im_end|>"],

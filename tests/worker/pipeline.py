@@ -32,8 +32,8 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def random_ids(count: int, seed: int, vocab: int = 256) -> list[int]:
-    ids: list[int] = torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+def random_ids(count: int, seed: int) -> list[int]:
+    ids: list[int] = torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     return ids
 
 

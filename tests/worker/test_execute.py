@@ -319,7 +319,7 @@ def test_steps_are_of_a_kind_if_they_take_as_long(
     prompts = work(inner, hidden(5)), work(inner, hidden(17), 32)
     assert [inner.kind([w]) for w in (draws, says, *prompts)] == [None] * 4
     with monkeypatch.context() as patch:
-        patch.setattr(inner.runner, "is_ready", lambda num_rows, end: False)
+        patch.setattr(inner.runner, "is_ready", lambda num_rows: False)
         assert inner.kind([one]) is None
     monkeypatch.setattr(inner, "num_threads", 2)
     assert inner.kind([one]) is None

@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny("qwen3", tmp_path_factory.mktemp("leases") / "qwen3", seed=3)
 
 
-def lease_bytes(folder: Path, layers: int = 3) -> int:
-    return layers * LEASE * look_up(str(folder), "bf16", folder).shape.cache_bytes[0]
+def lease_bytes(folder: Path) -> int:
+    return 3 * LEASE * look_up(str(folder), "bf16", folder).shape.cache_bytes[0]
 
 
 class Crowd(Flooder):

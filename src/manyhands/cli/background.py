@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Final, TextIO
 
 import typer
@@ -169,10 +168,10 @@ def _end(name: str, pid: int) -> None:
         _reap(pid, math.inf)
 
 
-def _reap(pid: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> int | None:
+def _reap(pid: int, seconds: float) -> int | None:
     """The exit code of a child, once it has ended; None if it has not within `seconds`."""
-    deadline = clock() + seconds
-    while clock() < deadline:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)

@@ -90,8 +90,8 @@ class SpanRunner(Protocol):
         """
         ...
 
-    def is_ready(self, num_rows: int, end: int) -> bool:
-        """Whether a step of so many rows up to position `end` takes as long as any like it: nothing is left to work out."""
+    def is_ready(self, num_rows: int) -> bool:
+        """Whether a step of so many rows takes as long as any like it: nothing is left to work out."""
         ...
 
 

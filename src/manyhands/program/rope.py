@@ -133,14 +133,14 @@ class RopeReader:
             return 0.0, 1.0
         return found.number("mscale_all_dim", 0.0, positive=False), found.number("factor", 1.0)
 
-    def query_scale(self, query: str = "q") -> ScaleByPosition | None:
-        """What multiplies queries, the register `query`, in a family in which they grow; None where all factors are 1."""
+    def query_scale(self) -> ScaleByPosition | None:
+        """What multiplies queries, the register "q", in a family in which they grow; None where all factors are 1."""
         found = Fields(self._parameters, f"{self.fields.where}: rope_parameters")
         beta = found.number("llama_4_scaling_beta", positive=False)
         if beta < 0.0:
             raise found.refuse("llama_4_scaling_beta", "a number from 0 is needed")
         is_guessed = found.raw("rope_type", found.raw("type")) in _SCALED_FROM  # as in transformers
-        return ScaleByPosition(query, beta, self._original(found, is_guessed)) if beta else None
+        return ScaleByPosition("q", beta, self._original(found, is_guessed)) if beta else None
 
     def _rope(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
         inner = Fields(given, f"{self.fields.where}: rope_parameters")

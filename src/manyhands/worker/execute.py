@@ -178,7 +178,7 @@ class SpanModel:
                 return None  # not hidden states in and out, or the first token, which must be looked at
             num_rows += work.count
             end = max(end, work.position + work.count)
-        if self.num_threads > 1 or num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows, end):
+        if self.num_threads > 1 or num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows):
             return None
         spans = {work.span for work in works}
         num_layers = sum([span.end - span.start for span in spans])

@@ -148,7 +148,7 @@ class DeviceSpan:
         with _given(threads, self._span.device):
             return _bytes(self._span.step(given_ND, pieces))
 
-    def is_ready(self, num_rows: int, end: int) -> bool:
+    def is_ready(self, num_rows: int) -> bool:
         """Never: a device has a queue of its own, and tables and caches grow."""
         return False
 

@@ -196,12 +196,12 @@ def run_lookup(lookup: Lookup, tables: Mapping[int, Sequence[int]]) -> list[int]
     return [contact.id for contact in lookup.closest()]
 
 
-def network_of(count: int, dead: int = 0, seed: int = 0) -> tuple[list[int], dict[int, Table], Random]:
-    """Ids, the first `dead` of them dead, and the tables of the living, who noticed half of the deaths."""
-    rng, ids = Random(seed), places(count, seed)
+def network_of(dead: int = 0) -> tuple[list[int], dict[int, Table], Random]:
+    """300 ids, the first `dead` of them dead, and the tables of the living, who noticed half of the deaths."""
+    rng, ids = Random(0), places(300, 0)
     tables = {place: Table(place) for place in ids[dead:]}
     for table in tables.values():
-        for place in rng.sample(ids, count):
+        for place in rng.sample(ids, len(ids)):
             table.seen(contact_at(place), 0.0)
         for place in ids[:dead]:
             if rng.random() < 0.5:
@@ -216,7 +216,7 @@ def answers_of(tables: Mapping[int, Table], target: int) -> dict[int, list[int]]
 @pytest.mark.parametrize("dead", [0, 90])
 def test_a_lookup_finds_the_closest_of_the_living(dead: int) -> None:
     """Against brute force; with 30 % dead, of whom half are not known to be, the nearest 8 and at most two of 16 short."""
-    ids, tables, rng = network_of(300, dead)
+    ids, tables, rng = network_of(dead)
     for _ in range(10):
         target = rng.getrandbits(256)
         start = [contact_at(p) for p in rng.sample(ids[dead:], 3)]
@@ -227,7 +227,7 @@ def test_a_lookup_finds_the_closest_of_the_living(dead: int) -> None:
 
 def test_a_peer_that_names_nodes_that_do_not_exist_is_not_followed() -> None:
     """It knows the target and invents ids next to it; the lookup ends with the true ones and few questions lost."""
-    ids, tables, rng = network_of(300)
+    ids, tables, rng = network_of()
     target = rng.getrandbits(256)
     answering = answers_of(tables, target)
     faulty = min(ids, key=lambda p: p ^ target)

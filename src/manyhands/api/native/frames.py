@@ -6,7 +6,7 @@ prefill, before the first; shard_status token_delta shard_failover pipeline_abor
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from manyhands.api.http.encode import JsonBytes, JsonText
@@ -28,11 +28,11 @@ class Frame(NamedTuple):
 
 
 class EventEncoder:
-    """Makes the frames of one run. `clock` is monotonic."""
+    """Makes the frames of one run."""
 
-    def __init__(self, run: Run, *, diagnostics: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._job, self._diagnostics, self._clock = run, run.job, diagnostics, clock
-        self._last_at = clock()
+    def __init__(self, run: Run, *, diagnostics: bool) -> None:
+        self._run, self._job, self._diagnostics = run, run.job, diagnostics
+        self._last_at = time.monotonic()
         self._events_told = 0
         self._repairs_told = 0
         self._prefilled_told = 0
@@ -52,7 +52,7 @@ class EventEncoder:
         if self._job.completion_tokens == 1 and self._diagnostics:
             yield self._shard_status(self._hops, (), "")
         yield from self.news()
-        now = self._clock()
+        now = time.monotonic()
         index, ms = self._job.completion_tokens - 1, round(1e3 * (now - self._last_at), 3)
         self._last_at = now
         decode_worker = self._hops[-1].node if self._hops else None

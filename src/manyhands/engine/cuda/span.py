@@ -177,7 +177,7 @@ class CudaSpan:
             piece.cache.done(piece.start + piece.count)
         return out
 
-    def is_ready(self, num_rows: int, end: int) -> bool:
+    def is_ready(self, num_rows: int) -> bool:
         return self._plan.is_recorded(num_rows)
 
 
