@@ -152,7 +152,7 @@ async def _start(
 
 
 async def _next_line(stdout: asyncio.StreamReader, name: str) -> bytes:
-    """Of the events of a node that starts; empty at the end. Raises ModelError where none comes in START_TIMEOUT_S."""
+    """The next event that a starting node prints; empty at the end. Raises ModelError where none comes in START_TIMEOUT_S."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             return await stdout.readline()
@@ -161,7 +161,7 @@ async def _next_line(stdout: asyncio.StreamReader, name: str) -> bytes:
 
 
 def _ending(code: int) -> str:
-    """Of a process that said nothing."""
+    """How a process ended that said nothing, for an error."""
     if code == -signal.SIGKILL:
         return "it was killed, as a system does that runs out of memory (dmesg): give it more, or fewer layers to each node"
     return f"without a word ({f'signal {-code}' if code < 0 else f'exit code {code}'})"

@@ -20,7 +20,7 @@ APART: Final = "separate_qkv_z"  # queries, keys, values of linear attention are
 
 
 def gemma(keys: GgufKeys, config: Config) -> Config:
-    """Its activation."""
+    """gemma's activation, which its files do not name."""
     return {"hidden_activation": "gelu_pytorch_tanh"}
 
 

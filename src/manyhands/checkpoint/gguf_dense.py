@@ -77,7 +77,7 @@ def gemma4(keys: GgufKeys, config: Config) -> Config:
 
 
 def _key_heads(keys: GgufKeys, config: Config, windows: list[bool]) -> Config:
-    """How many there are with a window and without; and whether layers without one have no products of values."""
+    """How many key heads layers have with a window and without; and whether those without have no products of values."""
     found = keys.counts("attention.head_count_kv", len(windows), config["num_attention_heads"])
     kinds = {kind: {count for count, on in zip(found, windows, strict=True) if on is kind} for kind in (True, False)}
     if any(len(counts) > 1 or 0 in counts for counts in kinds.values()):

@@ -203,7 +203,7 @@ def _read(event: Mapping[str, Any], made: Completion) -> list[TextDelta]:
 
 
 def _odds(told: Mapping[str, Any]) -> list[tuple[str, float, tuple[tuple[str, float], ...]]]:
-    """Of chat completions or of completions: token, its log probability, the likeliest."""
+    """Log probabilities of chat completions or of completions: token, its own, those of the likeliest."""
     if "content" in told:
         return [
             (e["token"], e["logprob"], tuple((t["token"], t["logprob"]) for t in e["top_logprobs"]))

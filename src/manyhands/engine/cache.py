@@ -68,7 +68,7 @@ class BlockCache(ABC, Generic[B]):
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, shared or not."""
+        """Bytes of memory that the cache has, those it shares included."""
         return len(self._blocks) * self._block_bytes
 
     def reachable(self, position: int) -> int:

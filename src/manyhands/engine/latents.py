@@ -55,6 +55,6 @@ def _choice(to: Emitter, op: LatentAttention) -> tuple[int, ...]:
 def _product(
     to: Emitter, source: int, target: int, weight: Weight, heads: int, turned: bool, columns: Sequence[int]
 ) -> None:
-    """Of each head's columns with its rows of a weight, or with those rows as columns."""
+    """Multiply each head's columns with its rows of a weight, or with those rows as columns (`turned`)."""
     held = to.by_head(weight, heads, turned)
     to.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))

@@ -55,7 +55,7 @@ def keep(name: str) -> None:
 
 
 def _notes(path: Path) -> list[str]:
-    """Those of a file that is this user's alone; none of another."""
+    """The lines of a file that this user owns and no other may write; none of any other file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             of_file = os.fstat(file.fileno())

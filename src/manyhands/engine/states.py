@@ -62,12 +62,12 @@ class WithStates(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Of a block."""
+        """Bytes of a block of states."""
         ...
 
     @property
     def now_bytes(self) -> int:
-        """Of the state behind the last position."""
+        """Bytes of the state behind the last position."""
         ...
 
 
@@ -100,7 +100,7 @@ class States(Generic[B]):
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, shared or not."""
+        """Bytes of memory that the states have, shared blocks included."""
         num_blocks = len(self._blocks) + (self._spare is not None)
         return num_blocks * self._plan.state_bytes + (self._now is not None) * self._plan.now_bytes
 
@@ -214,7 +214,7 @@ class StateSizes(NamedTuple):
 
 
 def convolution_states(columns: int, taps: int, item: int) -> StateSizes:
-    """Of a convolution of `taps` taps over rows of `columns` numbers of `item` bytes."""
+    """What a convolution of `taps` taps keeps, over rows of `columns` numbers of `item` bytes."""
     row = columns * item
     return StateSizes(_lines((taps - 1 + STATE_BLOCK) * row), _lines((taps - 1) * row))
 

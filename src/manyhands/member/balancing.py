@@ -17,7 +17,7 @@ WATCH_S = 0.5
 
 
 class Balancer:
-    """Of the spans of a Hosting. Nothing happens before `keep` runs."""
+    """Moves the span of a Hosting where it is needed more. Nothing happens before `keep` runs."""
 
     def __init__(self, hosting: "Hosting") -> None:
         self._hosting = hosting
@@ -71,7 +71,7 @@ class Balancer:
                 await hosting.move(move[0].target, move[1])
 
     def _period(self) -> int:
-        """Its number, the same on all nodes with right clocks; a wrong one costs this node turns, nothing else."""
+        """The number of the present period, the same on all nodes with right clocks; a wrong one costs this node turns."""
         member = self._hosting.member
         return int(member.unix_clock() / member.config.balance.period_s)
 

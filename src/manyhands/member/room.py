@@ -41,7 +41,7 @@ def own_spans(hosting: "Hosting") -> tuple[Span, ...]:
 
 
 def own_bytes(request: RequestConfig, shape: "ModelShape") -> int:
-    """Their weights, of another model."""
+    """Bytes of the layers of a model of `shape` that its origin keeps for its own requests."""
     return sum(shape.span_bytes(span, 0) for span in own_layers(shape.num_layers, request.own_first, request.own_last))
 
 

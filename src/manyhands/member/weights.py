@@ -70,7 +70,7 @@ class Weights:
         return None if self.id is None else ServedModel(self.id, self.name, self.precision)
 
     def claim(self, span: Span) -> SpanInfo | None:
-        """That this node will host `span`: a span without room for sessions. None while the id is not known."""
+        """How this node says that it will host `span`: a span without room for sessions. None while the id is not known."""
         if self.id is None:
             return None
         item = 4 if self.precision == "fp32" else 2

@@ -37,7 +37,7 @@ _NEVER = _Failure(0.0, -math.inf, None)
 
 
 class Setbacks:
-    """Of one node. `now`: seconds of a monotonic clock."""
+    """Failed dials of one node, and when it may dial again. `now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._failures: dict[NodeId | Place, _Failure] = {}

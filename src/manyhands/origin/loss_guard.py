@@ -34,7 +34,7 @@ SAMPLE_S: Final = 30.0
 
 
 class LossGuard:
-    """Of one model at one origin. `ends` None: the edges have them, and there is nothing to compare with."""
+    """Guards one model at one origin. `ends` None: the edges have them, and there is nothing to compare with."""
 
     def __init__(self, sessions: Sessions, ends: EndsBatcher | None) -> None:
         self.samples = LossSamples()
@@ -121,7 +121,7 @@ class LossGuard:
 
 
 def divergence(exact_TV: NDArray[np.float32], rounded_TV: NDArray[np.float32]) -> LossSample:
-    """Of two sets of logits."""
+    """How far two sets of logits are apart, row by row."""
     total, flips = 0.0, 0
     for exact_V, rounded_V in zip(exact_TV, rounded_TV, strict=True):
         log_p, log_q = log_softmax(exact_V), log_softmax(rounded_V)

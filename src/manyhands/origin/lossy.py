@@ -41,7 +41,7 @@ class Lossy:
         return Rounding(self.ranges) if layer in self.boundaries else None
 
     def going_on(self, cached: int, until: int) -> "Lossy | None":
-        """That of a session which begins with the first `cached` positions of one of this; None: it cannot be told."""
+        """The loss of a session that begins with `cached` positions of one with this loss; None: it cannot be told."""
         rounding = Rounding(self.ranges).going_on(cached, until)
         return None if rounding is None else replace(self, ranges=rounding.ranges)
 

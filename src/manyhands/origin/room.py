@@ -23,7 +23,7 @@ class RoomWait:
         self._leased = leased
 
     def end(self, waited_s: float) -> None:
-        """It has waited so long since `begin`."""
+        """End a wait that lasted `waited_s` since `begin`."""
         self._owed_s += waited_s
 
     def is_over(self, waited_s: float, patience_s: float) -> bool:

@@ -68,7 +68,7 @@ class Hop:
         self.outbox.clear()
 
     def opened(self, message: Opened) -> None:
-        """It has its place in the epoch."""
+        """Note that the hop answered Opened: it has its place in the epoch."""
         self.arithmetic, self.epoch, self.has_log = message.arithmetic, message.epoch, message.has_log
         self.cached, self.rounds = message.cached, message.rounds
 
@@ -272,7 +272,7 @@ class Route:
 
     @property
     def row_bytes(self) -> int:
-        """Of a hidden state."""
+        """Bytes of a hidden state."""
         return self.hops[0].offer.info.hidden_size * (4 if self.lease.precision == "fp32" else 2)
 
     def chunk_rows(self, num_rows: int, config: RequestConfig) -> int:

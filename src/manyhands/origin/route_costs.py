@@ -50,7 +50,7 @@ class SharedRounds(NamedTuple):
     others_rows: float = 1.0
 
     def seconds(self, rows: int) -> float:
-        """Of a round in which each stream of ours has so many rows."""
+        """How long a round takes in which each stream of ours has `rows` rows."""
         mean = self._mean(rows)
         together = self._together(mean)
         all_s = self._alone(mean * together)
@@ -58,7 +58,7 @@ class SharedRounds(NamedTuple):
         return max(self._alone(rows), all_s - (1 - busy) * self.row_s * max(0.0, mean - rows))
 
     def others_seconds(self, rows: int) -> float:
-        """Of a round of others meanwhile."""
+        """How long a round of other origins' streams takes meanwhile."""
         mean = self._mean(rows)
         return self._alone(max(self.others_rows, mean * self._together(mean)))
 
@@ -194,7 +194,7 @@ class CostsOfRoutes:
         self._known: OrderedDict[tuple[tuple[NodeId, Span], ...], RouteCosts] = OrderedDict()
 
     def of(self, route: Sequence[Offer]) -> RouteCosts:
-        """Those of a route of these nodes and spans; new ones if it is not among the last MAX_ROUTES."""
+        """The costs of a route of these nodes and spans; new ones if it is not among the last MAX_ROUTES."""
         key = tuple((offer.node, offer.info.span) for offer in route)
         costs = self._known.setdefault(key, RouteCosts())
         self._known.move_to_end(key)

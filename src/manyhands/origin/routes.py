@@ -117,7 +117,7 @@ class Routes:
         return offers_of(islice(strange, MAX_FAR))
 
     def _linked_records(self, directory: Directory, excluded: Collection[NodeId]) -> list[Record]:
-        """Of this node as well, which comes first (it may be linked to itself)."""
+        """Records of linked nodes. This node's own come first (it may be linked to itself)."""
         linked = dict.fromkeys((self._node.transport.node, *self._node.pool.nodes("control")))
         return directory.records_of([node for node in linked if node not in excluded], self._model.id)
 

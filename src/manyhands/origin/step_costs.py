@@ -102,7 +102,7 @@ def _moved(estimate: float | None, value: float) -> float:
 
 
 class StepCosts:
-    """Of a route: learnt by `note` from every window that came back."""
+    """What steps of a route cost, learnt by `note` from every window that came back."""
 
     def __init__(self) -> None:
         self._hops: list[_Hop] = []

@@ -71,7 +71,7 @@ class MemoryBudget:
 
     @property
     def ends_bytes(self) -> int:
-        """Of the ends, if this machine is an origin."""
+        """Bytes of the ends, if this machine is an origin; else 0."""
         return self.shape.ends_bytes if self.with_ends else 0
 
     def own_bytes(self, held: Collection[Span]) -> int:

@@ -33,7 +33,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Of so many threads: seconds a byte of a type of weights, and seconds that any product takes beside its bytes."""
+    """On some number of threads: seconds a byte of each type of weights, and seconds that any product takes beside them."""
 
     byte_s: Mapping[str, float]
     product_s: float
@@ -118,7 +118,7 @@ def predict_here(config: Mapping[str, Any], tensors: "Sequence[Described]", home
 
 
 def measured_kernels(types: Collection[str], home: Path, now_s: float) -> tuple[Kernels, ...]:
-    """Of one thread and of all: `types` as measured within MAX_AGE_S on this machine with this engine, or now."""
+    """With one thread and with all: `types` as measured within MAX_AGE_S on this machine with this engine, or now."""
     from manyhands.files import write_atomic
 
     path, key = home / "measured.json", _key()

@@ -142,7 +142,7 @@ def _key(shape: ModelShape) -> str:
 
 
 def _version(package: str) -> str | None:
-    """Of what is installed; it is not imported."""
+    """The version of an installed package, which is not imported; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

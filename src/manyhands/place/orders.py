@@ -33,7 +33,7 @@ _OTHERS: Final = NodeId("")  # all that are more than MAX_ASKERS
 
 @dataclass(slots=True)
 class _Pause:
-    """Of one node that has asked: until when its orders are hasty, and how many of them were."""
+    """Until when further orders of one asking node are hasty, and how many of its orders were."""
 
     until: float
     num_hasty: int = 0
@@ -98,7 +98,7 @@ def _check_owners_will(mine: Standing) -> None:
 
 
 class Orders:
-    """Both sides of orders on one node."""
+    """Orders that this node gives, and those that it gets."""
 
     def __init__(self) -> None:
         self._obey: Obey = _refuse

@@ -46,7 +46,7 @@ class ModelShape:
         return sum(self.layer_bytes[span.start : span.end]) + sum(self.cached(tokens)[span.start : span.end])
 
     def most_bytes(self, num_layers: int, tokens: int) -> int:
-        """The same of so many layers, wherever they lie: of the largest."""
+        """As span_bytes, of the largest `num_layers` layers: no span of so many takes more."""
         sizes = self.layer_bytes, self.cached(tokens)
         return sum(sum(sorted(each)[-num_layers:]) for each in sizes) if num_layers else 0
 

@@ -19,7 +19,7 @@ class Ways:
     home: Sequence[float]
 
     def cost(self, order: Sequence[int]) -> float:
-        """Of the closed tour through `order`, which is not empty."""
+        """The length of the closed tour through `order`, which is not empty."""
         inner = math.fsum(self.between[a][b] for a, b in itertools.pairwise(order))
         return self.out[order[0]] + inner + self.home[order[-1]]
 
@@ -48,7 +48,7 @@ class AllTours:
                         there[place] = (cost + row[place], last)
 
     def cost(self, mask: int) -> float:
-        """Of the shortest closed tour through `mask`, which is not 0."""
+        """The length of the shortest closed tour through `mask`, which is not 0."""
         return min(cost + self._ways.home[last] for last, (cost, _) in self._reach[mask].items())
 
     def order(self, mask: int) -> list[int]:

@@ -122,7 +122,7 @@ class RopeReader:
         return self._of_type({**(tables.get(kind) or {"rope_type": "default"}), **old}, width, base, partial)
 
     def _of_type(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
-        """Of a type's table transformers does not read `truncate`: it rounds, whatever is said there."""
+        """A type's table. Of these transformers does not read `truncate`: it rounds, whatever is said there."""
         Fields(given, f"{self.fields.where}: rope_parameters").only("truncate", True)
         return self._rope(given, width, theta, partial)
 
@@ -187,7 +187,7 @@ class RopeReader:
 
     @staticmethod
     def _proportional(inner: Fields, base: float, width: int) -> Rope:
-        """Of a whole head, a part of which turns: its pairs are those of the whole, the others have frequency 0."""
+        """A table of whole heads, of which a part turns: pairs are those of the whole head, and the others have frequency 0."""
         part, factor = inner.number("partial_rotary_factor", 1.0), inner.number("factor", 1.0)
         turned = int(part * width // 2)
         if part > 1.0 or width % 2:

@@ -76,7 +76,7 @@ class Spans:
         )
 
     def only(self, keep: Sequence[int]) -> "Spans":
-        """Those of these indices, in this order."""
+        """The spans at the indices `keep`, in this order."""
         k = list(keep)
         table = self.legs[np.ix_(k, k)]
         rows = (self.start, self.end, self.layer, self.fixed, self.entry)

@@ -8,7 +8,7 @@ from manyhands.route.offer import Offer, Terms
 
 
 def admitted(offers: Sequence[Offer], terms: Terms) -> list[Offer]:
-    """Those that trust and scope let take part."""
+    """The offers that trust and scope let take part."""
     return [o for o in offers if terms.admits is None or terms.admits(o)]
 
 

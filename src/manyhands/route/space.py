@@ -40,7 +40,7 @@ class Space:
         return cls(tuple(order), _spans(order, terms, between or (terms.origin, terms.origin)), terms.rules.max_hops)
 
     def only(self, arithmetic: str) -> "Space":
-        """Those of one arithmetic class."""
+        """The offers of one arithmetic class."""
         keep = [i for i, o in enumerate(self.offers) if o.info.arithmetic == arithmetic]
         return Space(tuple(self.offers[i] for i in keep), self.spans.only(keep), self.max_hops, self.price)
 

@@ -75,7 +75,7 @@ class Directory(Protocol):
         hand from then on; its first records may take a while to come."""
 
     def in_turn(self, model: ModelId | None = None, without: Container[object] = ()) -> Iterator[Record]:
-        """Those of a model, or of all, as RecordStore.in_turn orders them. To be taken from at once."""
+        """Records of a model, or of all, as RecordStore.in_turn orders them. To be taken from at once."""
 
     def peers(self) -> list[Peer]:
         """The other nodes that have something on offer, each once."""

@@ -63,7 +63,7 @@ class SlowDevice:
 
 
 def _num_rows(function: Callable[[], Any]) -> int:
-    """Of a device step (worker/engine.py); 0 of anything else."""
+    """Rows of a device step (worker/engine.py); 0 of any other function."""
     works = function.args[-1] if isinstance(function, partial) and function.args else ()
     return sum(work.count for work in works if isinstance(work, Work)) if isinstance(works, list) else 0
 

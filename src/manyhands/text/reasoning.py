@@ -65,13 +65,13 @@ def template_of(tokenizer: Any) -> str:
 
 
 def sources_of(tokenizer: Any) -> list[str]:
-    """Its chat templates; none if there is none."""
+    """The chat templates of a tokenizer; none if it has none."""
     template = tokenizer.chat_template or {}
     return [template] if isinstance(template, str) else list(map(str, template.values()))
 
 
 def variables_of(tokenizer: Any) -> frozenset[str]:
-    """The variables that its chat templates take."""
+    """The variables that the chat templates of a tokenizer take."""
     return frozenset[str]().union(*map(find_variables, sources_of(tokenizer)))
 
 

@@ -10,7 +10,7 @@ LOOK_S: Final = 5.0  # between two looks at the machine's memory
 
 
 class Eviction:
-    """Of a span that is idle since `since` (seconds of any monotonic clock)."""
+    """When a span that is idle since `since` is dropped (seconds of any monotonic clock)."""
 
     def __init__(self, config: WorkerConfig, since: float) -> None:
         self._config = config

@@ -15,7 +15,7 @@ Gpu = Any  # engine/cuda/gpu.py's, whose packages may be missing
 
 
 def found() -> list[tuple[str, str, int]]:
-    """Of each GPU here its name, what its maker calls it, and its bytes of memory. Raises ModelError."""
+    """The GPUs here: name, what the maker calls it, bytes of memory. Raises ModelError."""
     with needing("--device cuda", "cuda-bindings and nvidia-cuda-nvrtc", "cuda"):
         from manyhands.engine.cuda.gpu import gpus
     return gpus()

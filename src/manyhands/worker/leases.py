@@ -94,7 +94,7 @@ class SpanLeases:
         return -(-positions // BLOCK) * self._block_bytes + self._session_bytes
 
     def parked_bytes(self, owner: NodeId | None = None) -> int:
-        """Of parked sessions, those of one owner if it is given."""
+        """Cache bytes of parked sessions; of one owner's, if it is given."""
         return sum([self.bytes_of(size) for size in self.parking.sizes(owner) if size])
 
     def most(self, tokens: int) -> int:

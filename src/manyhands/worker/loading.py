@@ -33,11 +33,11 @@ class Loading:
         return CheckedProgress(check_is_wanted, self.progress)
 
     def manifest(self, folder: Path) -> Manifest:
-        """Of the model in `folder`, whose bytes are hashed unless they were before. Raises ModelError."""
+        """The manifest of the model in `folder`, whose bytes are hashed unless they were before. Raises ModelError."""
         return build_manifest(folder, self._checked, called=self.model)
 
     def layers(self, span: Span, entries: Iterable[TensorEntry]) -> "LoadBar":
-        """Of the layers of `span`, which are packed one after another."""
+        """A bar for the layers of `span`, which are packed one after another."""
         sizes = [0] * len(span)
         for entry in entries:
             layer = layer_of(entry.name)
@@ -46,7 +46,7 @@ class Loading:
         return LoadBar(self._checked, f"loading {self.model}, layers {span}", sizes)
 
     def ends(self, entries: Iterable[TensorEntry], *, embed: bool, head: bool) -> "LoadBar":
-        """Of embedding and head. A tied head is the embedding, and is read once."""
+        """A bar for embedding and head. A tied head is the embedding, and is read once."""
         sizes = {entry.name: len(entry) for entry in entries}
         try:
             wanted = ends_tensors(sizes, embed=embed, head=head)

@@ -72,7 +72,7 @@ class Parking:
         return sum(self.sizes())
 
     def held_by(self, owner: NodeId) -> int:
-        """Those of one owner."""
+        """Cache positions that the parked sessions of one owner have memory for."""
         return sum(self.sizes(owner))
 
     def sizes(self, owner: NodeId | None = None) -> list[int]:

@@ -69,7 +69,7 @@ def windows_of(encoders: Sequence[Encode], text: str, windows: int) -> list[list
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Of B from A. KL divergences in nats; `same_top`: the share of positions with one likeliest token."""
+    """How far B is from A. KL divergences in nats; `same_top`: the share of positions with one likeliest token."""
 
     positions: int
     mean_kl: float

@@ -205,7 +205,7 @@ def load_ends(
 
 
 def _shapes(folder: Path, manifest: Manifest | None) -> dict[str, tuple[int, ...]]:
-    """Of a checkpoint's tensors, by name."""
+    """The shapes of a checkpoint's tensors, by name."""
     found = described_tensors(folder) if manifest is None else manifest.tensors
     return {tensor.name: tuple(tensor.shape) for tensor in found}
 

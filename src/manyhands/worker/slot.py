@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class CopySlot:
-    """Of one device. A step that waits there waits for one copy, however many spans have some to make."""
+    """One copy at a time on a device: a step waits there for one copy, however many spans have some to make."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -24,7 +24,7 @@ class CopySlot:
         return True
 
     def leave(self, who: Callable[[], None]) -> None:
-        """It has nothing to copy any more."""
+        """Take `who` out of those that wait: it has nothing to copy any more."""
         if who in self._waiting:
             del self._waiting[who]
             self._call_next()

@@ -26,7 +26,7 @@ class Held(NamedTuple):
     tensors: tuple[CudaMemory | None, ...]
 
     def address(self, place: int) -> int | None:
-        """Of a tensor, if it is there."""
+        """The address of a tensor, by its place among the operation's; None where the operation has none."""
         tensor = self.tensors[place]
         return None if tensor is None else tensor.address
 
@@ -52,12 +52,12 @@ class Heads(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """Of all heads."""
+        """Bytes of a block, all key heads together."""
         return self.key_heads * self.head_bytes
 
 
 def heads_of(op: Held, item: int) -> Heads:
-    """Of an attention whose cached numbers take `item` bytes. Raises ModelError for heads that are too wide."""
+    """The heads of an attention whose cached numbers take `item` bytes. Raises ModelError for those that are too wide."""
     width, value_width, is_latent, has_codes = (op.numbers[place] for place in (6, 7, 9, 10))
     if width > MOST_WIDTH or value_width > MOST_VALUES:
         raise ModelError(
@@ -160,7 +160,7 @@ def whole(width: int) -> int:
 
 
 def angles_of(op: Held) -> Angles:
-    """Of a rotary operation."""
+    """The angles of a rotary operation."""
     frequencies = op.address(0)
     assert frequencies is not None
     return Angles(frequencies, op.numbers[4], op.reals[0])

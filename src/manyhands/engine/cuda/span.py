@@ -61,7 +61,7 @@ class CudaCache(BlockCache[CudaMemory]):
 
     @property
     def address(self) -> int:
-        """Of the table, which `reserve` has made; 0 where no layer caches positions."""
+        """The address of the table of blocks, which `reserve` has made; 0 where no layer caches positions."""
         assert self._table is not None or not self._block_bytes, "a step's positions are reserved first"
         return 0 if self._table is None else self._table.address
 

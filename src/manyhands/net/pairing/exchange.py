@@ -65,7 +65,7 @@ class JoinerExchange:
         self._keys: _Keys | None = None
 
     def first(self) -> bytes:
-        """X."""
+        """The joiner's first message, X."""
         self._first = bytes(self._pake.start())
         return self._first
 

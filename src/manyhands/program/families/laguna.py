@@ -61,7 +61,7 @@ def _table_fields(f: Fields) -> None:
 
 
 def _table(f: Fields, rope: RopeReader, kind: str, width: int) -> Rope:
-    """Of a type that layers have: without its object, or a base frequency there, transformers fails."""
+    """The rotary table of a type of layers. transformers fails without the type's object, or without a base frequency there."""
     table = f.raw("rope_parameters").get(kind)
     if not isinstance(table, dict) or table.get("rope_theta") is None:
         raise f.refuse("rope_parameters", f"an object with a rope_theta is needed for {kind}, a type that layers have")
@@ -69,7 +69,7 @@ def _table(f: Fields, rope: RopeReader, kind: str, width: int) -> Rope:
 
 
 def _sizes(f: Fields, s: Sizes) -> list[Sizes]:
-    """Those of each layer, which may have a number of query heads of its own."""
+    """The sizes of each layer, which may have a number of query heads of its own."""
     name = "num_attention_heads_per_layer"
     heads = f.whole_numbers(name) if f.has(name) else [s.heads] * s.layers
     if len(heads) != s.layers or not all(1 <= n <= 4096 and n % s.kv_heads == 0 for n in heads):

@@ -66,7 +66,7 @@ def _eps(f: Fields) -> float:
 
 
 def _table(f: Fields, rope: RopeReader, kind: str, width: int) -> Rope:
-    """Of a type that layers have, and so the config: transformers takes no other for it."""
+    """The rotary table of a type of layers, which the config must have: transformers takes no other for it."""
     if f.raw("rope_parameters").get(kind) is None:
         raise f.refuse("rope_parameters", f"an object for {kind} is needed, as layers have this type")
     return rope.by_type(kind, width, theta=1000000.0, field="rope_theta", scaled=False)

@@ -128,7 +128,7 @@ def delta_rule(n: TensorNames, style: LinearStyle, kernels: Sequence[Weight], no
 
 
 def _grouped(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
-    """Of each key head: query, key, the values and the gates of its value heads."""
+    """Parts of one tensor that lies key head by key head: its query, its key, values and gates of its value heads."""
     each = style.heads // style.key_heads
     columns, value = style.width, each * style.value_width
     starts = {"q": (0, columns), "k": (columns, columns), "v": (2 * columns, value), "z": (2 * columns + value, value)}
@@ -141,7 +141,7 @@ def _grouped(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
 
 
 def _grouped_narrow(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:
-    """Of each key head: the strengths and the decays of its value heads."""
+    """Parts of one tensor that lies key head by key head: strengths and decays of its value heads."""
     name, both, each = "linear_attn.in_proj_ba", 2 * style.heads, style.heads // style.key_heads
     strength, decay = (Rows(start, each, 2 * each, style.key_heads) for start in (0, each))
     first = Part("b", n.linear(name, both, s.hidden, strength), activation="sigmoid")

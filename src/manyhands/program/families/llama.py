@@ -76,7 +76,7 @@ def usual(
 
 
 def llama(f: Fields) -> Program:
-    """Also the pattern of the others here. In GGUF files the rows of q and k are ordered for pairs that turn."""
+    """The plainest of these families. In GGUF files the rows of q and k are ordered for pairs that turn."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
     f.only("is_llama_config", True)  # these two are in the configs of SmolLM
     f.only("rope_interleaved", False)

@@ -169,15 +169,15 @@ class Dht(StoreReport[DhtStore]):
         return self.lost(node, now)
 
     def records(self, now: float) -> list[Record]:
-        """Of the models of interest, of those that are held for others, and our own."""
+        """Records of the models of interest, those held for others, and our own."""
         return list(self.store.records(now))
 
     def records_of(self, nodes: Iterable[NodeId], model: ModelId, now: float) -> list[Record]:
-        """Of one model, of these nodes."""
+        """Records of one model, of these nodes."""
         return self.store.records_of(nodes, model, now)
 
     def in_turn(self, model: ModelId | None, without: Container[object], now: float) -> Iterator[Record]:
-        """Of one model, or of all, as RecordStore.in_turn."""
+        """Records of one model, or of all, as RecordStore.in_turn orders them."""
         return self.store.in_turn(model, without, now)
 
     def _handle(self, sender: Peer, message: Message, now: float) -> list[Outgoing]:

@@ -192,7 +192,7 @@ class DhtStore:
         del self._near[bisect_left(self._near, key ^ self._own)]
 
     def _stores_of(self, node: NodeId) -> list[RecordStore]:
-        """Those that hold records of `node`. Its keys without any are forgotten."""
+        """The stores that hold records of `node`. Its keys without any are forgotten."""
         keys = self._keys_of.get(node, set())
         found = {key: store for key in keys if (store := self._stores.get(key)) is not None and store.of_node(node)}
         keys &= found.keys()
