@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,15 +14,13 @@ from manyhands.net.tls import TlsTransport
 from manyhands.swarm.record import MAX_LIFETIME_S
 from manyhands.swarm.record_store import FRESH_S, RecordStore
 from manyhands.swarm.statement import sign
-from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Token
-from tests.member.members import Town, town
+from tests.member.members import Play, Town, player
 from tests.swarm.records import NOW, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
 PARAMS = SamplingParams(max_tokens=2, ignore_eos=True)
 HOUR_S = 3600.0
-Play = Callable[[Callable[[Town], Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
-
-    def start(scene: Callable[[Town], Any]) -> Any:
-        async def main() -> Any:
-            async with asyncio.timeout(600), town(folder, tmp_path) as place:
-                return await scene(place)
-
-        return run_virtual(main())
-
-    return start
+    return player(folder, tmp_path, 600)
 
 
 def seen(member: Member) -> set[str]:

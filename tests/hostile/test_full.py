@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,11 +19,10 @@ from manyhands.origin import Origin
 from manyhands.origin.queue import MAX_RETRY_S, RETRY_S, RoomQueue
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from tests.member.members import Town, town
+from tests.member.members import Play, Town, player
 
 PROMPT = (3, 4, 5)
 SESSIONS = 4
-Play = Callable[[Callable[[Town], Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Play a scene in virtual time."""
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
-
-    def start(scene: Callable[[Town], Any]) -> Any:
-        async def main() -> Any:
-            async with asyncio.timeout(300), town(folder, tmp_path) as place:
-                return await scene(place)
-
-        return run_virtual(main())
-
-    return start
+    return player(folder, tmp_path, 300)
 
 
 async def two_halves(place: Town) -> tuple[Any, Any]:

@@ -1,10 +1,8 @@
 """F12: nodes that come back at other addresses, and halves of a swarm that do not know of each other. In virtual time."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,23 +12,13 @@ from manyhands.member.home import keep_ticket, load_ticket, save_ticket
 from manyhands.member.member import Member
 from manyhands.swarm.lan import Browser, Nearby
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
-from manyhands.testing.clock import run_virtual
-from tests.member.members import Town, town
+from tests.member.members import Play, Town, player
 from tests.swarm.records import node_of
-
-Play = Callable[[Callable[[Town], Any]], Any]
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    def start(scene: Callable[[Town], Any]) -> Any:
-        async def main() -> Any:
-            async with asyncio.timeout(1000), town(tmp_path, tmp_path) as place:
-                return await scene(place)
-
-        return run_virtual(main())
-
-    return start
+    return player(tmp_path, tmp_path, 1000)
 
 
 def seen(member: Member) -> set[str]:

@@ -22,6 +22,7 @@ from manyhands.origin import Origin, OriginModel
 from manyhands.place.shape import PROCESS_BYTES
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
+from manyhands.testing.clock import run_virtual
 from manyhands.testing.faults import Faults
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
@@ -105,6 +106,19 @@ async def town(folder: Path, home: Path, precision: Precision = "bf16") -> Async
     async with AsyncExitStack() as stack:
         stack.enter_context(patch("manyhands.member.hosting.decode_layer_s", lambda model, span, positions: 0.001))
         yield Town(folder, home, stack, precision=precision)
+
+
+def player(folder: Path, home: Path, limit_s: float | None = None) -> Play:
+    """Plays scenes in virtual time, of `limit_s` at most, each with a Town without members of the model in `folder`."""
+
+    def play(scene: Callable[[Town], Any]) -> Any:
+        async def main() -> Any:
+            async with asyncio.timeout(limit_s), town(folder, home) as place:
+                return await scene(place)
+
+        return run_virtual(main())
+
+    return play
 
 
 def room_for(weights: Weights, num_layers: int) -> int:

@@ -34,11 +34,10 @@ from manyhands.weights.partial import PARTIAL
 from manyhands.weights.provider import Lacking, Provider
 from manyhands.weights.seed import MemoryFile
 from manyhands.weights.workers import Blame
+from tests.checkpoints import SPAN, check_holds
 from tests.gguf_files import tiny_gguf
 from tests.weights.hub_server import REPO, FakeHub, serving
 from tests.weights.providers import FromDisk, Twist, after, honest, lack, lie, slow, stall, vanish
-
-SPAN = Span(2, 4)
 
 
 def need(source: Path, span: Span | None = SPAN, **more: Any) -> Need:
@@ -47,19 +46,6 @@ def need(source: Path, span: Span | None = SPAN, **more: Any) -> Need:
 
 def get(wanted: Need, providers: Sequence[Provider], home: Path, **more: Any) -> Pulled:
     return run_virtual(pull(wanted, providers, home, **more))
-
-
-def check_holds(folder: Path, source: Path, span: Span | None = SPAN, with_ends: bool = False) -> set[str]:
-    """`folder` holds what was needed byte for byte; returns the names of all that it holds."""
-    entries = {entry.name: entry for entry in read_entries(folder)}
-    originals = {entry.name: entry for entry in read_entries(source)}
-    for name in needed_tensors(originals, 6, span, with_ends):
-        one, two = entries[name], originals[name]
-        assert (folder / one.file).read_bytes()[one.start : one.end] == (
-            (source / two.file).read_bytes()[two.start : two.end]
-        )
-    assert build_manifest(folder).id == build_manifest(source).id
-    return set(entries)
 
 
 def faults(pulled: Pulled, *providers: FromDisk) -> list[str]:

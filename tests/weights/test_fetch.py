@@ -21,12 +21,12 @@ from manyhands.checkpoint.split import split_model
 from manyhands.core import Span
 from manyhands.errors import BadRequest, CutError, DiskFull, ModelError
 from manyhands.weights.fetch import resolve_model, runs
+from tests.checkpoints import SPAN, check_holds
 from tests.gguf_files import tiny_gguf
 from tests.multimodal import make_multimodal
 from tests.weights.hub_server import COMMIT, REPO, FakeHub, serving
 
 StartHub = Callable[..., FakeHub]
-SPAN = Span(2, 4)
 
 
 @pytest.fixture
@@ -55,19 +55,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartHub]
 
 def fetch(home: Path, span: Span | None = SPAN, with_ends: bool = False, name: str = REPO) -> Path:
     return resolve_model(name, span, with_ends, home, Silent())
-
-
-def check_holds(folder: Path, source: Path, span: Span | None = SPAN, with_ends: bool = False) -> set[str]:
-    """`folder` holds the tensors of the span byte for byte; returns the names of all that it holds."""
-    entries = {entry.name: entry for entry in read_entries(folder)}
-    originals = {entry.name: entry for entry in read_entries(source)}
-    for name in needed_tensors(originals, 6, span, with_ends):
-        one, two = entries[name], originals[name]
-        assert (folder / one.file).read_bytes()[one.start : one.end] == (
-            (source / two.file).read_bytes()[two.start : two.end]
-        )
-    assert build_manifest(folder).id == build_manifest(source).id
-    return set(entries)
 
 
 def size_of(source: Path, names: set[str]) -> int:
