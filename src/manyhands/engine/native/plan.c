@@ -164,8 +164,8 @@ static int check_route(const Plan *plan, const Op *op)
     return is_vector(op->tensors[0], n[2]) && is_vector(op->tensors[1], n[2]) ? DONE : BAD_TENSOR;
 }
 
-/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs, scales_source; alpha, limit, offset; gates (or none, and no reals
- * are used), ups, downs packed one expert behind the other, their biases [experts, n] */
+/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs, scales_source; alpha, limit,
+ * offset; gates (or none, and no reals are used), ups, downs packed one expert behind the other, their biases [experts, n] */
 static int check_experts(Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -236,9 +236,9 @@ static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, tur
     return DONE;
 }
 
-/* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning of its
- * key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its width is how
- * many are chosen; latent, of one key head, without window); scale, soft cap (0: none); sinks */
+/* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning
+ * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
+ * width is how many are chosen; latent, of one key head, without window); scale, soft cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
