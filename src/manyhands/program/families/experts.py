@@ -72,18 +72,33 @@ def mixtral(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
-def stacked_experts(names: TensorNames, path: str, s: Sizes, inner: int, count: int, activation: Activation) -> Experts:
-    """Experts whose matrices lie in one tensor of gates above ups and one of downs. From "h" by "routes" to "m"."""
-    both = Weight(f"{names.path}{path}.gate_up_proj", (count, 2 * inner, s.hidden), Rows(0, inner), stacked=True)
+def stacked_experts(
+    names: TensorNames,
+    path: str,
+    s: Sizes,
+    inner: int,
+    count: int,
+    activation: Activation,
+    *,
+    parts: tuple[str, str] = ("gate_up_proj", "down_proj"),
+    transposed: bool = False,
+) -> Experts:
+    """Experts whose matrices lie in one tensor of gates above ups and one of downs; transposed: gates beside ups. From "h" by
+    "routes" to "m"."""
+    gates, down = (2 * inner, s.hidden), (s.hidden, inner)
+    if transposed:
+        gates, down = gates[::-1], down[::-1]
+    both, last = (f"{names.path}{path}.{part}" for part in parts)
+    gate = Weight(both, (count, *gates), Rows(0, inner), transposed=transposed, stacked=True)
     return Experts(
         source="h",
         routes="routes",
         target="m",
         experts=count,
         gating=Gating(activation),
-        gate=both,
-        up=replace(both, rows=Rows(inner, inner)),
-        down=Weight(f"{names.path}{path}.down_proj", (count, s.hidden, inner), stacked=True),
+        gate=gate,
+        up=replace(gate, rows=Rows(inner, inner)),
+        down=Weight(last, (count, *down), transposed=transposed, stacked=True),
     )
 
 
@@ -232,22 +247,12 @@ def granitemoe(f: Fields) -> Program:
 
 def granite_experts(n: TensorNames, s: Sizes, route: ExpertRouting, act: Activation, is_separate: bool) -> Ops:
     """Stacked experts, gates above ups, from "h" to "m"; in GGUF files gate, up and down of each by themselves."""
-    chosen, inner = router(n, "block_sparse_moe.router.layer", s, route), s.inner
+    path, count = "block_sparse_moe", route.experts
+    chosen = router(n, f"{path}.router.layer", s, route)
     if is_separate:
-        return *chosen, each_expert(n, "block_sparse_moe.experts", GATE_UP_DOWN, s, inner, route.experts, act)
-    both, shape = f"{n.path}block_sparse_moe.input_linear.weight", (route.experts, 2 * inner, s.hidden)
-    down = f"{n.path}block_sparse_moe.output_linear.weight"
-    experts = Experts(
-        source="h",
-        routes="routes",
-        target="m",
-        experts=route.experts,
-        gating=Gating(act),
-        gate=Weight(both, shape, Rows(0, inner), stacked=True),
-        up=Weight(both, shape, Rows(inner, inner), stacked=True),
-        down=Weight(down, (route.experts, s.hidden, inner), stacked=True),
-    )
-    return *chosen, experts
+        return *chosen, each_expert(n, f"{path}.experts", GATE_UP_DOWN, s, s.inner, count, act)
+    parts = ("input_linear.weight", "output_linear.weight")
+    return *chosen, stacked_experts(n, path, s, s.inner, count, act, parts=parts)
 
 
 def gpt_oss(f: Fields) -> Program:

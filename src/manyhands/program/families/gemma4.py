@@ -4,20 +4,17 @@ from dataclasses import dataclass, replace
 
 from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames, attention, gated
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.experts import stacked_experts
 from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Activation,
     Add,
     ExpertRouting,
-    Experts,
-    Gating,
     Multiply,
     Norm,
     Product,
     Program,
-    Rows,
     Term,
-    Weight,
 )
 from manyhands.program.rope import RopeReader
 
@@ -120,8 +117,7 @@ class _Mixture:
 
     def beside(self, n: TensorNames, s: Sizes, norm: NormStyle) -> Ops:
         """What joins "m", which holds the dense block's result."""
-        path, gates = f"{n.path}experts", (self.count, 2 * self.inner, s.hidden)
-        gate, up = (Weight(f"{path}.gate_up_proj", gates, Rows(at, self.inner), stacked=True) for at in (0, self.inner))
+        experts = stacked_experts(n, "experts", s, self.inner, self.count, self.activation)
         return (
             norm.op(n, "post_feedforward_layernorm_1", s.hidden, "m", "m"),
             Norm("x", "t", "rms", norm.eps, (n.vector("router.scale", s.hidden),)),
@@ -137,16 +133,7 @@ class _Mixture:
                 factors=n.vector("router.per_expert_scale", self.count),
             ),
             norm.op(n, "pre_feedforward_layernorm_2", s.hidden, "x", "h"),
-            Experts(
-                source="h",
-                routes="routes",
-                target="s",
-                experts=self.count,
-                gating=Gating(self.activation),
-                gate=gate,
-                up=up,
-                down=Weight(f"{path}.down_proj", (self.count, s.hidden, self.inner), stacked=True),
-            ),
+            replace(experts, target="s"),
             norm.op(n, "post_feedforward_layernorm_2", s.hidden, "s", "s"),
             Add((Term("s"),), target="m"),
         )

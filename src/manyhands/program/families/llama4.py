@@ -19,20 +19,17 @@ from manyhands.program.blocks import (
     sequential,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.experts import GATE_UP_DOWN, top_k
+from manyhands.program.families.experts import GATE_UP_DOWN, stacked_experts, top_k
 from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Activation,
     Attention,
     ExpertRouting,
     Experts,
-    Gating,
     Norm,
     Op,
     Program,
-    Rows,
     ScaleByPosition,
-    Weight,
 )
 from manyhands.program.rope import RopeReader
 
@@ -122,22 +119,12 @@ def _route(f: Fields, sparse: Collection[int]) -> ExpertRouting:
 
 def _experts(n: TensorNames, s: Sizes, count: int, act: Activation, is_each: bool) -> Experts:
     """Stacked and transposed, gates beside ups; compressed-tensors and GGUF store each by itself."""
+    path = "feed_forward.experts"
     if is_each:
-        each = each_expert(n, "feed_forward.experts", GATE_UP_DOWN, s, s.inner, count, act)
-        return replace(each, scales_source=True)
-    path, shape = f"{n.path}feed_forward.experts", (count, s.hidden, 2 * s.inner)
-    both = Weight(f"{path}.gate_up_proj", shape, Rows(0, s.inner), transposed=True, stacked=True)
-    return Experts(
-        source="h",
-        routes="routes",
-        target="m",
-        experts=count,
-        gating=Gating(act),
-        gate=both,
-        up=replace(both, rows=Rows(s.inner, s.inner)),
-        down=Weight(f"{path}.down_proj", (count, s.inner, s.hidden), transposed=True, stacked=True),
-        scales_source=True,
-    )
+        found = each_expert(n, path, GATE_UP_DOWN, s, s.inner, count, act)
+    else:
+        found = stacked_experts(n, path, s, s.inner, count, act, transposed=True)
+    return replace(found, scales_source=True)
 
 
 def _chunked(ops: Ops, before: Sequence[Op]) -> Ops:
