@@ -1,4 +1,4 @@
-"""What runs a span, and what runs the ends, whatever computes: the native engine (cpu.py) or torch
+"""What runs a span, and what runs the ends, whatever computes: the native engine (cpu.py), a GPU (cuda/span.py) or torch
 (worker/torch_program.py).
 
 Rows are bytes in the storage dtype from the wire to the engine and back to the wire. One thread at a time.

@@ -22,7 +22,7 @@ MAX_S = 300.0
 DIAL_S = 20.0  # a dial takes less: one that was begun when it was allowed, and failed, counts as a further failure
 AGAIN_S = 1.0  # until an address that is being dialled for another node is asked about again
 MAX_REMEMBERED = 8192  # nodes and addresses that failed, and addresses that are proven; the oldest are forgotten first
-Place = tuple[str, int]
+Endpoint = tuple[str, int]  # host and port
 
 
 class _Failure(NamedTuple):
@@ -40,9 +40,9 @@ class Setbacks:
     """Failed dials of one node, and when it may dial again. `now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._failures: dict[NodeId | Place, _Failure] = {}
-        self._proven: dict[Place, NodeId] = {}  # by links that are open
-        self._dialled: dict[Place, NodeId] = {}  # now, and for which node
+        self._failures: dict[NodeId | Endpoint, _Failure] = {}
+        self._proven: dict[Endpoint, NodeId] = {}  # by links that are open
+        self._dialled: dict[Endpoint, NodeId] = {}  # now, and for which node
 
     def __len__(self) -> int:
         return len(self._failures) + len(self._proven)
@@ -51,7 +51,7 @@ class Setbacks:
         """A dial of `node` at `addrs` failed, or a session could not be opened on it. None: another peer named the addresses,
         perhaps wrongly, so that only they are left alone."""
         meant = {(addr.host, addr.port): node or addr.node for addr in addrs}
-        keys: list[NodeId | Place] = [place for place in meant if place not in self._proven]
+        keys: list[NodeId | Endpoint] = [endpoint for endpoint in meant if endpoint not in self._proven]
         keys += [] if node is None else [node]
         for key in keys:
             waited_s, until, _ = self._failures.pop(key, _Failure(0.0, now, None))
@@ -93,9 +93,9 @@ class Setbacks:
 
     def lost(self, node: NodeId) -> None:
         """The last link to `node` has ended: its addresses are not proven any more."""
-        self._proven = {place: owner for place, owner in self._proven.items() if owner != node}
+        self._proven = {endpoint: owner for endpoint, owner in self._proven.items() if owner != node}
 
-    def failing(self, now: float) -> set[NodeId | Place]:
+    def failing(self, now: float) -> set[NodeId | Endpoint]:
         """The nodes and addresses that are left alone."""
         return {key for key, failure in self._failures.items() if failure.until > now}
 
@@ -105,13 +105,13 @@ class Setbacks:
 
     def wait_s(self, node: NodeId, addr: NodeAddr, now: float) -> float:
         """How long `node` is not to be dialled at `addr`; 0: it may be now."""
-        place = (addr.host, addr.port)
-        owner = self._proven.get(place)
+        endpoint = (addr.host, addr.port)
+        owner = self._proven.get(endpoint)
         if owner not in (None, node):
             return MAX_S
-        if self._dialled.get(place, node) != node:
+        if self._dialled.get(endpoint, node) != node:
             return AGAIN_S
-        ends = max(self._failures.get(node, _NEVER).until, self._failures.get(place, _NEVER).until)
+        ends = max(self._failures.get(node, _NEVER).until, self._failures.get(endpoint, _NEVER).until)
         return max(0.0, ends - now)
 
 

@@ -79,8 +79,7 @@ class Loss:
         return {"used": used, "before_layers": list(self.layers), "why": self.why, "sample": sample}
 
 
-Place = tuple[NodeId, Span]
-Ways = tuple[tuple[Place, ...], frozenset[int]]  # a route, and the boundaries where it rounds
+Ways = tuple[tuple[tuple[NodeId, Span], ...], frozenset[int]]  # a route, and the boundaries where it rounds
 
 
 @dataclass(slots=True)
