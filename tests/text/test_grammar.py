@@ -91,6 +91,53 @@ def test_what_cannot_be_enforced_is_refused(schema: dict[str, object], grammars:
         grammars.compile(json_grammar(schema))
 
 
+_A, _B = ({"properties": {name: {"type": "integer"}}, "required": [name]} for name in "ab")
+_NESTED = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "$defs": {"a": _A}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "listed", "others"),
+    [
+        (_A, '{"a": 1}', '{"a": 1, "b": 2}'),
+        (_NESTED, '[null, {"a": 1}]', '[null, {"a": 1, "b": 2}]'),
+        ({"allOf": [_A]}, '{"a": 1}', '{"a": 1, "b": 2}'),
+        ({"properties": {"properties": {"type": "integer"}}}, '{"properties": 1}', '{"properties": 1, "a": 1}'),
+    ],
+)
+def test_an_object_has_the_properties_that_are_listed(
+    schema: dict[str, Any], listed: str, others: str, grammars: Grammars
+) -> None:
+    """Where the schema does not say that it may have others."""
+    grammar = grammars.compile(json_grammar(schema))
+    assert accepts(grammar, listed) and not accepts(grammar, others)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({**_A, "additionalProperties": True}, '{"a": 1, "b": "x"}'),
+        ({**_A, "additionalProperties": {"type": "boolean"}}, '{"a": 1, "b": true}'),
+        ({**_A, "patternProperties": {"^b$": {"const": 2}}}, '{"a": 1, "b": 2}'),
+        ({"properties": _A["properties"], "required": ["a", "b"]}, '{"a": 1, "b": 2}'),
+        ({**_A, "minProperties": 2}, '{"a": 1, "b": 2}'),
+        ({"type": "object", "properties": {}}, '{"b": 2}'),
+        ({"allOf": [_A, _B]}, '{"a": 1, "b": 2}'),
+        ({**_A, "anyOf": [_B, {"type": "object"}]}, '{"a": 1, "b": 2}'),
+        ({"$defs": {"a": _A}, "$ref": "#/$defs/a", **_B}, '{"a": 1, "b": 2}'),
+        ({"$defs": {"a": _A}, "allOf": [{"$ref": "#/$defs/a"}, _B]}, '{"a": 1, "b": 2}'),
+        ({"const": {"properties": {"a": 1}}}, '{"properties": {"a": 1}}'),
+    ],
+)
+def test_an_object_that_may_or_must_have_others_has_them(schema: dict[str, Any], text: str, grammars: Grammars) -> None:
+    assert accepts(grammars.compile(json_grammar(schema)), text)
+
+
+def test_what_excludes_each_other_is_not_made_to(grammars: Grammars) -> None:
+    """Two objects that both may have all names: an answer could be both, which oneOf forbids."""
+    with pytest.raises(BadRequest, match="cannot be enforced"):
+        grammars.compile(json_grammar({"oneOf": [{**_A, "required": []}, _B]}))
+
+
 @given(walk=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 60)), max_size=25))
 @settings(deadline=None)
 def test_the_answer_depends_on_the_ids_alone(walk: list[tuple[int, int]], grammars: Grammars) -> None:

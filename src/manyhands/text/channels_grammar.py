@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyhands.text.grammar import Function, json_rule, marker_rule
+from manyhands.text.grammar import Function, marker_rule
+from manyhands.text.json_rule import json_rule
 from manyhands.text.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
 
 

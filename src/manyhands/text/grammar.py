@@ -19,9 +19,10 @@ from llguidance._lib import LLParserLimits  # it has no public name
 
 from manyhands.errors import BadRequest
 from manyhands.text.dialects import Dialect
+from manyhands.text.json_rule import json_rule
 from manyhands.text.literal_grammar import literal_rules
 from manyhands.text.reasoning import Thinking
-from manyhands.text.tagged_grammar import STYLE, marked, tagged_rules
+from manyhands.text.tagged_grammar import marked, tagged_rules
 from manyhands.text.tokenizer_parts import for_grammars
 
 Schema = Mapping[str, Any]
@@ -147,11 +148,6 @@ def _call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[
 def marker_rule(text: str, marks: Mapping[str, int]) -> str:
     """A marker: a token if it is special, else its text."""
     return f"<[{marks[text]}]>" if text in marks else json.dumps(text)
-
-
-def json_rule(schema: Mapping[str, Any]) -> str:
-    """JSON by a schema."""
-    return "%json " + json.dumps({**schema, "x-guidance": STYLE})
 
 
 class KeptGrammars:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from manyhands.errors import BadRequest
+from manyhands.text.json_rule import json_rule
 from manyhands.text.literals import Notation
 from manyhands.text.tagged import referred
-from manyhands.text.tagged_grammar import NOTES, STYLE, marked, properties_of, with_root
+from manyhands.text.tagged_grammar import NOTES, marked, properties_of, with_root
 
 Schema = Mapping[str, Any]
 MAX_DEPTH: Final = 32  # of schemas in each other
@@ -73,8 +74,9 @@ class _Rules:
         if not isinstance(schema, Mapping | bool):
             self._refuse(f"{type(schema).__name__} as a schema")
         if self._notation.is_python:
-            held = schema if isinstance(schema, bool) else {**with_root(schema, self._root), "x-guidance": STYLE}
-            return self._rule(f"%json {json.dumps(held)}")
+            if isinstance(schema, bool):
+                return self._rule(f"%json {json.dumps(schema)}")
+            return self._rule(json_rule(with_root(schema, self._root)))
         if isinstance(schema, bool):
             return self._any() if schema else self._refuse("false as a schema")
         if isinstance(ref := schema.get("$ref"), str):

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from manyhands.errors import BadRequest
+from manyhands.text.json_rule import json_rule
 from manyhands.text.tagged import Tags, kinds_of
 
 Schema = Mapping[str, Any]
-# As json.dumps writes: no room for endless white space, and what models have read most of.
-STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # What may be said of a value without changing which are allowed.
 NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$defs", "definitions"}
@@ -83,7 +82,7 @@ class _Rules:
     def _value(self, name: str, key: str, schema: Any) -> str:
         kinds = kinds_of(schema, self._root)
         if "string" not in kinds and kinds:
-            return f"%json {json.dumps({**with_root(schema, self._root), 'x-guidance': STYLE})} {self._close()}"
+            return f"{json_rule(with_root(schema, self._root))} {self._close()}"
         if isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
             return f"({' | '.join(self._bare(key, value) for value in schema['enum'])}) {self._close()}"
         if isinstance(schema, Mapping) and schema.keys() - _TEXT:
