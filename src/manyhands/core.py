@@ -203,6 +203,7 @@ class SpanLoad:
     memory_bytes: int = 0
 
 
+MIN_TOP_P: Final = 1e-9  # the likeliest token alone
 # Fields of SamplingParams that a model's publisher may recommend (text/generation_config.py).
 RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -238,7 +239,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_ids", tuple(map(_whole, self.stop_ids)))
         _within("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top_p", self.top_p, 1e-9, 1.0)
+        _within("top_p", self.top_p, MIN_TOP_P, 1.0)
         _within("top_k", self.top_k, 0, 1 << 24)
         _within("min_p", self.min_p, 0.0, 1.0)
         _within("seed", self.seed, 0, (1 << 64) - 1)

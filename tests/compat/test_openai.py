@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[tuple[str, Object], int, str, str | None]] = {
     "unknown field": (chat(frobnicate=1), 400, "unknown_parameter", "frobnicate"),
     "missing field": (("/v1/chat/completions", {"model": MODEL}), 400, "missing_required_parameter", "messages"),
     "type": (chat(temperature="hot"), 400, "invalid_type", "temperature"),
-    "value": (chat(top_p=0), 400, "invalid_value", "top_p"),
+    "value": (chat(top_p=1.1), 400, "invalid_value", "top_p"),
     "an image": (
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]),
         400,
@@ -248,6 +248,30 @@ def test_the_answer_goes_on_from_the_last_message(stage: Stage) -> None:
         assert begun.choices[0].message.content == plain.choices[0].text
         status, told = await sent(it, *chat(continue_final_message=True, add_generation_prompt=False))
         assert status == 400 and told["error"]["param"] == "continue_final_message"
+
+    stage.play(scene)
+
+
+def test_no_part_of_the_probability_is_the_likeliest_token(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        texts = []
+        for how in ({"temperature": 0}, {"temperature": 2, "top_p": 0}):
+            _, told = await sent(it, *chat(max_tokens=6, **how))
+            texts.append(told["choices"][0]["message"]["content"])
+        assert texts[0] == texts[1]
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize(
+    "path, tool",
+    [("/v1/responses", {"type": "web_search"}), ("/v1/messages", {"type": "bash_20250124", "name": "bash"})],
+)
+def test_a_tool_of_anothers_servers_is_refused_for_its_kind(path: str, tool: Object, stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        said = {"messages": [HI], "max_tokens": 2} if path == "/v1/messages" else {"input": "hi"}
+        status, told = await sent(it, path, {**said, "tools": [tool]})
+        assert status == 400 and f'tools.0.type is "{tool["type"]}"' in told["error"]["message"]
 
     stage.play(scene)
 

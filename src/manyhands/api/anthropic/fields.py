@@ -240,7 +240,7 @@ class Messages(MessagesInput):
     ]
     stream: NotRequired[Annotated[bool, Shown("server-sent events", [False], ["yes"])]]
     temperature: NotRequired[Annotated[float, Limits(ge=0, le=2), Shown("default 1; 0 is greedy", [0, 1], [-1, 3])]]
-    top_p: NotRequired[Annotated[float, Limits(gt=0, le=1), Shown("default 1", [0.5], [0])]]
+    top_p: NotRequired[Annotated[float, Limits(ge=0, le=1), Shown("default 1", [0, 0.5], [-1])]]
     top_k: NotRequired[Annotated[int, Limits(ge=0, le=MAX_ID), Shown("0 (the default): all tokens", [5], [-1])]]
     metadata: NotRequired[Annotated[UserLabel, Shown("not kept", [{"user_id": "x"}], [1])]]
     service_tier: NotRequired[

@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
     temperature: Annotated[float, Limits(ge=0, le=100)]
-    top_p: Annotated[float, Limits(gt=0, le=1)]
+    top_p: Annotated[float, Limits(ge=0, le=1)]
     top_k: Annotated[int, Limits(ge=0, le=MAX_ID)]
     min_p: Annotated[float, Limits(ge=0, le=1)]
     seed: Annotated[int, Limits(ge=-(1 << 63), le=(1 << 64) - 1)]

@@ -83,7 +83,9 @@ class Common(TypedDict):
     temperature: NotRequired[
         Annotated[Temperature, Shown("default 1; 0 is greedy", [0, 0.7, 2], [-0.1, 2.1, "1", True])]
     ]
-    top_p: NotRequired[Annotated[float, Limits(gt=0, le=1), Shown("default 1", [0.1, 1], [0, 1.5])]]
+    top_p: NotRequired[
+        Annotated[float, Limits(ge=0, le=1), Shown("default 1; 0: the likeliest token alone", [0, 0.1, 1], [-0.1, 1.5])]
+    ]
     user: NotRequired[Annotated[Label, Shown(_HINT, ["someone"], [1])]]
     stream: NotRequired[
         Annotated[

@@ -9,7 +9,7 @@ from typing import Any, Final
 from manyhands.api.http.body import BadField
 from manyhands.api.openai.conversation import Conversation
 from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
-from manyhands.core import MAX_TOKENS, SamplingParams
+from manyhands.core import MAX_TOKENS, MIN_TOP_P, SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.text.channels_grammar import channels_grammar
 from manyhands.text.grammar import answer_grammar, behind_thought, calls_grammar, json_grammar, strict_grammar
@@ -257,7 +257,7 @@ def sampling(wishes: Mapping[str, Any], speaker: Speaker, max_tokens: int, logpr
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=float(drawn["temperature"]),
-        top_p=float(drawn["top_p"]),
+        top_p=max(MIN_TOP_P, float(drawn["top_p"])),
         top_k=drawn["top_k"],
         min_p=float(drawn["min_p"]),
         seed=wishes["seed"] % (1 << 64) if "seed" in wishes else secrets.randbits(64),
