@@ -81,7 +81,7 @@ def check(model: TypeAdapter[T], value: Any, says: Mapping[str, str], where: str
     try:
         return model.validate_python(value)
     except ValidationError as invalid:
-        problem = max(invalid.errors(include_url=False, include_context=False)[:64], key=_depth_of)
+        problem = max(invalid.errors(include_url=False, include_context=False)[:64], key=_weight_of)
     raise _bad_field(problem, problem["loc"], says, where)
 
 
@@ -129,9 +129,9 @@ def _instead(name: str, known: Iterable[str]) -> str:
     return "leave it out"
 
 
-def _depth_of(problem: Mapping[str, Any]) -> int:
-    """Of alternatives the deepest complaint is about the one that was meant."""
-    return len(problem["loc"])
+def _weight_of(problem: Mapping[str, Any]) -> tuple[int, bool]:
+    """Of alternatives the deepest complaint is about the one that was meant; of one object, that about which kind it is."""
+    return len(problem["loc"]), problem["type"] == "literal_error"
 
 
 def show(value: Any) -> str:
