@@ -1,12 +1,14 @@
 """/v1/messages, with Anthropic's own client where it is installed, and as it is on the wire."""
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manyhands.api.auth import KeyRing
-from tests.api.served import MODEL, Served
+from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, served
 from tests.compat.conftest import Stage, sent
 
 anthropic = pytest.importorskip(
@@ -62,6 +64,27 @@ def test_the_events_of_a_stream(stage: Stage) -> None:
             assert told[0].message.content == [] and told[0].message.usage.input_tokens > 0
 
     stage.play(scene)
+
+
+def test_the_text_of_thoughts_is_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
+    opened = HERMES_TEMPLATE.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}{# </think> #}")
+    folder = make_model(tmp_path / "m", opened)
+
+    async def scene() -> None:
+        async with served(folder) as it:
+            told = {}
+            for display in ("summarized", "omitted"):
+                body = {"messages": HI, "max_tokens": 6, "thinking": {"type": "adaptive", "display": display}}
+                _, whole = await sent(it, "/v1/messages", {**body, "temperature": 0})
+                (block,) = whole["content"]
+                async with client(it) as asked, asked.messages.stream(model=MODEL, **body, **GREEDY) as stream:
+                    deltas = [event async for event in stream if event.type == "content_block_delta"]
+                    final = await stream.get_final_message()
+                assert final.content[0].thinking == block["thinking"] and whole["usage"]["output_tokens"] == 6
+                told[display] = block["type"], bool(block["thinking"]), bool(deltas)
+            assert told == {"summarized": ("thinking", True, True), "omitted": ("thinking", False, False)}
+
+    asyncio.run(scene())
 
 
 def test_a_stop_sequence_is_named(stage: Stage) -> None:

@@ -117,6 +117,7 @@ class AnthropicChoice(TypedDict):
 class ThinkingOption(TypedDict):
     __pydantic_config__ = SAID  # type: ignore[misc]
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    display: NotRequired[Literal["summarized", "omitted"]]
 
 
 class SchemaOutput(TypedDict):
@@ -177,9 +178,9 @@ class MessagesInput(TypedDict):
             ThinkingOption,
             Shown(
                 "sets the switch of the template where it has one, else the model thinks as it does; `budget_tokens` is not "
-                "told to it: `max_tokens` bounds both",
-                [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}],
-                [{"type": "x"}],
+                "told to it: `max_tokens` bounds both; `display: omitted` leaves the blocks without their text",
+                [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}],
+                [{"type": "x"}, {"type": "adaptive", "display": "x"}],
             ),
         ]
     ]

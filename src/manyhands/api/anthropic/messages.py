@@ -115,8 +115,9 @@ class _Message:
         if delta.reasoning:
             if not self._has_open("thinking"):
                 yield from self._open({"type": "thinking", "thinking": JsonText(), "signature": ""})
-            self.blocks[-1]["thinking"].add(delta.reasoning)
-            yield self._delta({"type": "thinking_delta", "thinking": JsonText(delta.reasoning)})
+            if self.made.given.get("thinking", {}).get("display") != "omitted":
+                self.blocks[-1]["thinking"].add(delta.reasoning)
+                yield self._delta({"type": "thinking_delta", "thinking": JsonText(delta.reasoning)})
         for piece in delta.pieces:
             yield from self._grow(piece)
 
