@@ -11,13 +11,11 @@ from manyhands.api.openai.schema import (
     MAX_ID,
     MAX_ITEMS,
     MAX_TOKENS,
-    NEVER,
     SAID,
     STRICT,
     Label,
     Name,
     Object,
-    Refused,
     Shown,
     Stops,
     Text,
@@ -172,4 +170,4 @@ class OllamaGenerate(_Asked):
     context: NotRequired[Annotated[NoImages, Shown("only `[]`: answers are not kept", [[]], [[1, 2]])]]
     images: NotRequired[Annotated[NoImages, Shown("only `[]`: text only", [[]], [["aGk="]])]]
     suffix: NotRequired[Annotated[Literal[""], Shown("only empty: not offered", [""], ["x"])]]
-    template: NotRequired[Annotated[Refused, Shown(NEVER, refused=["{{ .Prompt }}"])]]
+    template: NotRequired[Annotated[Literal[""], Shown("only empty: not offered", [""], ["{{ .Prompt }}"])]]
