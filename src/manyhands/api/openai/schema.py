@@ -66,7 +66,7 @@ def by_key(key: str, tags: Mapping[str, str], default: str = "") -> Discriminato
 Text = str
 NEVER = "not offered: refused"
 Label = Annotated[str, Limits(max_length=512)]
-Name = Annotated[str, Limits(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Name = Annotated[str, Limits(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]  # 64 at OpenAI; MCP's and Anthropic's are longer
 Object = dict[str, Any]
 Refused = Annotated[None, "null is left out before a model looks, so no value is taken"]
 Stop = Annotated[str, Limits(min_length=1, max_length=256)]
