@@ -50,6 +50,16 @@ ACCEPTED: dict[str, tuple[str, Object]] = {
     ),
     "a tool's name": chat(messages=[HI, CALLER, {**RESULT, "name": "tide"}], tools=[TOOL]),
     "a result of no parts, Zed's": chat(messages=[HI, CALLER, {**RESULT, "content": []}], tools=[TOOL]),
+    "functions, before there were tools": chat(
+        messages=[
+            HI,
+            {"role": "assistant", "content": None, "function_call": CALLED},
+            {"role": "function", "name": "tide", "content": None},
+        ]
+    ),
+    "a long name, of an MCP server's tool": chat(
+        tools=[{"type": "function", "function": {**FUNCTION, "name": "t" * 128}}]
+    ),
     "no tools": chat(tools=[]),
     "no tools, auto": chat(tools=[], tool_choice="auto", parallel_tool_calls=True),
     "nulls in a tool": chat(
@@ -246,6 +256,8 @@ def test_the_answer_goes_on_from_the_last_message(stage: Stage) -> None:
         assert begun.usage is not None
         plain = await client.completions.create(prompt="<|user|>hi<|end|><|assistant|>xy ", **ask)
         assert begun.choices[0].message.content == plain.choices[0].text
+        _, told = await sent(it, *chat(messages=[HI, said(content="xy ", prefix=True)], max_tokens=6, temperature=0))
+        assert told["choices"][0]["message"]["content"] == plain.choices[0].text
         status, told = await sent(it, *chat(continue_final_message=True, add_generation_prompt=False))
         assert status == 400 and told["error"]["param"] == "continue_final_message"
 

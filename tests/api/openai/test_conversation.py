@@ -8,6 +8,9 @@ from manyhands.api.http.body import BadField
 from manyhands.api.openai.conversation import call_of, conversation_of, input_conversation, message_of
 
 SAID = {"role": "assistant", "content": "x"}
+PART = {"type": "text", "text": "a"}
+CALLER = {"role": "assistant", "content": ""}
+F = {"id": "f", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
 @pytest.mark.parametrize(
@@ -18,7 +21,10 @@ SAID = {"role": "assistant", "content": "x"}
         ({**SAID, "reasoning": "Hm."}, {**SAID, "reasoning_content": "Hm."}),
         ({**SAID, "reasoning": "Hm.", "reasoning_content": "Well."}, {**SAID, "reasoning_content": "Well."}),
         ({**SAID, "reasoning": {"summary": []}}, SAID),
-        ({"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "system", "content": "a"}),
+        ({"role": "developer", "content": [PART]}, {"role": "system", "content": "a"}),
+        ({**SAID, "content": [PART, {**PART, "text": ""}, PART]}, {**SAID, "content": "a\na"}),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, {**CALLER, "tool_calls": [F]}),
+        ({"role": "function", "name": "f"}, {"role": "tool", "name": "f", "tool_call_id": "f", "content": ""}),
     ],
 )
 def test_a_message_loses_nothing_that_was_said(message: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -52,13 +52,14 @@ def conversation_of(given: Mapping[str, Any]) -> Conversation:
 
 def _is_continued(given: Mapping[str, Any]) -> bool:
     """Whether the last message is the beginning of the answer. Raises BadField."""
-    is_continued = bool(given.get("continue_final_message", False))
+    last = given["messages"][-1]
+    is_continued = bool(given.get("continue_final_message", False) or last.get("prefix", False))
     if given.get("add_generation_prompt", not is_continued) == is_continued:
         raise BadField(
             "add_generation_prompt is false where continue_final_message is true, and only there",
             "add_generation_prompt",
         )
-    if is_continued and given["messages"][-1]["role"] != "assistant":
+    if is_continued and last["role"] != "assistant":
         raise BadField("continue_final_message: the last message is not the assistant's", "continue_final_message")
     return is_continued
 
@@ -74,8 +75,8 @@ def format_of(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def message_of(message: Mapping[str, Any]) -> Object:
-    """A message as chat templates take it: text is text, arguments are objects, a developer is the system."""
-    role = "system" if message["role"] == "developer" else message["role"]
+    """A message as chat templates take it: text is text, arguments are objects, developers are the system, functions tools."""
+    role = _ROLES.get(message["role"], message["role"])
     out: Object = {"role": role, "content": text_of(message.get("content")) or message.get("refusal") or ""}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.get(name) is not None:
@@ -84,7 +85,14 @@ def message_of(message: Mapping[str, Any]) -> Object:
         out.setdefault("reasoning_content", thought)
     if message.get("tool_calls"):
         out["tool_calls"] = [call_of(c["id"], **c["function"]) for c in message["tool_calls"]]
+    elif (called := message.get("function_call")) is not None:  # its name stands for the id that it has not
+        out["tool_calls"] = [call_of(called["name"], **called)]
+    elif message["role"] == "function":
+        out["tool_call_id"] = message["name"]
     return out
+
+
+_ROLES: Mapping[str, str] = {"developer": "system", "function": "tool"}
 
 
 def call_of(call_id: str, name: str, arguments: str) -> Object:
@@ -135,10 +143,10 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: a string, or parts of text or refusals."""
+    """The text of a message's content: a string, or parts of text or refusals, which are lines of their own."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.get("text") or part.get("refusal") or "" for part in content)
+    return "\n".join(filter(None, (part.get("text") or part.get("refusal") for part in content)))
 
 
 # What the model is told of a custom tool, whose input is plain text.

@@ -225,7 +225,7 @@ class Chat(Common, Sampled, Labels, _Sampling):
         FIRST,
         Limits(min_length=1, max_length=MAX_ITEMS),
         Shown(
-            "text only; roles system, developer, user, assistant, tool",
+            "text only; roles system, developer, user, assistant, tool, function",
             refused=[[], "hi", [{"role": "x", "content": "y"}], [{"role": "user"}], _IMAGE],
         ),
     ]
@@ -303,7 +303,7 @@ class Chat(Common, Sampled, Labels, _Sampling):
         Annotated[
             bool,
             Shown(
-                "the answer goes on from the last message, the assistant's",
+                "the answer goes on from the last message, the assistant's; so it does where that has `prefix: true`",
                 [False],
                 ["x", True],
             ),

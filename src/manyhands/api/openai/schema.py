@@ -120,6 +120,8 @@ class AssistantMessage(TypedDict):
     content: NotRequired[Content]
     refusal: NotRequired[Text]
     tool_calls: NotRequired[Annotated[list[Call], FIRST, Limits(max_length=128)]]
+    function_call: NotRequired[CalledFunction]  # before there were tools
+    prefix: NotRequired[bool]  # as DeepSeek and Mistral have it: the answer goes on from this message, the last one
     reasoning_content: NotRequired[Text]
     reasoning: NotRequired[Any]  # vLLM's newer name of it, where it is a text
     name: NotRequired[Label]
@@ -133,11 +135,21 @@ class ToolMessage(TypedDict):
     name: NotRequired[Label]
 
 
+class FunctionMessage(TypedDict):
+    """The answer to a `function_call`."""
+
+    __pydantic_config__ = SAID  # type: ignore[misc]
+    role: Literal["function"]
+    name: Name
+    content: NotRequired[Content]
+
+
 Message = Annotated[
     Annotated[SpokenMessage, Tag("<spoken>")]
     | Annotated[AssistantMessage, Tag("<assistant>")]
-    | Annotated[ToolMessage, Tag("<tool>")],
-    by_key("role", {"user": "spoken", "assistant": "assistant", "tool": "tool"}),
+    | Annotated[ToolMessage, Tag("<tool>")]
+    | Annotated[FunctionMessage, Tag("<function>")],
+    by_key("role", {"user": "spoken", "assistant": "assistant", "tool": "tool", "function": "function"}),
 ]
 
 
