@@ -53,6 +53,34 @@ def test_a_message_whole_and_streamed(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_what_claude_code_sends(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        sizes = []
+        for billed in ([], [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=0;"}]):
+            rule = {"type": "text", "text": "You are kind.", "cache_control": {"type": "ephemeral"}}
+            body = {
+                "model": MODEL,
+                "max_tokens": 32_000,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+                "system": [*billed, rule, rule],
+                "tools": [TOOL],
+                "metadata": {"user_id": json.dumps({"session_id": "s"})},
+                "thinking": {"type": "adaptive"},
+                "output_config": {"effort": "high"},
+                "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+                "diagnostics": {"previous_message_id": None},
+                "stop_sequences": ["e"],
+            }
+            status, told = await sent(it, "/v1/messages?beta=true", body)
+            assert status == 200, told
+            sizes.append(told["usage"]["input_tokens"] + told["usage"]["cache_read_input_tokens"])
+        plain = {"messages": HI, "max_tokens": 1, "tools": [TOOL], "system": "You are kind.\nYou are kind."}
+        _, told = await sent(it, "/v1/messages", plain)
+        assert {*sizes} == {told["usage"]["input_tokens"] + told["usage"]["cache_read_input_tokens"]}
+
+    stage.play(scene)
+
+
 def test_the_events_of_a_stream(stage: Stage) -> None:
     async def scene(it: Served) -> None:
         async with client(it) as asked:

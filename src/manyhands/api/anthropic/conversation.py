@@ -1,13 +1,14 @@
 """From a /v1/messages request to the conversation that is put to the model. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from manyhands.api.http.body import BadField
 from manyhands.api.openai.conversation import Conversation, functions_of, text_of
 from manyhands.api.preparation.desk import Speaker
 
 Object = dict[str, Any]
+BILLING: Final = "x-anthropic-billing-header:"
 
 
 def messages_conversation(given: Mapping[str, Any], speaker: Speaker) -> Conversation:
@@ -16,7 +17,7 @@ def messages_conversation(given: Mapping[str, Any], speaker: Speaker) -> Convers
     tools = [_function(tool) for tool in given.get("tools", ())]
     functions, word = functions_of(tools, _word(choice))
     said: list[Object] = []
-    if system := text_of(given.get("system")):
+    if system := _system_of(given.get("system")):
         said.append({"role": "system", "content": system})
     for turn in given["messages"]:
         said += _messages_of(turn)
@@ -35,6 +36,12 @@ def messages_conversation(given: Mapping[str, Any], speaker: Speaker) -> Convers
         _effort(given.get("thinking", {}).get("type"), options.get("effort"), speaker),
         is_continued=is_continued,
     )
+
+
+def _system_of(given: Any) -> str:
+    """The system prompt, without the block in which Claude Code tells Anthropic's servers its version: where it came first and
+    changed, nothing of a prompt could be reused."""
+    return text_of(given if isinstance(given, str) else [b for b in given or () if not b["text"].startswith(BILLING)])
 
 
 def _word(choice: Mapping[str, Any]) -> Any:

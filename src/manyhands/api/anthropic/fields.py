@@ -203,6 +203,12 @@ class MessagesInput(TypedDict):
     context_management: NotRequired[
         Annotated[Object, Shown("taken; nothing is left out of the conversation", [{"edits": []}], [1])]
     ]
+    diagnostics: NotRequired[
+        Annotated[
+            Object,
+            Shown("taken; none are given: `usage` says what was reused", [{}, {"previous_message_id": "msg_1"}], [1]),
+        ]
+    ]
     mcp_servers: NotRequired[Annotated[Refused, Shown(NEVER, refused=[[{"url": "x"}]])]]
     speed: NotRequired[Annotated[Literal["standard"], Shown("there is one speed", ["standard"], ["fast"])]]
     inference_geo: NotRequired[Annotated[Refused, Shown(NEVER, refused=["us"])]]
