@@ -111,6 +111,25 @@ ACCEPTED: dict[str, tuple[str, Object]] = {
             HI,
         ]
     ),
+    "Codex": respond(
+        instructions="You are a coding agent.",
+        client_metadata={"turn_id": "t", "x-codex-turn-metadata": "{" + "x" * 2000 + "}"},
+        include=["reasoning.encrypted_content"],
+        parallel_tool_calls=True,
+        prompt_cache_key="k",
+        reasoning={"summary": "auto"},
+        store=False,
+        tools=[
+            {"type": "function", "name": "exec", "description": "x", "strict": False, "parameters": {}},
+            {
+                "type": "namespace",
+                "name": "agents",
+                "description": "x",
+                "tools": [{"type": "function", "name": "f", "strict": False}],
+            },
+        ],
+        tool_choice="auto",
+    ),
     "a coding agent": respond(
         include=["reasoning.encrypted_content"], reasoning={"summary": "auto"}, store=True, truncation="auto"
     ),
@@ -394,6 +413,29 @@ def test_a_custom_tools_input_is_text(stage: Stage) -> None:
         kinds = [event.type for event in told]
         assert "response.custom_tool_call_input.done" in kinds and "response.function_call_arguments.delta" not in kinds
         assert told[-1].response.output[0].input == item.input
+
+    stage.play(scene)
+
+
+def test_a_call_says_its_namespace(stage: Stage) -> None:
+    """By which Codex knows the MCP server; and so it comes back."""
+    tide = {"type": "function", "strict": True, "parameters": FUNCTION["parameters"], "name": "tide"}
+    space = {"type": "namespace", "name": "mcp__sea", "description": "The sea.", "tools": [tide]}
+
+    async def scene(it: Served) -> None:
+        client = await it.client()
+        ask: Any = {"model": MODEL, "max_output_tokens": 99, "tools": [space], "tool_choice": "required"}
+        whole = await client.responses.create(**ask, input="hi", parallel_tool_calls=False)
+        (item,) = whole.output
+        assert item.type == "function_call" and (item.name, item.namespace) == ("tide", "mcp__sea")
+        told = [
+            e async for e in await client.responses.create(**ask, input="hi", parallel_tool_calls=False, stream=True)
+        ]
+        (added,) = [event.item for event in told if event.type == "response.output_item.added"]
+        assert (added.name, added.namespace) == ("tide", "mcp__sea")
+        result = {"type": "function_call_output", "call_id": item.call_id, "output": "high"}
+        status, _ = await sent(it, *respond(input=[HI, item.model_dump(), result], tools=[space]))
+        assert status == 200 and whole.model_dump()["tools"][0]["tools"][0]["name"] == "tide"
 
     stage.play(scene)
 

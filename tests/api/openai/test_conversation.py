@@ -6,6 +6,7 @@ import pytest
 
 from manyhands.api.http.body import BadField
 from manyhands.api.openai.conversation import call_of, conversation_of, input_conversation, message_of
+from manyhands.api.openai.namespaces import called_tools
 
 SAID = {"role": "assistant", "content": "x"}
 PART = {"type": "text", "text": "a"}
@@ -53,6 +54,37 @@ def test_the_model_is_told_of_no_tool_but_those_allowed(mode: str) -> None:
     choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": n} for n in ("h", "f")]}
     same = input_conversation({"input": "x", "tools": flat, "tool_choice": choice})
     assert (same.tools, same.functions, same.tool_choice) == (said.tools, said.functions, mode)
+
+
+CALL_ITEM = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "namespace": "mcp__n__"}
+
+
+def test_a_call_and_its_text_are_one_turn_before_the_result() -> None:
+    """In the order in which Codex sends them back."""
+    result = {"type": "function_call_output", "call_id": "1", "output": "z"}
+    said = input_conversation({"input": [CALL_ITEM, SAID, {**SAID, "content": "y"}, result, SAID]})
+    assert [message["role"] for message in said.messages] == ["assistant", "tool", "assistant"]
+    (call,) = said.messages[0]["tool_calls"]
+    assert said.messages[0]["content"] == "x\ny" and call["function"]["name"] == "mcp__n__f"
+
+
+def test_tools_of_a_namespace_have_longer_names() -> None:
+    inner = [{"type": "function", "name": name, "description": name} for name in ("f", "g")]
+    spaces = [{"type": "namespace", "name": n, "description": n, "tools": inner} for n in ("mcp__n__", "m")]
+    tools: list[dict[str, Any]] = [*spaces, {"type": "custom", "name": "p"}]
+    said = input_conversation({"input": "x", "tools": tools})
+    told = [(tool["function"]["name"], tool["function"]["description"]) for tool in said.tools]
+    first = [("mcp__n__f", "mcp__n__\n\nf"), ("mcp__n__g", "g"), ("m__f", "m\n\nf"), ("m__g", "g")]
+    assert told == [*first, ("p", "")] and [f.name for f in said.functions] == [name for name, _ in told]
+    assert called_tools(tools) == {
+        "mcp__n__f": ("f", "mcp__n__", False),
+        "mcp__n__g": ("g", "mcp__n__", False),
+        "m__f": ("f", "m", False),
+        "m__g": ("g", "m", False),
+        "p": ("p", "", True),
+    }
+    with pytest.raises(BadField, match="comes twice"):
+        input_conversation({"input": "x", "tools": [*tools, {"type": "function", "name": "m__f"}]})
 
 
 def test_a_tool_that_is_allowed_is_one_of_the_tools() -> None:

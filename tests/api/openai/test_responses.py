@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from manyhands.api.delta import Delta
+from manyhands.api.openai.namespaces import Called
 from manyhands.api.openai.responses import _Answer
 from manyhands.text.tools import CallArguments, CallStart, Content
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, served
@@ -159,7 +160,7 @@ def grown(said: list[tuple[str, str]]) -> tuple[_Answer, list[Any]]:
     """An answer that calls custom tools with these arguments, one after the other, and its events but the last."""
     choice: Any = Saying()
     made: Any = None
-    answer, told = _Answer(made, choice, None, custom=frozenset({"patch"})), []
+    answer, told = _Answer(made, choice, None, {"patch": Called("patch", "", is_custom=True)}), []
     for index, (name, arguments) in enumerate(said):
         choice.calls.append(
             {"id": f"call_{index}", "name": name, "arguments": ""}

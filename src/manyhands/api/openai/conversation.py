@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyhands.api.http.body import BadField
+from manyhands.api.openai.namespaces import flat_tools, full_name
 from manyhands.text.grammar import Function
 
 Object = dict[str, Any]
@@ -160,7 +161,7 @@ CUSTOM_INPUT: Object = {
 
 def input_conversation(given: Mapping[str, Any]) -> Conversation:
     """The conversation of a /v1/responses request. Raises BadField."""
-    tools = [_flat_function(tool) for tool in given.get("tools", ())]
+    tools = [_flat_function(tool) for tool in flat_tools(given.get("tools", ()))]
     functions, word = functions_of(tools, given.get("tool_choice"))
     if not tools and word not in ("none", "auto"):
         raise BadField("tool_choice is for requests with tools", "tool_choice")
@@ -188,18 +189,27 @@ def _flat_function(tool: Mapping[str, Any]) -> Object:
     return {name: value for name, value in tool.items() if name != "type"}
 
 
+def _say(out: list[Object], message: Object) -> None:
+    """Add a message; the assistant's text behind a call is of the same turn, as the result of the call is to follow that."""
+    if out and "tool_calls" in out[-1] and message["role"] == "assistant":
+        out[-1]["content"] = "\n".join(filter(None, (out[-1]["content"], message["content"])))
+    else:
+        out.append(message)
+
+
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Object]:
     """Messages of input items: calls join the assistant's turn, their outputs are the tool's."""
     out: list[Object] = []
     for item in items:
         match item.get("type", "message"):
             case "message":
-                out.append(message_of(item))
+                _say(out, message_of(item))
             case "function_call" | "custom_tool_call" as kind:
                 if not out or out[-1]["role"] != "assistant":
                     out.append({"role": "assistant", "content": ""})
+                name = full_name(item["name"], item.get("namespace", ""))
                 arguments = item["arguments"] if kind == "function_call" else json.dumps({"input": item["input"]})
-                out[-1].setdefault("tool_calls", []).append(call_of(item["call_id"], item["name"], arguments))
+                out[-1].setdefault("tool_calls", []).append(call_of(item["call_id"], name, arguments))
             case "function_call_output" | "custom_tool_call_output":
                 out.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
     return out

@@ -50,6 +50,7 @@ class CallItem(_Item):
     type: Literal["function_call"]
     call_id: Label
     name: Name
+    namespace: NotRequired[Name]
     arguments: Text
 
 
@@ -57,6 +58,7 @@ class CustomCallItem(_Item):
     type: Literal["custom_tool_call"]
     call_id: Label
     name: Name
+    namespace: NotRequired[Name]
     input: Text
 
 
@@ -109,9 +111,25 @@ class CustomTool(TypedDict):
     format: NotRequired[PlainInput]
 
 
+_Callable = Annotated[FlatTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")]
+_CALLABLES = {"function": "function", "custom": "custom"}
+Callables = Annotated[
+    list[Annotated[_Callable, by_key("type", _CALLABLES)]], FIRST, Limits(min_length=1, max_length=128)
+]
+
+
+class NamespaceTool(TypedDict):
+    """Tools under one name, which a call says beside its own (namespaces.py)."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["namespace"]
+    name: Name
+    description: NotRequired[Text]
+    tools: Callables
+
+
 ResponsesTool = Annotated[
-    Annotated[FlatTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
-    by_key("type", {"function": "function", "custom": "custom"}),
+    _Callable | Annotated[NamespaceTool, Tag("<namespace>")], by_key("type", {**_CALLABLES, "namespace": "namespace"})
 ]
 
 
@@ -208,8 +226,9 @@ class Responses(Common, Sampled, Labels):
             FIRST,
             Limits(max_length=128),
             Shown(
-                "functions; `strict` (default false here) arguments are enforced; custom tools whose input is plain text",
-                [[], [_RFN], [{"type": "custom", "name": "p"}]],
+                "functions; `strict` (default false here) arguments are enforced; custom tools whose input is plain text; "
+                "both also in namespaces",
+                [[], [_RFN], [{"type": "custom", "name": "p"}, {"type": "namespace", "name": "n", "tools": [_RFN]}]],
                 [[{"type": "web_search"}], [{"type": "function"}]],
             ),
         ]
@@ -254,6 +273,7 @@ class Responses(Common, Sampled, Labels):
             ),
         ]
     ]
+    client_metadata: NotRequired[Annotated[Object, Shown("Codex's labels; not kept", [{"turn_id": "x"}], ["x"])]]
     previous_response_id: NotRequired[Annotated[Refused, Shown(_NOT_KEPT, refused=["resp_1"])]]
     conversation: NotRequired[Annotated[Refused, Shown(_NOT_KEPT, refused=["conv_1"])]]
     prompt: NotRequired[Annotated[Refused, Shown(NEVER, refused=[{"id": "p"}])]]

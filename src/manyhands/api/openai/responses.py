@@ -23,6 +23,7 @@ from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces
 from manyhands.api.openai.forms import extension
 from manyhands.api.openai.logprobs import Spelling, token_logprobs
+from manyhands.api.openai.namespaces import Called, called_tools
 from manyhands.api.preparation.desk import Prepared
 from manyhands.api.run import Ask, Caller
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece
@@ -67,8 +68,7 @@ async def _answer(
     spelling = Spelling(formats.known(made.model).grammars) if made.params.logprobs is not None else None
     if spelling is not None:
         await asyncio.to_thread(spelling.load)
-    custom = frozenset(tool["name"] for tool in made.given.get("tools", ()) if tool["type"] == "custom")
-    answer = _Answer(made, choice, spelling, custom=custom)
+    answer = _Answer(made, choice, spelling, called_tools(made.given.get("tools", ())))
     if not made.given.get("stream", False):
         return Single(lambda: _whole(answer, gateway, ask))
     return EventStream(
@@ -109,10 +109,10 @@ class _Answer:
     made: Prepared
     choice: Choice
     spelling: Spelling | None
+    tools: Mapping[str, Called]  # by the names that the model calls them by
     id: str = field(default_factory=lambda: f"resp_{uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     output: list[Object] = field(default_factory=list)
-    custom: frozenset[str] = frozenset()  # names of tools whose input is plain text
     _number: int = 0
     _is_open: bool = False  # the last item still grows
     _call: Mapping[str, str] = field(default_factory=dict)  # the last one that began
@@ -165,9 +165,10 @@ class _Answer:
             case CallStart(index, name):
                 yield from self._close("completed")
                 self._call = self.choice.calls[index]
-                call = {"call_id": self._call["id"], "name": name}
+                tool = self.tools.get(name) or Called(name, "", is_custom=False)
+                call = {"call_id": self._call["id"], **tool.as_item()}
                 item: Object
-                if name in self.custom:
+                if tool.is_custom:
                     item = {"id": f"ctc_{uuid4().hex}", "type": "custom_tool_call", **call, "input": ""}
                 else:
                     item = {"id": f"fc_{uuid4().hex}", "type": "function_call", **call, "arguments": JsonText()}
@@ -272,7 +273,7 @@ class _Answer:
 
 
 def _shown_tool(tool: Object) -> Object:
-    return tool if tool["type"] == "custom" else {"strict": False, "parameters": None, **tool}
+    return {"strict": False, "parameters": None, **tool} if tool["type"] == "function" else tool
 
 
 def _custom_input(arguments: str) -> str:
