@@ -57,6 +57,27 @@ def test_models(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_what_ollamas_own_program_sends(stage: Stage) -> None:
+    """`ollama run`: all fields, most of them empty."""
+    empty: Any = {"system": "", "template": "", "options": None}
+    generate: Any = {"model": MODEL, "suffix": "", **empty, "keep_alive": "5m0s", "stream": False}
+    hi = {"role": "user", "content": "hi"}
+
+    async def scene(it: Served) -> None:
+        for path, body in (
+            ("/api/show", {"model": MODEL, **empty, "verbose": False, "name": ""}),
+            ("/api/generate", {**generate, "prompt": ""}),
+            ("/api/generate", {**generate, "prompt": "hi", "options": OPTIONS}),
+            ("/api/chat", {"model": MODEL, "messages": [hi], "format": "", "options": OPTIONS, "stream": False}),
+        ):
+            status, told = await sent(it, path, body)
+            assert status == 200, (path, told)
+        status, told = await sent(it, "/api/show", {"model": MODEL, "system": "Be kind."})
+        assert status == 400 and "system" in told["error"]
+
+    stage.play(scene)
+
+
 def test_a_body_need_not_say_that_it_is_json(stage: Stage) -> None:
     """Ollama's documentation asks it with a bare `curl -d`, which says that the body is a form; litellm says nothing."""
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,12 +29,15 @@ FOREVER: Final = "2318-01-01T00:00:00Z"  # as Ollama has it for a model that is 
 
 
 class ShowRequest(BaseModel):
-    """Which model; `verbose` changes nothing."""
+    """Which model; `verbose` and `options` change nothing. Ollama's own program sends all of them, set or not."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = Field(None, max_length=512)
     name: str | None = Field(None, max_length=512, description="The older word for model.")
     verbose: bool | None = None
+    options: Object | None = None
+    system: Literal[""] | None = None
+    template: Literal[""] | None = None
 
 
 def models_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
