@@ -81,8 +81,8 @@ def test_a_first_answer_and_who_comes_and_goes(chromium: str) -> None:
             async with asyncio.timeout(120):
                 return (await watch.stdout.readline()).decode().strip()  # type: ignore[union-attr]
 
-        async def seen(happened: str) -> None:
-            watch.stdin.write(f"{happened} second\n".encode())  # type: ignore[union-attr]
+        async def seen(happened: str, name: str = "second") -> None:
+            watch.stdin.write(f"{happened} {name}\n".encode())  # type: ignore[union-attr]
             assert await told() == f"seen {happened}"
 
         assert await told() == "ready"
@@ -100,6 +100,11 @@ def test_a_first_answer_and_who_comes_and_goes(chromium: str) -> None:
         second.signal(signal.SIGTERM)
         await second.ended()
         await seen("left")
+        third = town.resident("third")
+        await town.join(third)
+        await seen("joined", "third")
+        third.signal(signal.SIGKILL)
+        await seen("lost", "third")
         watch.stdin.close()
         assert await told() == "every check passed"
 

@@ -1,7 +1,7 @@
 // Watches the swarm's page while a node joins and leaves. The argument is Chromium's path; says "ready" once it is open. On stdin,
-// lines: {url, began, secret} first; "joined NAME" once it was started, "left NAME" once it was stopped. Answers with a line for
-// each step. `secret`, if it is given: the owner's, whose panel to add machines is tried at the end. Run by tests/test_page.py
-// and bench/first_answer.py.
+// lines: {url, began, secret} first; "joined NAME" once it was started, "left NAME" once it was stopped, "lost NAME" once it was
+// killed. Answers with a line for each step. `secret`, if it is given: the owner's, whose panel to add machines is tried at the
+// end. Run by tests/test_page.py and bench/first_answer.py.
 import assert from "node:assert/strict";
 import { createInterface } from "node:readline";
 import { chromium } from "playwright-core";
@@ -26,7 +26,7 @@ try {
   console.log("watching");
   for await (const line of lines) {
     const [happened, name] = line.split(" ");
-    await page.waitForSelector(`li.${happened}:has-text("${name} ${happened}")`);
+    await page.waitForSelector(`li:has-text("${name} ${happened === "lost" ? "cannot be reached any more" : happened}")`);
     const row = page.locator("tbody tr", { hasText: name });
     if (happened === "joined") await row.first().waitFor();
     console.log(`seen ${happened}`);

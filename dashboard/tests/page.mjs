@@ -160,6 +160,23 @@ const checks = {
     await page.context().close();
   },
 
+  async "an answer is shown without the space that its first token begins with"() {
+    const page = await open("light", 1320, 860);
+    await page.goto(`${told.url}/`);
+    await page.waitForSelector(".nodes li");
+    await page.click("summary");
+    await page.fill('input[placeholder="the model\'s"]', "0");
+    await page.fill('input[placeholder="no limit"]', "8");
+    await page.click("summary");
+    await page.fill("textarea", "Once upon a time there was");
+    const asked = page.waitForResponse((one) => one.url().includes("/api/infer/stream"));
+    await page.keyboard.press("Enter");
+    assert.match(await (await asked).text(), /"token_text":" a"/);
+    await page.waitForSelector(".figures");
+    assert.match(await page.textContent(".text"), /^a great feast/);
+    await page.context().close();
+  },
+
   async "an answer goes on where a lost connection cut it"() {
     const page = await open("light", 1320, 860);
     const asked = [];
@@ -288,7 +305,7 @@ const checks = {
     });
     await inBothColours(page, "repair");
     await page.click("nav >> text=Swarm");
-    await page.waitForSelector("text=node-1 left (layers 4–7)");
+    await page.waitForSelector("text=node-1 cannot be reached any more (layers 4–7)");
     await page.waitForSelector("text=Layers 4–7 are served by one node only");
     await page.waitForSelector("text=If spare-3 fails, tales stops until another node serves layers 4–7");
     await inBothColours(page, "loss");

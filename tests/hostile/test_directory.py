@@ -189,7 +189,7 @@ def test_what_a_peer_says_to_a_dht_that_holds_many_keys_walks_through_none(monke
     for index in range(1, 9):
         store.suspect(node_of(index))
         store.trust(node_of(index))
-        assert (store.peer(node_of(index)) is None) == (index == 8) and not store.has_left(node_of(index))
+        assert (store.peer(node_of(index)) is None) == (index == 8) and node_of(index) not in store.left()
     store._stores = dict(dict.items(store._stores))
     assert len(store) == 40 and max(k ^ store._own for k in store._stores) < max(k ^ store._own for k in held)
     assert {r.node for r in store.records(NOW)} == {node_of(index) for index in range(1, 8)}

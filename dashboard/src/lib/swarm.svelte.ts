@@ -91,7 +91,9 @@ export function changes(before: SwarmView, after: SwarmView): Omit<News, "at">[]
   const now = new Map(after.nodes.map((node) => [node.node, node]));
   const news: Omit<News, "at">[] = [];
   for (const [id, node] of old) {
-    if (!now.has(id)) news.push({ kind: "left", text: `${node.name} left${held(node) ? ` (layers ${held(node)})` : ""}` });
+    if (now.has(id)) continue;
+    const how = after.left.includes(id) ? "left" : "cannot be reached any more";
+    news.push({ kind: "left", text: `${node.name} ${how}${held(node) ? ` (layers ${held(node)})` : ""}` });
   }
   for (const [id, node] of now) {
     const known = old.get(id);

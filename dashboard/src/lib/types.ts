@@ -39,6 +39,7 @@ export interface SwarmView {
   node: string;
   sessions: number;
   nodes: SwarmNode[];
+  left: string[]; // ids of nodes that said so when they left
   models: SwarmModel[];
   missing: string[];
   warnings: string[];

@@ -182,8 +182,10 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
             await member.directory.changed.wait()
         await asyncio.sleep(QUIET_S)
         present = _present(member)
-        for node in known.keys() - present.keys():
-            has_left = member.directory.backend.has_left(node)
+        gone = known.keys() - present.keys()
+        left = member.directory.backend.left() if gone else set()
+        for node in gone:
+            has_left = node in left
             if not has_left and len(lost) < MAX_LOST:
                 lost.add(node)
             tell_of_node("gone", f"{known[node]} {'has left' if has_left else 'cannot be reached any more'}", node=node)

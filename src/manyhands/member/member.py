@@ -66,8 +66,7 @@ class Member:
         suspended: Callable[[], float] = suspended_s,
         rng: random.Random | None = None,
     ) -> None:
-        self.key, self.ticket, self.config = key, ticket, config
-        self.clock, self.unix_clock = clock, unix_clock
+        self.key, self.ticket, self.config, self.clock, self.unix_clock = key, ticket, config, clock, unix_clock
         self.node = FullNode(
             lambda hello: make_transport(hello, self.book),
             key.private_key,
@@ -305,6 +304,7 @@ class Member:
             tuple(self.notes),
             self.ticket.directory,
             self.node.request.mix_classes,
+            frozenset(self.directory.backend.left()),
         )
 
     def records(self) -> list[Record]:

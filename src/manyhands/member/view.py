@@ -39,6 +39,7 @@ class SwarmSnapshot:
     notes: tuple[str, ...] = field(default=())
     directory: str = DIRECTORIES[0]
     mixes_classes: bool = False  # its requests may run over nodes of exact classes and of class E2 together
+    left: frozenset[NodeId] = frozenset()  # nodes that said so when they left
 
 
 def holdings_of(kind: ServedModel, records: Sequence[Record], *, with_spares: bool = False) -> list[Holding]:
@@ -107,6 +108,7 @@ def view_of(sight: SwarmSnapshot) -> dict[str, Any]:
         "api": sight.api,
         "sessions": sight.sessions,
         "nodes": nodes,
+        "left": sorted(sight.left)[:MAX_NODES],
         "models": [_model(kind, records) for kind, records in kinds.items()],
         "missing": [line for kind, records in kinds.items() if (line := _missing(kind, records, sight))],
         "warnings": [line for kind, records in kinds.items() for line in warnings_of(kind, records)]

@@ -124,8 +124,8 @@ class Backend(Exchange, Protocol):
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
 
-    def has_left(self, node: NodeId) -> bool:
-        """Whether `node` has withdrawn all its records: it left, and was not lost."""
+    def left(self) -> set[NodeId]:
+        """Nodes that have withdrawn all their records, as far as it is remembered: they left, and were not lost."""
 
     def held_of(self, node: NodeId) -> list[Record]:
         """What is held of `node`, withdrawn and stale records too."""

@@ -204,8 +204,12 @@ class RecordStore:
 
     def has_left(self, node: NodeId) -> bool:
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
-        entries = self.of_node(node)
+        entries = self._of_node.get(node, {}).values()
         return bool(entries) and all(entry.record.is_withdrawn for entry in entries)
+
+    def left(self) -> set[NodeId]:
+        """Nodes that `has_left` holds of."""
+        return {node for node in self._of_node if self.has_left(node)}
 
     def __iter__(self) -> Iterator[HeldRecord]:
         return iter(self._entries.values())

@@ -16,7 +16,7 @@ class ReportedStore(Protocol):
     counts: Counter[Verdict]
     forks: Forks
 
-    def has_left(self, node: NodeId) -> bool: ...
+    def left(self) -> set[NodeId]: ...
 
 
 S = TypeVar("S", bound=ReportedStore)
@@ -37,9 +37,9 @@ class StoreReport(Generic[S]):
         """Statements and beats that were news, since the start."""
         return self.store.counts["new"]
 
-    def has_left(self, node: NodeId) -> bool:
-        """Whether `node` has withdrawn all its records: it left, and was not lost."""
-        return self.store.has_left(node)
+    def left(self) -> set[NodeId]:
+        """Nodes that have withdrawn all their records: they left, and were not lost."""
+        return self.store.left()
 
 
 class StoreBacked(StoreReport[RecordStore]):

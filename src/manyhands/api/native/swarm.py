@@ -103,6 +103,7 @@ def view_by_links(gateway: Gateway, speeds: HopSpeeds) -> SwarmView:
             "api": "",
             "sessions": gateway.num_running,
             "nodes": [_node(worker, speeds.layer_ms(worker.node)) for worker in workers],
+            "left": [],
             "models": models,
             "missing": [
                 f"{model['name']}: layers {' and '.join(model['missing'])} are held by no node"

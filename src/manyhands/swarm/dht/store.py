@@ -117,10 +117,10 @@ class DhtStore:
         """What is held of `node`, withdrawn and stale records too."""
         return [entry.record for store in self._stores_of(node) for entry in store.of_node(node)]
 
-    def has_left(self, node: NodeId) -> bool:
-        """Whether `node` has withdrawn all its records: it left, and was not lost."""
-        stores = self._stores_of(node)
-        return bool(stores) and all(store.has_left(node) for store in stores)
+    def left(self) -> set[NodeId]:
+        """Nodes that have withdrawn all their records: they left, and were not lost."""
+        stores = {node: self._stores_of(node) for node in list(self._keys_of)}
+        return {node for node, found in stores.items() if found and all(store.has_left(node) for store in found)}
 
     def suspect(self, node: NodeId) -> None:
         """`node` cannot be reached: offer nothing of it until its next beat, or `trust`."""
