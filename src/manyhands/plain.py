@@ -1,4 +1,4 @@
-"""What lines of logs and terminals show: texts of peers, clients and models made fit for them, sizes in bytes. Pure.
+"""What lines of logs and terminals show: texts of peers, clients and models made fit for them, sizes, figures. Pure.
 
 A terminal obeys control characters (ESC moves the cursor, renames the window, hides what was printed), a log ends its line
 at a line break, and bidirectional overrides show a text in another order than it has. So no foreign text is printed raw.
@@ -25,6 +25,13 @@ def one_line(text: object, limit: int = LIMIT) -> str:
 def without_controls(text: str) -> str:
     """`text` of a model for a terminal: its lines, tabs and letters of every script, without what a terminal would obey."""
     return _CONTROL.sub("", text)
+
+
+def figure_of(value: float) -> str:
+    """What was measured or is expected, with the digits that matter: 1415, 245, 22.6, 2.7, 0.03; 0 is none."""
+    if value == 0:
+        return "0"
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 0.995 else 2}f}"
 
 
 def size_of(num_bytes: float, *, is_limit: bool = False) -> str:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from manyhands.checkpoint.folder import SINGLE
@@ -12,7 +13,7 @@ from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli import app as cli
 from manyhands.cli.model import app
 from manyhands.core import Precision
-from manyhands.errors import BadRequest, ModelError
+from manyhands.errors import BadRequest, DiskFull, ModelError
 from manyhands.place import kernels, measure
 from manyhands.place.kernels import Kernels
 from manyhands.place.measure import Speed
@@ -105,13 +106,22 @@ def test_tiny_makes_a_model(tmp_path: Path) -> None:
         run("tiny", str(out))
 
 
-def test_a_tiny_model_that_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_tiny_model_that_could_not_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fail(family: str, out: Path, **_: object) -> None:
         out.mkdir()
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     monkeypatch.setattr("manyhands.testing.tiny.make_tiny", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskFull, match=f"{tmp_path / 'x'} cannot be written .No space left on device.: make room"):
         run("tiny", str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
 

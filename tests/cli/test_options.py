@@ -1,6 +1,8 @@
 """Options in groups: a dataclass among a command's parameters stands for its fields."""
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +17,9 @@ from manyhands.cli.grouped import grouped
 from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address
 from manyhands.cli.reporter import Reporter, tell_invitation
 from manyhands.config import RequestConfig
-from manyhands.core import NodeAddr, SamplingParams
+from manyhands.core import NodeAddr, NodeId, SamplingParams
 from manyhands.errors import BadRequest
+from manyhands.member.home import Running, announced
 from manyhands.route.offer import Rules
 from manyhands.swarm.ticket import Ticket
 
@@ -69,6 +72,22 @@ def test_a_member_opens_the_api_of_serve(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert str(shown.addr) == "127.0.0.1:0" and not shown.is_told
     with pytest.raises(BadRequest, match="--trace is for the HTTP API"):
         ApiOptions(trace="otlp").member_plan("off")
+
+
+def test_a_port_that_a_node_of_this_user_has_is_told_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        addr = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BadRequest, match=f"{addr} is in use or not of this machine: choose another --api"):
+            ApiOptions().member_plan(addr)
+        running = Running("desk", os.getpid(), NodeId("1f" * 32), "home", "127.0.0.1:1", f"http://{addr}")
+        with announced(tmp_path, running):
+            with pytest.raises(BadRequest, match=f"{addr} is in use by the node desk, which runs here already"):
+                ApiOptions().member_plan(addr)
 
 
 def test_lattice9s_short_options() -> None:

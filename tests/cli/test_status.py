@@ -122,6 +122,15 @@ def test_without_a_model_there_is_still_something_to_say() -> None:
     assert "swarm home  1 node" in shown(told)
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 80, 100])
+def test_a_narrow_terminal_is_shown_fewer_columns_and_none_of_them_cut(width: int) -> None:
+    """`la… sessi… q… ms/la… lat…` at 50 columns."""
+    text = shown(view(), width)
+    assert "…" not in text
+    assert ("sessions" in text) == (width >= 80) and ("latency" in text) == (width >= 50)
+    assert all(row in text for row in ("desk", "0-7", "nas", "0-15", "16-23 loading", "served by"))
+
+
 @given(st.integers(1, 400), st.integers(12, 64), st.data())
 def test_every_layer_has_its_cell(num_layers: int, most: int, data: st.DataObject) -> None:
     groups = groups_of(num_layers, most)

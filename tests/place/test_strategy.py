@@ -22,7 +22,7 @@ from manyhands.place.strategy import (
     share,
     weakest_span,
 )
-from manyhands.plain import size_of
+from manyhands.plain import figure_of, size_of
 from tests.place.fleet import MB, machine, shape
 from tests.place.simulate import hosts
 
@@ -65,6 +65,14 @@ def test_sizes_are_for_people(num_bytes: float, text: str) -> None:
 @pytest.mark.parametrize("num_bytes, text", [(300_200_001, "301 MB"), (3.21e9, "3.3 GB"), (3e9, "3.0 GB")])
 def test_who_gives_what_is_asked_for_gives_enough(num_bytes: float, text: str) -> None:
     assert size_of(num_bytes, is_limit=True) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1414.6, "1415"), (99.96, "100"), (99.94, "99.9"), (8.17, "8.2"), (0.996, "1.0"), (0.034, "0.03"), (0.0, "0")],
+)
+def test_figures_have_the_digits_that_matter(value: float, text: str) -> None:
+    assert figure_of(value) == text
 
 
 def test_the_second_node_fills_what_the_first_lacks() -> None:

@@ -59,7 +59,7 @@ def test_an_impossible_path_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     below = tmp_path / "file" / "node.key"
     for path, why in ((tmp_path, "Is a directory"), (below, f"its folder {below.parent} cannot be made")):
-        with pytest.raises(BadRequest, match=f"node key {path}: {why}; give another path or fix its rights"):
+        with pytest.raises(BadRequest, match=f"node key {path}: {why}; fix its rights, or give another path"):
             NodeKey.load_or_create(path)
 
 

@@ -260,7 +260,7 @@ def test_too_small_a_disk_is_refused_before_the_download(
 ) -> None:
     hub = start(llama, with_manifest=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 999, 999))
-    with pytest.raises(DiskFull, match=r"tests--tiny@.*needs \d+ bytes, 999 are free"):
+    with pytest.raises(DiskFull, match=r"tests--tiny@.*needs \d+ kB, 999 B are free"):
         fetch(home)
     assert hub.weight_bytes < 20_000
 
@@ -279,7 +279,7 @@ def test_disk_that_fills_up_leaves_only_whole_tensors_marked(
         take(self, entry, at, piece)
 
     monkeypatch.setattr(store.Sink, "_take", full)
-    with pytest.raises(DiskFull, match=r"the disk is full; needed .* bytes"):
+    with pytest.raises(DiskFull, match=r"the disk is full; needed .* kB"):
         fetch(home)
     folder = home / "models" / f"tests--tiny@{COMMIT}"
     assert len(read_entries(folder)) == 5

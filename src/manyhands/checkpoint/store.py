@@ -18,6 +18,7 @@ from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import TensorDigest
 from manyhands.errors import DiskFull, ModelError
 from manyhands.files import is_full, write_atomic
+from manyhands.plain import size_of
 
 # A journal entry costs two fsyncs (5-20 ms on a disk); at 100 MB/s this is one every 0.6 s.
 COMMIT_BYTES: Final = 64 << 20
@@ -147,7 +148,8 @@ def check_free(folder: Path, needed: int) -> None:
     """Raise DiskFull unless `folder`'s disk has `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise DiskFull(f"{folder}: needs {needed} bytes, {free} are free; make room or set MANYHANDS_HOME")
+        needs = size_of(needed, is_limit=True)
+        raise DiskFull(f"{folder}: needs {needs}, {size_of(free)} are free; make room or set MANYHANDS_HOME")
 
 
 @contextmanager
@@ -159,5 +161,8 @@ def disk_errors(folder: Path, needed: int) -> Iterator[None]:
         if not is_full(error):
             raise
         free = shutil.disk_usage(folder).free
-        message = f"{folder}: the disk is full; needed {needed} bytes, {free} are free. Make room or set MANYHANDS_HOME"
+        needs = size_of(needed, is_limit=True)
+        message = (
+            f"{folder}: the disk is full; needed {needs}, {size_of(free)} are free. Make room or set MANYHANDS_HOME"
+        )
         raise DiskFull(message) from error

@@ -15,7 +15,7 @@ from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, ask, headers_for, print_json, running_api
 from manyhands.cli.progress import doing
 from manyhands.errors import LinkClosed, ManyhandsError
-from manyhands.plain import one_line
+from manyhands.plain import figure_of, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -153,12 +153,16 @@ def _table(told: dict[str, Any]) -> "Table":
     table = Table("answered", "mean latency", "first token", "tokens/s", "while decoding", "tokens", box=None)
     table.add_row(
         f"{told['succeeded']} of {told['requests']}",
-        *(_figure(told[name], "{:.3f} s") for name in ("mean_latency_s", "mean_ttft_s")),
-        *(_figure(told[name], "{:.1f}") for name in ("tokens_per_s", "mean_decode_tokens_per_s")),
+        *(_time(told[name]) for name in ("mean_latency_s", "mean_ttft_s")),
+        *(_rate(told[name]) for name in ("tokens_per_s", "mean_decode_tokens_per_s")),
         str(told["tokens"]),
     )
     return table
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s"
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "-" if tokens_per_s is None else figure_of(tokens_per_s)

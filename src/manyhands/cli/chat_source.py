@@ -15,7 +15,7 @@ from manyhands.cli.chat_wishes import ChatWishes, openai_fields
 from manyhands.cli.client import call, check_address
 from manyhands.core import MAX_TOKENS, PathKind
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
-from manyhands.plain import one_line
+from manyhands.plain import figure_of, one_line
 
 if TYPE_CHECKING:
     from manyhands.origin import Answer, Origin
@@ -60,7 +60,7 @@ class Stats:
     def __str__(self) -> str:
         if self.first_s is None:
             return "no answer yet"
-        speed = f"{(self.tokens - 1) / (self.total_s - self.first_s):.1f} tokens/s" if self.tokens > 1 else ""
+        speed = f"{figure_of((self.tokens - 1) / (self.total_s - self.first_s))} tokens/s" if self.tokens > 1 else ""
         parts = [
             f"{self.tokens} tokens",
             speed,

@@ -117,13 +117,25 @@ class ApiOptions:
             plan = self.plan(api)
             assert plan.addr is not None
             if plan.addr.port and ":" not in plan.addr.host and not is_free(plan.addr.port, plan.addr.host):
-                raise BadRequest(
-                    f"{plan.addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off"
-                )
+                raise BadRequest(_in_use(plan.addr))
             return plan
         self.check_alone("job_file", "trace", "log_json")
         addr = None if api == "off" else NodeAddr("127.0.0.1", 0)
         return ApiPlan(addr, self.insecure, names=self.names, is_told=False)
+
+
+def _in_use(addr: NodeAddr) -> str:
+    """Why the API cannot be opened at `addr`: a node of this user's that has it, or what is known else."""
+    from manyhands.config import home_from_env
+    from manyhands.member.home import list_running
+
+    for running in list_running(home_from_env()):
+        if running.api.rstrip("/").endswith(f":{addr.port}"):
+            return (
+                f"{addr} is in use by the node {running.name}, which runs here already (process {running.pid}): "
+                f"`manyhands stop {running.name}` ends it; for a second node give --name NAME --key FILE --api HOST:PORT"
+            )
+    return f"{addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off"
 
 
 @dataclass(frozen=True, slots=True)

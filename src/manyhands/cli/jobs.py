@@ -11,7 +11,7 @@ from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, ask, print_json
 from manyhands.cli.lines import rows_within, width_of
 from manyhands.config import MAX_HOPS
-from manyhands.plain import one_line
+from manyhands.plain import figure_of, one_line
 
 HEADINGS: Final = ("job", "age", "model", "status", "tokens", "first", "tokens/s", "api", "repairs", "rules", "route")
 NUM_FIRST: Final = 7  # columns that stand in a line of their own on a narrow terminal
@@ -54,8 +54,8 @@ def _cells(job: Mapping[str, Any], now: float, longest: int) -> tuple[str, ...]:
         one_line(job["model"], longest),
         one_line(job["error"] or job["finish_reason"] or job["status"], 20),
         f"{job['prompt_tokens']}+{job['completion_tokens']}",
-        _figure(timings["ttft_ms"], "{:.0f} ms"),
-        _figure(timings["decode_tokens_per_s"], "{:.1f}"),
+        _told(timings["ttft_ms"], " ms"),
+        _told(timings["decode_tokens_per_s"]),
         one_line(job["api"], 20),
         str(len(job["repairs"]) or "-"),
         ", ".join(rules_of(job["routing"])) or "-",
@@ -91,5 +91,5 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _told(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else figure_of(value) + unit

@@ -54,10 +54,11 @@ def join(
     shows. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
     check_not_running(wish.node_name)
+    wish.check()
+    plan = opened.member_plan(api)
     found = _ticket(ticket, code, swarm)
     from manyhands.cli.membership import start
 
-    plan = opened.member_plan(api)
     start(wish, plan, routing, found, None, as_json=as_json, while_stdin=while_stdin, detach=detach)
 
 

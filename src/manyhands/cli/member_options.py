@@ -74,6 +74,18 @@ class MemberOptions:
 
         return check_name(self.name or socket.gethostname())
 
+    def check(self) -> None:
+        """Raise BadRequest for what is not written as it should be: before a code is asked for or anything is loaded."""
+        from manyhands.place.machines import parse_bytes
+
+        if self.memory:
+            parse_bytes(self.memory)
+        if self.layers:
+            Span.parse(self.layers)
+        for name, text in (("--listen", self.listen), ("--advertise", self.advertise)):
+            if text:
+                options.address(name, text)
+
 
 def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
     """What the options and the configuration say. Raises BadRequest."""

@@ -15,8 +15,8 @@ from manyhands.cli.progress import doing
 from manyhands.cli.quality import quality
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, caches_codes, even_cut, parse_cut
-from manyhands.errors import BadRequest, ModelError
-from manyhands.plain import size_of
+from manyhands.errors import BadRequest, DiskFull, ModelError
+from manyhands.plain import figure_of, size_of
 
 if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
     from manyhands.checkpoint.manifest import Manifest, TensorDigest
@@ -35,7 +35,7 @@ def inspect(
     model: Model,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Say what a model is: its family, how it is stored, its sizes at each precision, and its id."""
+    """Say what a model is: family, form, sizes, id."""
     with doing(f"reading {model}") as progress:
         from manyhands.checkpoint.config_fields import parse_config
         from manyhands.checkpoint.folder import read_config
@@ -109,7 +109,7 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     sizes = [("held as", "smallest layer", "largest layer", "embedding and head", "all", "tokens/s here")]
     for name, row in facts["bytes"].items():
         speed = facts["tokens_per_s"].get(name)
-        told = "-" if speed is None else f"{speed:.1f}"
+        told = "-" if speed is None else figure_of(speed)
         sizes.append((name, *(size_of(row[key]) for key in ("layer_min", "layer_max", "ends", "total")), told))
     for line in (*columns(about), "", *columns(sizes, of_numbers=True)):
         typer.echo(line)
@@ -150,7 +150,7 @@ def tiny(
         typer.Option(min=0.001, max=1e9, help="Cut the weights into files of this size; default: one file."),
     ] = None,
 ) -> None:
-    """Make a tiny model with random weights, for tests and demonstrations."""
+    """Make a tiny model with random weights, for tests."""
     if out.exists():
         raise BadRequest(f"{out} exists already; name a folder that does not")
     shard_bytes = None if shard_mb is None else int(shard_mb * 1e6)
@@ -161,7 +161,11 @@ def tiny(
             from manyhands.testing.tiny import make_tiny
         try:
             make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)
-        except BaseException:  # a full disk, Ctrl-C: half a model would be taken for one
+        except BaseException as error:  # a full disk, Ctrl-C: half a model would be taken for one
             shutil.rmtree(out, ignore_errors=True)
+            if "No space left" in str(error):  # safetensors has an error of its own for it
+                raise DiskFull(
+                    f"{out} cannot be written (No space left on device): make room, or name another"
+                ) from error
             raise
     typer.echo(str(out))

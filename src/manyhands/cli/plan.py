@@ -13,7 +13,7 @@ from manyhands.cli.client import ApiKey, running_api
 from manyhands.cli.plan_swarm import plan_swarm
 from manyhands.cli.progress import doing
 from manyhands.errors import BadRequest
-from manyhands.plain import size_of
+from manyhands.plain import figure_of, size_of
 
 if TYPE_CHECKING:
     from manyhands.core import Precision
@@ -207,7 +207,7 @@ def _show(
 def _show_hops(console: Any, task: "Task", plan: "PlacementPlan") -> None:
     from rich.table import Table
 
-    table = Table("machine", "layers", "memory", "way ms", "compute ms", title="best placement, per token")
+    table = Table("machine", "layers", "memory", "link ms", "compute ms", title="best placement, per token")
     for hop in plan.hops:
         room = size_of(task.fleet.get_machine(hop.machine).memory_bytes)
         table.add_row(
@@ -222,10 +222,10 @@ def _show_hops(console: Any, task: "Task", plan: "PlacementPlan") -> None:
 def _show_ranking(console: Any, plans: "Plans") -> None:
     from rich.table import Table
 
-    table = Table("placement", "tokens/s", "first token s", title="expected, one stream without speculation")
+    table = Table("placement", "tokens/s", "first token s", title="expected, one stream without drafting")
     ranked = [*plans.ranked, *([plans.alone] if plans.alone and plans.alone not in plans.ranked else [])]
     for plan in ranked:
-        table.add_row(str(plan), f"{plan.tokens_per_s:.1f}", f"{plan.ttft_s:.2f}")
+        table.add_row(str(plan), figure_of(plan.tokens_per_s), f"{plan.ttft_s:.2f}")
     console.print(table)
 
 
@@ -237,11 +237,11 @@ def _show_precisions(checkpoint: "Checkpoint", precisions: "dict[Precision, Pred
 
     if not precisions:
         return
-    table = Table("--dtype", "weights", "tokens/s", title="this machine with all layers, by bytes and kernel speeds")
+    table = Table("--dtype", "weights", "tokens/s", title="this machine alone, estimated")
     for each in precisions.values():
-        table.add_row(each.precision, size_of(all_bytes(checkpoint, each.precision)), f"{each.tokens_per_s:.1f}")
+        table.add_row(each.precision, size_of(all_bytes(checkpoint, each.precision)), figure_of(each.tokens_per_s))
     Console().print(table)
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"
+    return figure_of(seconds * 1e3)

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from manyhands.cli.client import ask, print_json
-from manyhands.plain import one_line
+from manyhands.plain import figure_of, one_line
 
 
 def plan_swarm(api: str, key: str, body: dict[str, Any], *, as_json: bool) -> None:
@@ -43,10 +43,10 @@ def _hops(told: dict[str, Any]) -> Any:
     from rich.text import Text
 
     after = told["after"]
-    title = f"best placement, {after['tokens_per_s']:.1f} tokens/s expected"
-    table = Table("machine", "layers", "way ms", "compute ms", title=title)
+    title = f"best placement, {figure_of(after['tokens_per_s'])} tokens/s expected"
+    table = Table("machine", "layers", "link ms", "compute ms", title=title)
     for hop in after["hops"]:
         table.add_row(
-            Text(one_line(hop["machine"])), hop["layers"], f"{hop['link_ms']:.2f}", f"{hop['compute_ms']:.2f}"
+            Text(one_line(hop["machine"])), hop["layers"], figure_of(hop["link_ms"]), figure_of(hop["compute_ms"])
         )
     return table

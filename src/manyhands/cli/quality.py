@@ -33,7 +33,10 @@ def quality(
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Compare the predictions of two models, or of two precisions of one: KL divergence, likeliest token, perplexity."""
+    """Compare two models or precisions.
+
+    KL divergence of their predictions, how often the likeliest token is the same, perplexity.
+    """
     given = _read(text)
     with doing(f"comparing {b} with {a}") as progress:
         import numpy as np

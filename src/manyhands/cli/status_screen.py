@@ -11,7 +11,9 @@ from manyhands.core import Span
 from manyhands.plain import one_line, size_of
 
 MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
-OTHER_CELLS = 63  # of a row, beside its strip and name
+# The columns beside name, strip and layers, with their widths; those that a narrow terminal is shown without, in order.
+COLUMNS = {"sessions": 8, "queue": 5, "ms/layer": 8, "latency": 7, "seen": 4, "link": 7}
+LEFT_OUT = ("seen", "queue", "sessions", "ms/layer", "link", "latency")
 MOST_DISTANCES = 8  # nodes in the table of round trips
 SERVED_BY = "served by"
 _MARKS = {"serving": "█", "loading": "▒", "spare": "░"}
@@ -22,9 +24,12 @@ def render(view: dict[str, Any], width: int) -> RenderableType:
     """The view of `GET /api/swarm` for people. Names come from other nodes: they are text, never markup."""
     parts: list[RenderableType] = [_head(view)]
     names = max([len(SERVED_BY), *(len(node["name"][:24]) for node in view["nodes"])])
-    most = max(MIN_CELLS, min(MAX_CELLS, width - OTHER_CELLS - names))
+    layers = max([len("layers"), *(len(_layers(span)) for node in view["nodes"] for span in node["spans"])])
+    room = width - names - layers - 3  # a space behind each
+    shown = columns_within(room - MIN_CELLS)
+    most = max(MIN_CELLS, min(MAX_CELLS, room - _cells(shown)))
     for model in view["models"]:
-        parts += [Text(), _title(model), _table(model, view["nodes"], most)]
+        parts += [Text(), _title(model), _table(model, view["nodes"], most, shown)]
     if idle := [node for node in view["nodes"] if not node["spans"]]:
         named = ", ".join(f"{one_line(n['name'])} ({size_of(n['memory_bytes'])}, {_way(n)})" for n in idle)
         parts += [Text(), Text(f"without layers: {named}")]
@@ -34,6 +39,20 @@ def render(view: dict[str, Any], width: int) -> RenderableType:
     notes += [(line, "yellow") for line in view["warnings"]]
     parts += [Text(), *(Text(f"! {one_line(line)}", colour) for line, colour in notes)] if notes else []
     return Group(*parts)
+
+
+def columns_within(room: int) -> list[str]:
+    """The names of those COLUMNS that so many cells have room for."""
+    shown = list(COLUMNS)
+    for name in LEFT_OUT:
+        if _cells(shown) <= room:
+            break
+        shown.remove(name)
+    return shown
+
+
+def _cells(shown: Sequence[str]) -> int:
+    return sum(COLUMNS[name] + 1 for name in shown)
 
 
 def _head(view: dict[str, Any]) -> Text:
@@ -54,22 +73,21 @@ def _title(model: dict[str, Any]) -> Text:
     )
 
 
-def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) -> Table:
+def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int, shown: Sequence[str]) -> Table:
     """A row for each span, its layers in line with those of the last row: by how many nodes each layer is held."""
     num_layers = model["layers"]
     groups = groups_of(num_layers, most)
-    right = [{"header": name, "justify": "right"} for name in ("sessions", "queue", "ms/layer", "latency", "seen")]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("node", no_wrap=True)
     table.add_column(ruler(groups), no_wrap=True)
     table.add_column("layers", no_wrap=True)
-    for column in right:
-        table.add_column(**column, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("link", no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="left" if name == "link" else "right", no_wrap=True)
     for node in nodes:
         for span in node["spans"]:
             if (span["model_id"], span["precision"]) == (model["id"], model["precision"]):
-                table.add_row(*_row(node, span, groups))
+                told = _told(node, span)
+                table.add_row(*_row(node, span, groups), *(told[name] for name in shown))
     table.add_row(Text(SERVED_BY, "dim"), coverage_strip(model["coverage"], groups))
     return table
 
@@ -80,7 +98,7 @@ def _distances(nodes: Sequence[dict[str, Any]]) -> Table | None:
     if len(shown) < 2:
         return None
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("ms from, to", no_wrap=True)
+    table.add_column("latency, ms", no_wrap=True)
     for node in shown:
         table.add_column(Text(one_line(node["name"])[:12]), justify="right", no_wrap=True)
     table.add_column("uplink", justify="right", no_wrap=True)
@@ -94,19 +112,24 @@ def _distances(nodes: Sequence[dict[str, Any]]) -> Table | None:
 
 def _row(node: dict[str, Any], span: dict[str, Any], groups: Sequence[range]) -> list[Text]:
     name = Text(one_line(node["name"])[:24], "bold" if node["is_me"] else "")
-    state, rtt, layer, spoke = span["state"], node["rtt_ms"], span["layer_ms"], node["spoke_s_ago"]
-    told = span["layers"] if state == "serving" else f"{span['layers']} {state}"
-    return [
-        name,
-        span_strip(Span.parse(span["layers"]), groups, state),
-        Text(one_line(told)),
-        Text(f"{span['sessions']}/{span['max_sessions']}"),
-        Text(str(span["queue"] or "-"), "yellow" if span["queue"] else ""),
-        Text("-" if layer is None else f"{layer:.2f}"),
-        Text("-" if rtt is None else f"{rtt:.1f} ms"),
-        Text("-" if spoke is None else f"{spoke:.0f} s"),
-        Text(_way(node), "yellow" if node["path"] == "relay" else ""),
-    ]
+    return [name, span_strip(Span.parse(span["layers"]), groups, span["state"]), Text(_layers(span))]
+
+
+def _layers(span: dict[str, Any]) -> str:
+    return one_line(span["layers"] if span["state"] == "serving" else f"{span['layers']} {span['state']}")
+
+
+def _told(node: dict[str, Any], span: dict[str, Any]) -> dict[str, Text]:
+    """What stands in each of COLUMNS."""
+    rtt, layer, spoke = node["rtt_ms"], span["layer_ms"], node["spoke_s_ago"]
+    return {
+        "sessions": Text(f"{span['sessions']}/{span['max_sessions']}"),
+        "queue": Text(str(span["queue"] or "-"), "yellow" if span["queue"] else ""),
+        "ms/layer": Text("-" if layer is None else f"{layer:.2f}"),
+        "latency": Text("-" if rtt is None else f"{rtt:.1f} ms"),
+        "seen": Text("-" if spoke is None else f"{spoke:.0f} s"),
+        "link": Text(_way(node), "yellow" if node["path"] == "relay" else ""),
+    }
 
 
 def _way(node: dict[str, Any]) -> str:

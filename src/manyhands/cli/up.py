@@ -51,5 +51,6 @@ def up(
     precision = options.precision_of(dtype or "auto", model, cache_dtype) if is_said else None
     named = Named(model, precision, directory)
     check_not_running(wish.node_name)
+    wish.check()
     plan = opened.member_plan(api)
     start(wish, plan, routing, None, named, as_json=as_json, while_stdin=while_stdin, detach=detach)

@@ -15,6 +15,7 @@ from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import Task, find_plans
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import assign
+from manyhands.plain import figure_of
 
 JoinStrategy = Literal["cover", "measured", "uniform", "capacity"]
 PROMPT: Final = 128  # tokens of the prompt that is planned for
@@ -71,4 +72,4 @@ def _planned(company: Company, shape: ModelShape, tokens: int) -> Share | None:
     if hop is None:
         return None
     rate = plans.ranked[0].tokens_per_s
-    return Share(len(hop.span), f"the fastest plan for {len(company.machines)} nodes, {rate:.1f} tokens/s")
+    return Share(len(hop.span), f"the fastest plan for {len(company.machines)} nodes, {figure_of(rate)} tokens/s")

@@ -21,7 +21,7 @@ from manyhands.place.machines import Fleet, Machine
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Strategy, assign, layers_that_fit
 from manyhands.place.tour import AllTours, Ways, improve, insert
-from manyhands.plain import size_of
+from manyhands.plain import figure_of, size_of
 from manyhands.route.chunks import Stage, chunk_rows, first_rows
 from manyhands.route.cost import Leg, SpanCost, prefill_s, token_s
 
@@ -324,11 +324,11 @@ def advice(plans: Plans) -> str:
         return f"not enough room: {plans.missing}"
     best, alone = plans.ranked[0], plans.alone
     if alone is None:
-        return f"no machine holds it alone; share it: {best}. Expect {best.tokens_per_s:.1f} tokens/s"
+        return f"no machine holds it alone; share it: {best}. Expect {figure_of(best.tokens_per_s)} tokens/s"
     if alone != best:
         gain = best.tokens_per_s / alone.tokens_per_s
-        rate = f"{best.tokens_per_s:.1f} tokens/s, {gain:.2f} times {alone.hops[0].machine} alone"
+        rate = f"{figure_of(best.tokens_per_s)} tokens/s, {gain:.2f} times {alone.hops[0].machine} alone"
         return f"share it: {best}. Expect {rate}"
     shared = next((plan for plan in plans.ranked if len(plan.hops) > 1), None)
-    said = f"{best.hops[0].machine} alone is fastest: expect {best.tokens_per_s:.1f} tokens/s"
-    return said if shared is None else f"{said}; shared ({shared}) it would be {shared.tokens_per_s:.1f}"
+    said = f"{best.hops[0].machine} alone is fastest: expect {figure_of(best.tokens_per_s)} tokens/s"
+    return said if shared is None else f"{said}; shared ({shared}) it would be {figure_of(shared.tokens_per_s)}"

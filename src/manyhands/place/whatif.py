@@ -19,6 +19,7 @@ from manyhands.place.living import better_origin
 from manyhands.place.machines import Machine
 from manyhands.place.plan import PlacementPlan, Plans, Task, advice, find_plans, place
 from manyhands.place.strategy import Strategy
+from manyhands.plain import figure_of
 
 DEADLINE_S: Final = 10  # of CPU time
 NICENESS: Final = 5
@@ -50,7 +51,9 @@ def compare(question: WhatIf) -> dict[str, Any]:
     if names:
         said.append(what_if(before, after, names))
     elif after.ranked and (better := better_origin(wider, after.best)) is not None:
-        said.append(f"requests that begin at {better[0]} would get {better[1]:.1f} tokens/s: send them to its API")
+        said.append(
+            f"requests that begin at {better[0]} would get {figure_of(better[1])} tokens/s: send them to its API"
+        )
     return {
         "layers": wider.shape.num_layers,
         "precision": wider.shape.precision,
@@ -73,7 +76,7 @@ def what_if(before: Plans, after: Plans, names: set[str]) -> str:
     was, now = before.best.tokens_per_s, after.best.tokens_per_s
     if not after.best.machines & names:
         return f"{who} would not be used: it is faster without"
-    return f"{who} would give {now:.1f} tokens/s instead of {was:.1f}"
+    return f"{who} would give {figure_of(now)} tokens/s instead of {figure_of(was)}"
 
 
 def _machine(machine: Machine, task: Task, *, is_new: bool) -> dict[str, Any]:

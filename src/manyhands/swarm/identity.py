@@ -46,7 +46,9 @@ class NodeKey:
             if is_full(exc):
                 raise not_written(path, exc) from exc
             where = f"its folder {path.parent} cannot be made" if not path.parent.is_dir() else exc.strerror or exc
-            raise BadRequest(f"node key {path}: {where}; give another path or fix its rights") from exc
+            raise BadRequest(
+                f"node key {path}: {where}; fix its rights, or give another path (--key FILE; MANYHANDS_HOME)"
+            ) from exc
 
     def sign(self, data: bytes) -> bytes:
         """A 64-byte signature that `verify` accepts for `node_id`."""

@@ -169,8 +169,7 @@ class HopSession:
 
     def fault(self, code: str, detail: str, blame: int | None) -> None:
         """Tell the origin that something is wrong, or could be better; `blame` None: this hop cannot go on."""
-        # Of a node that is gone `up` and `join` tell in a line of their own; to leave or to take a better link is no fault.
-        log = logger.info if code in (Draining.code, Detour.code, LinkClosed.code) else logger.warning
+        log = logger.info if code in (Draining.code, Detour.code, LinkClosed.code) else logger.warning  # no fault of it
         log("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
         try_send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
 

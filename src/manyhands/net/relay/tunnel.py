@@ -138,7 +138,7 @@ class Tunnels:
                 try:
                     await self._answer_calls(relay, mailbox, answers)
                 except LinkClosed as exc:
-                    logger.info("lost the relay at %s: %s", relay, exc)  # a member: that it is gone is told as of any other
+                    logger.info("lost the relay at %s: %s", relay, exc)  # a member; `up` tells who is gone
                 self._away.add(relay)
                 mailbox = await self._come_back(relay)
                 self._away.remove(relay)
