@@ -58,7 +58,7 @@ async def events_of(
             elif not line.strip() and data:  # an event is whole with the empty line after it
                 if data == b"[DONE]":
                     return
-                yield event_id, json.loads(data)
+                yield event_id, _event(data)
                 event_id, data = "", b""
         raise BrokenStream(f"the answer of {api} broke off before its end ([DONE]): it is not whole")
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -74,6 +74,17 @@ async def events_of(
         connection.close()
 
 
+def _event(data: bytes) -> dict[str, Any]:
+    """Raises ValueError for what is no object."""
+    try:
+        event = json.loads(data)
+    except RecursionError:
+        raise ValueError("an event is too deep") from None
+    if not isinstance(event, dict):
+        raise ValueError(f"an event is no object: {data[:40]!a}")
+    return event
+
+
 def _connect(api: str) -> http.client.HTTPConnection:
     url = urlsplit(api)
     assert url.hostname is not None  # check_address
@@ -85,7 +96,7 @@ def _connect(api: str) -> http.client.HTTPConnection:
 def _refusal(status: int, raw: bytes) -> GatewayError:
     try:
         return refusal_of(json.loads(raw)["error"], status)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return GatewayError(f"the gateway answered {status}", "internal", status)
 
 

@@ -154,14 +154,13 @@ def check_running(running: list[Running], tell: Any) -> Iterator[Check]:
             continue
         try:
             view = tell(member.api)
+            seen, complaints, warnings = len(view["nodes"]), view["complaints"], [*view["missing"], *view["warnings"]]
         except ManyhandsError as error:
             yield Check("running", "warn", f"{member.name} does not tell: {error}", "give a key: MANYHANDS_API_KEY")
             continue
-        yield Check("running", "ok", f"{member.name}, process {member.pid}, sees {len(view['nodes'])} nodes")
-        yield from (Check("swarm", "fail", line, "as it says") for line in view["complaints"])
-        yield from (
-            Check("swarm", "warn", line, "have one more machine join") for line in (*view["missing"], *view["warnings"])
-        )
+        yield Check("running", "ok", f"{member.name}, process {member.pid}, sees {seen} nodes")
+        yield from (Check("swarm", "fail", line, "as it says") for line in complaints)
+        yield from (Check("swarm", "warn", line, "have one more machine join") for line in warnings)
 
 
 def check_clock(home: Path, now: float, has_member: bool) -> Iterator[Check]:

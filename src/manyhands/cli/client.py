@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -29,6 +29,8 @@ ApiKey = Annotated[
 _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 DEFAULT_API = "http://127.0.0.1:8000"
 TIMEOUT_S = 600.0
+MAX_ANSWER_BYTES = 256 << 20  # 500 jobs of 255 hops each have some 100 MB
+MAX_ERROR_BYTES = 1 << 20
 
 
 class GatewayError(ManyhandsError):
@@ -42,7 +44,8 @@ class GatewayError(ManyhandsError):
 def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON answer to one request, for each part of which `timeout_s` is the deadline. `api` "": of a node here.
 
-    Raises GatewayError as the gateway says, LinkClosed if there is none, BadRequest for an address that is none.
+    Raises GatewayError as the gateway says, and for an answer that none gives, LinkClosed if there is none, BadRequest for an
+    address that is none.
     """
     import http.client
     import urllib.error
@@ -53,13 +56,46 @@ def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeou
     data = None if body is None else json.dumps(body).encode()
     try:
         with _opener(api).open(urllib.request.Request(url, data, headers, method=method), timeout=timeout_s) as told:
-            return json.load(told)
+            raw = told.read(MAX_ANSWER_BYTES + 1)
+            if told.length and len(raw) <= MAX_ANSWER_BYTES:  # read does not say so where it is given a number
+                raise http.client.IncompleteRead(raw, told.length)
     except urllib.error.HTTPError as error:
         raise _error(error) from error
     except http.client.HTTPException as error:  # a part of an answer came
         raise GatewayError(f"the gateway at {api} broke off its answer ({error!r:.200})", "link_closed", 502) from error
     except (OSError, ValueError) as error:
         raise LinkClosed(no_gateway(api, error)) from error
+    return _answer(raw, url)
+
+
+class ToldObject(dict[str, Any]):
+    """An object in the answer of `url`. To look up what it lacks raises GatewayError: no gateway of manyhands gave it."""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]], url: str) -> None:
+        super().__init__(pairs)
+        self._url = url
+
+    def __missing__(self, name: str) -> Any:
+        raise _is_none(self._url, f"without {name!r}")
+
+
+def _answer(raw: bytes, url: str) -> ToldObject:
+    """Raises GatewayError for what is no object, or too long."""
+    if len(raw) > MAX_ANSWER_BYTES:
+        raise _is_none(url, f"more than {MAX_ANSWER_BYTES} bytes")
+    try:
+        told = json.loads(raw, object_pairs_hook=lambda pairs: ToldObject(pairs, url))
+    except (ValueError, RecursionError) as error:
+        raise _is_none(url, f"no JSON: {one_line(error, 100)}") from error
+    if not isinstance(told, ToldObject):
+        raise _is_none(url, f"no object: {raw[:40]!a}")
+    return told
+
+
+def _is_none(url: str, what: str) -> GatewayError:
+    return GatewayError(
+        f"{url} answered, and not as a gateway of manyhands does ({what}): name one with --api", "internal", 502
+    )
 
 
 def ask(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
@@ -132,8 +168,8 @@ def check_address(api: str) -> None:
 def _error(error: "urllib.error.HTTPError") -> GatewayError:
     """The error in an answer's body; whatever else answers, its status."""
     try:
-        return refusal_of(json.load(error)["error"], error.code)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return refusal_of(json.loads(error.read(MAX_ERROR_BYTES))["error"], error.code)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         answer = f"{error.code} {one_line(error.reason)}"
         text = f"{error.url} answered {answer}, and not as a gateway of manyhands does: name one with --api"
         return GatewayError(text, "internal", error.code)
