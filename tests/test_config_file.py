@@ -157,7 +157,7 @@ def test_a_tilde_in_the_homes_name_is_the_users_home(tmp_path: Path, monkeypatch
 
 def test_numbers_beyond_all_measure(tmp_path: Path) -> None:
     write(tmp_path, f"[request]\npatience_s = 1{'0' * 400}")
-    with pytest.raises(BadRequest, match=r"patience_s = 10000.*it must be a number"):
+    with pytest.raises(BadRequest, match=r"'patience_s' is an integer of 1329 bits; at most 64 are read"):
         read_settings(home(tmp_path), tmp_path)
     write(tmp_path, "[worker]\nevict_after_s = nan")
     with pytest.raises(BadRequest, match="evict_after_s is nan"):
@@ -174,8 +174,8 @@ def test_a_secret_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="cannot be read: No such file"):
         read_file(tmp_path / "absent")
-    (tmp_path / "big").write_text("#" * (1 << 20) + "#")
-    with pytest.raises(BadRequest, match="at most 1048576"):
+    (tmp_path / "big").write_text("#" * (1 << 18) + "#")
+    with pytest.raises(BadRequest, match="at most 262144"):
         read_file(tmp_path / "big")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(BadRequest, match="is not TOML"):

@@ -15,7 +15,19 @@ from tools import measures
 ROOT = Path(manyhands.__file__).parent
 # Upper lines know nothing of lower ones. Parts of one line may import each other.
 ORDER = [
-    {"aside", "core", "errors", "files", "plain", "config", "config_file", "refusals", "resources", "stalls"},
+    {
+        "aside",
+        "core",
+        "errors",
+        "files",
+        "plain",
+        "config",
+        "config_file",
+        "refusals",
+        "resources",
+        "stalls",
+        "toml_file",
+    },
     {"wire"},
     {"net"},
     {"checkpoint"},

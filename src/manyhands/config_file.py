@@ -24,6 +24,7 @@ from manyhands.config import (
 )
 from manyhands.errors import BadRequest
 from manyhands.files import own_home
+from manyhands.toml_file import read_toml
 
 NAME: Final = "manyhands.toml"
 SECTIONS: Final[dict[str, Any]] = {
@@ -43,7 +44,6 @@ SHORT: Final = {
 OTHERS: Final = ("MANYHANDS_HOME", "MANYHANDS_CONFIG", "MANYHANDS_ENGINE", "MANYHANDS_FAULT_FILE")  # not settings
 SECRETS: Final = frozenset({("swarm", "ticket"), ("api", "key")})
 _PREFIX: Final = "MANYHANDS_"
-_MAX_BYTES: Final = 1 << 20
 _WORDS: Final = {
     "1": True,
     "true": True,
@@ -129,16 +129,7 @@ def read_settings(env: Mapping[str, str], folder: Path) -> Settings:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The tables of the file. Raises BadRequest if it cannot be read, is no TOML, or has a section that does not exist."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadRequest(f"{path} has {path.stat().st_size} bytes; a configuration has at most {_MAX_BYTES}")
-        import tomllib
-
-        content = tomllib.loads(path.read_text("utf-8-sig"))  # editors of Windows begin it with a mark
-    except OSError as error:
-        raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{path} is not TOML: {error}") from error
+    content = read_toml(path)
     for name, table in content.items():
         if name not in SECTIONS:
             what = f"[{name}]" if isinstance(table, dict) else f"{name} = {table!r:.60} (outside of any section)"

@@ -6,11 +6,30 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Final
 
 from manyhands.errors import BadRequest, DiskFull, ManyhandsError
 
 UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # by a file system
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The bytes of the file at `path`. Raises OSError; BadRequest, before anything is read, for more than `most` bytes and for
+    what is no file: a named pipe is waited for, and /dev/zero has no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not S_ISREG(found.st_mode):
+            raise BadRequest(f"{path} cannot be read: it is no plain file: put the file itself in its place")
+        if found.st_size > most:
+            raise BadRequest(
+                f"{path} has {found.st_size} bytes; at most {most} are read: put a shorter one in its place"
+            )
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomic(path: Path, raw: bytes, *, is_private: bool = False, is_durable: bool = True) -> None:

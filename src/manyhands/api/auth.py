@@ -20,10 +20,11 @@ from manyhands.api.http.hosts import is_loopback
 from manyhands.api.limits import NO_QUOTA, Quota
 from manyhands.aside import aside
 from manyhands.errors import BadRequest, Forbidden, NotFound, Unauthorized
-from manyhands.files import alone, private_folder, write_private
+from manyhands.files import alone, private_folder, read_plain, write_private
 
 PREFIX = "mhk_"
 FILE = "keys.json"
+MAX_BYTES = 16 << 20  # of that file: some 50,000 keys
 RECENT_S = 0.1  # so long a gateway takes the file for what it was: a look takes longer than all else that is done for a request
 
 
@@ -171,8 +172,8 @@ def hash_of(secret: str) -> str:
 
 def _read(path: Path) -> tuple[ApiKey, ...]:
     try:
-        return tuple(_key(entry) for entry in json.loads(path.read_text("utf-8"))["keys"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return tuple(_key(entry) for entry in json.loads(read_plain(path, MAX_BYTES))["keys"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, BadRequest) as error:
         raise BadRequest(f"{path} is not a file of keys ({type(error).__name__}: {error!s:.200}): repair it") from error
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from manyhands.errors import ManyhandsError
 
 logger = logging.getLogger(__name__)
+MAX_BYTES = 1 << 10  # of such a file
 
 
 @contextlib.contextmanager
@@ -47,7 +48,9 @@ def _path(home: Path, port: int) -> Path:
 
 
 def _read(path: Path) -> str | None:
+    from manyhands.files import read_plain
+
     try:
-        return path.read_text("ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
+        return read_plain(path, MAX_BYTES).decode("ascii").strip() or None
+    except (OSError, UnicodeDecodeError, ManyhandsError):
         return None

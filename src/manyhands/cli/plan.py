@@ -195,6 +195,7 @@ def _show(
         f"{task.shape.name} in {task.shape.precision}: {task.shape.num_layers} layers, {total}; "
         f"cache for {task.tokens} tokens; prompts come to {task.fleet.origin}",
         highlight=False,
+        markup=False,
     )
     if plans.ranked:
         _show_hops(console, task, plans.ranked[0])
@@ -206,26 +207,25 @@ def _show(
 
 def _show_hops(console: Any, task: "Task", plan: "PlacementPlan") -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("machine", "layers", "memory", "link ms", "compute ms", title="best placement, per token")
     for hop in plan.hops:
-        room = size_of(task.fleet.get_machine(hop.machine).memory_bytes)
-        table.add_row(
-            hop.machine, str(hop.span), f"{size_of(hop.needs_bytes)} of {room}", _ms(hop.leg_s), _ms(hop.compute_s)
-        )
-    table.add_row(
-        f"{task.fleet.origin} (origin)", "ends", size_of(task.shape.ends_bytes), _ms(plan.return_s), _ms(plan.ends_s)
-    )
+        needs = f"{size_of(hop.needs_bytes)} of {size_of(task.fleet.get_machine(hop.machine).memory_bytes)}"
+        table.add_row(Text(hop.machine), str(hop.span), needs, _ms(hop.leg_s), _ms(hop.compute_s))
+    origin = Text(f"{task.fleet.origin} (origin)")
+    table.add_row(origin, "ends", size_of(task.shape.ends_bytes), _ms(plan.return_s), _ms(plan.ends_s))
     console.print(table)
 
 
 def _show_ranking(console: Any, plans: "Plans") -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("placement", "tokens/s", "first token s", title="expected, one stream without drafting")
     ranked = [*plans.ranked, *([plans.alone] if plans.alone and plans.alone not in plans.ranked else [])]
     for plan in ranked:
-        table.add_row(str(plan), figure_of(plan.tokens_per_s), f"{plan.ttft_s:.2f}")
+        table.add_row(Text(str(plan)), figure_of(plan.tokens_per_s), f"{plan.ttft_s:.2f}")
     console.print(table)
 
 

@@ -85,8 +85,9 @@ def _show(title: str, found: "Divergence") -> None:
     }
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("", "", title=title, show_header=False)
+    table = Table("", "", title=Text(title), show_header=False)
     for row in rows.items():
         table.add_row(*row)
     Console().print(table)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from manyhands.errors import BadRequest, NotFound
-from manyhands.files import lock
+from manyhands.files import lock, read_plain
 from manyhands.member.process import is_running, start_ticks
+
+MAX_BYTES = 1 << 10  # of such a file
 
 
 @contextlib.contextmanager
@@ -80,9 +82,9 @@ def only_node() -> str:
 def running_pid(path: Path, proc: Path = Path("/proc")) -> int | None:
     """The process that wrote `path`, if it still runs; None else."""
     try:
-        pid, *began = [int(word) for word in path.read_text().split()]
+        pid, *began = [int(word) for word in read_plain(path, MAX_BYTES).split()]
         written_at = path.stat().st_mtime
-    except (OSError, ValueError):
+    except (OSError, ValueError, BadRequest):
         return None
     if len(began) > 1:
         return None

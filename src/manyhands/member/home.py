@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, ManyhandsError, TicketError
-from manyhands.files import alone, private_folder, removed, write_private
+from manyhands.files import alone, private_folder, read_plain, removed, write_private
 from manyhands.member.process import is_running, start_ticks
 from manyhands.swarm.ticket import Ticket
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 TICKET = "swarm.ticket"
 SAVE_S = 1.0
+_MAX_BYTES = 1 << 16  # of a file here
 
 
 def load_ticket(home: Path) -> Ticket | None:
     """The ticket of this machine's swarm, None if it belongs to none. Raises TicketError, BadRequest."""
     try:
-        return Ticket.parse((home / TICKET).read_text())
+        return Ticket.parse(read_plain(home / TICKET, _MAX_BYTES).decode())
     except FileNotFoundError:
         return None
     except TicketError as error:
         raise TicketError(
             f"{home / TICKET}: {error}; or remove the file: this machine belongs to no swarm then"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, BadRequest) as error:
         raise BadRequest(f"{home / TICKET} cannot be read ({error}): fix its rights, or remove it") from error
 
 
@@ -110,9 +111,9 @@ def list_running(home: Path) -> list[Running]:
     found = []
     for path in sorted((home / "run").glob("*.json")):
         try:
-            running = Running(**json.loads(said := path.read_bytes()))
+            running = Running(**json.loads(said := read_plain(path, _MAX_BYTES)))
             is_alive = is_running(running.pid, running.began, path.stat().st_mtime)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError, BadRequest):
             continue
         if is_alive:
             found.append(running)

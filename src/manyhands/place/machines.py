@@ -18,7 +18,6 @@ rtt_ms = 2
 import itertools
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 from manyhands.errors import BadRequest
 from manyhands.route.cost import HOP_OVERHEAD_S, Leg
+from manyhands.toml_file import read_toml
 
 _UNITS: Final = {"": 1, "B": 1} | {
     f"{letter}{tail}": base**power
@@ -43,6 +43,9 @@ BEGIN_S: Final = 0.0046
 OPEN_S: Final = 0.0018
 # What the first step of a session takes a hop beyond its compute and what any step takes it; of a Xeon with AMX.
 NEW_S: Final = 0.0006
+
+# Of a file: a search among so many takes some 12 s for 80 layers, and its time grows faster than their number.
+MAX_MACHINES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +188,13 @@ def needs_measuring(tables: Sequence[Mapping[str, Any]]) -> bool:
 
 def read_machines_file(path: Path) -> dict[str, Any]:
     """The parsed file: "machine" and "link" are lists of tables. Raises BadRequest naming what is wrong with it."""
-    try:
-        content = tomllib.loads(path.read_text("utf8"))
-    except OSError as error:
-        raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise BadRequest(f"{path} is not TOML: {error}") from error
+    content = read_toml(path)
     _refuse_unknown(content, {"origin", "machine", "link"}, str(path))
     for name in ("machine", "link"):
         if not isinstance(content.setdefault(name, []), list) or not all(isinstance(t, dict) for t in content[name]):
             raise BadRequest(f"{path}: {name} is written as [[{name}]], once for each")
+    if (count := len(content["machine"])) > MAX_MACHINES:
+        raise BadRequest(f"{path} lists {count} machines; at most {MAX_MACHINES} are planned for: leave some out")
     return content
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyhands.core import Precision, Span, weight_precision
+from manyhands.errors import BadRequest
 from manyhands.place.machines import AWAKE_S, BEGIN_S, DOZE_S, NEW_S, OPEN_S, Machine
 from manyhands.place.shape import Checkpoint, ModelShape
 from manyhands.resources import available_memory, num_cores
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 SAMPLE_BYTES: Final = 512_000_000
 ORIGIN_OVERHEAD_S: Final = 0.0014  # where it was not rehearsed; of a Xeon of 2.1 GHz
 MAX_AGE_S: Final = 86400.0
+MAX_BYTES: Final = 16 << 20  # of what was measured before
 ROWS: Final = 256  # RequestConfig.prefill_chunk
 STEPS: Final = 25
 DOZES: Final = 9  # steps after a long pause: of a large model each takes long
@@ -151,9 +153,11 @@ def _version(package: str) -> str | None:
 
 def read_measured(path: Path) -> dict[str, Any]:
     """What was measured before, by key; empty where the file cannot be read."""
+    from manyhands.files import read_plain
+
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_plain(path, MAX_BYTES))
+    except (OSError, ValueError, RecursionError, BadRequest):
         return {}
     return found if isinstance(found, dict) else {}
 
