@@ -26,7 +26,7 @@ from manyhands.api.streams import request_digest
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, SamplingParams
 from manyhands.testing.turns import Turns
-from manyhands.text import grammar
+from manyhands.text import grammar, kept_grammars
 from manyhands.text.received import MAX_RECEIVED, ReceivedText, read_received
 from manyhands.text.tokenizer import load_tokenizer
 from tests.api.preparation.answers import told
@@ -175,7 +175,7 @@ def test_requests_whose_clients_have_left_are_not_worked_on(folder: Path) -> Non
 
 def test_compiled_grammars_do_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema of 57 kB left 12 MB in the gateway until 32 other grammars had come."""
-    monkeypatch.setattr(grammar, "KEPT_S", 0.05)
+    monkeypatch.setattr(kept_grammars, "KEPT_S", 0.05)
 
     async def scene(it: Served) -> None:
         for properties in (["a"], [f"p{number}" for number in range(500)]):
@@ -191,7 +191,7 @@ def test_compiled_grammars_do_not_stay(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_grammar_is_compiled_once_for_all_choices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that is too long to be kept: 2.5 s of the one thread that compiles, and there were 16 of them."""
-    monkeypatch.setattr(grammar, "MAX_KEPT_LETTERS", 10)
+    monkeypatch.setattr(kept_grammars, "MAX_KEPT_LETTERS", 10)
     compiled: list[str] = []
     compile_matcher = grammar.compile_matcher
 

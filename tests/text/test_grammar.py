@@ -15,6 +15,7 @@ from manyhands.errors import BadRequest
 from manyhands.origin.sampler import Sampler
 from manyhands.origin.speculate import verify
 from manyhands.testing.tiny import EOS, make_tiny
+from manyhands.text import grammar as grammars_module
 from manyhands.text.dialects import (
     COMMAND,
     DEEPSEEK,
@@ -37,21 +38,21 @@ from manyhands.text.dialects import (
     Dialect,
 )
 from manyhands.text.grammar import (
-    KEPT_S,
-    MAX_KEPT,
-    MAX_KEPT_LETTERS,
+    MAX_COMPILED_BYTES,
     Function,
     Grammar,
     Grammars,
-    KeptGrammars,
     answer_grammar,
     behind_thought,
     calls_grammar,
+    check_grammar,
     compile_matcher,
     json_grammar,
     strict_grammar,
 )
+from manyhands.text.heap import heap_bytes
 from manyhands.text.history import write_calls
+from manyhands.text.kept_grammars import KEPT_S, MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_LETTERS, KeptGrammars
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import CallArguments, CallStart, ToolReader
@@ -584,6 +585,66 @@ def test_what_is_kept_compiled_is_bounded_in_number_and_letters(grammars: Gramma
     assert kept.num_letters == MAX_KEPT_LETTERS and kept.has("another", "0") and kept.find("third", "0") is None
     kept.add("model", "y" * (MAX_KEPT_LETTERS + 1), matcher)
     assert kept.num_letters == MAX_KEPT_LETTERS and len(kept) == 2
+
+
+def test_what_is_kept_compiled_is_bounded_in_bytes(grammars: Grammars) -> None:
+    """A multiple of 100,003 is 41 letters and 22 MB: 32 of them were 700 MB."""
+    kept = KeptGrammars()
+    matcher = compile_matcher(grammars.table, json_grammar(None))
+    for number in range(4):
+        kept.add("model", str(number), matcher, MAX_KEPT_BYTES // 3)
+    assert len(kept) == 3 and not kept.has("model", "0") and kept.num_bytes <= MAX_KEPT_BYTES
+    kept.add("model", "large", matcher, MAX_KEPT_BYTES + 1)
+    assert not kept.has("model", "large") and len(kept) == 3
+
+
+@pytest.mark.skipif(heap_bytes() == 0, reason="another C library than glibc")
+def test_what_is_kept_counts_what_it_takes(grammars: Grammars) -> None:
+    kept = KeptGrammars()
+    mine = Grammars(grammars._tokenizer, grammars._vocab_size, grammars._eos_ids, kept)
+    assert mine.table is not None
+    mine.compile(json_grammar({"type": "integer", "multipleOf": 10_007}))
+    assert 1 << 20 < kept.num_bytes < 8 << 20
+
+
+COSTLY: dict[str, Any] = {
+    "a list of numbers": {"const": [number / 2 for number in range(4000)]},
+    "a multiple": {"type": "integer", "multipleOf": 100_003},
+    "a long text": {"const": "xy" * 50_000},
+    "optional letters": {"type": "string", "pattern": f"^{'a?b?' * 2000}$"},
+}
+
+
+@pytest.mark.skipif(heap_bytes() == 0, reason="another C library than glibc")
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_grammar_of_many_bytes_is_refused(name: str) -> None:
+    """Each running request holds its own: with the largest 340 MB; and a mask took 44 ms."""
+    with pytest.raises(BadRequest, match=f"once it is compiled; at most {MAX_COMPILED_BYTES}: send fewer or shorter"):
+        check_grammar(json_grammar(COSTLY[name]))
+
+
+def test_a_grammar_that_takes_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 patterns of names of properties, of which each two are compared: 10 s, in the process and then in the gateway."""
+    names = {f"^p{number}_[a-z]+$": {"type": "string"} for number in range(60)}
+    grammar = json_grammar({"type": "object", "patternProperties": names, "additionalProperties": False})
+    check_grammar(grammar)
+    monkeypatch.setattr(grammars_module, "MAX_COMPILE_S", 0.0005)
+    with pytest.raises(BadRequest, match=r"it takes [\d.]+ s to compile; at most 0\.0005: send fewer"):
+        check_grammar(grammar)
+
+
+def test_what_agents_send_is_not_too_costly() -> None:
+    """Sixty tools of ten parameters, and an object of 2,000 properties."""
+    kinds: list[Any] = [
+        {"type": "string", "description": "What to say of it, in a sentence."},
+        {"type": "integer", "minimum": 0, "maximum": 100_000},
+        {"type": "array", "items": {"enum": ["one", "two", "three"]}},
+        {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "number"}}},
+    ]
+    properties = {f"parameter_{number}": kinds[number % 4] for number in range(10)}
+    functions = [Function(f"tool_{number}", {"type": "object", "properties": properties}) for number in range(60)]
+    check_grammar(calls_grammar(HERMES, functions, {}, parallel=True))
+    check_grammar(json_grammar({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}}))
 
 
 def test_what_is_not_asked_for_again_is_dropped(grammars: Grammars) -> None:

@@ -21,7 +21,8 @@ from manyhands.errors import BadRequest, ModelNotFound
 from manyhands.origin import Origin
 from manyhands.plain import one_line
 from manyhands.text.dialects import PYTHON_TAG, find_dialect
-from manyhands.text.grammar import Grammar, Grammars, KeptGrammars
+from manyhands.text.grammar import Grammar, Grammars
+from manyhands.text.kept_grammars import KeptGrammars
 from manyhands.text.prompt import learn_templates
 from manyhands.text.reasoning import find_thinking, variables_of
 from manyhands.text.tokenizer_parts import check_vocabulary, is_plain

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from llguidance._lib import LLParserLimits  # it has no public name
 
 from manyhands.errors import BadRequest
 from manyhands.text.dialects import Dialect
+from manyhands.text.heap import heap_bytes
 from manyhands.text.json_rule import json_rule
+from manyhands.text.kept_grammars import KeptGrammars
 from manyhands.text.literal_grammar import literal_rules
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tagged_grammar import marked, tagged_rules
@@ -39,11 +41,10 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-# What is kept compiled: so many grammars, of so many letters together, unused for so long at most. One takes up to 220 bytes a
-# letter, measured (2,000 properties: 57,000 letters, 12 MB), so all of them some 14 MB; to drop them takes 5 ms.
-MAX_KEPT = 32
-MAX_KEPT_LETTERS = 1 << 16
-KEPT_S = 120.0
+# What one may take to compile, checked in a process first. 2,000 properties: 57,000 letters, 0.4 s, 8 MB. A constant list of
+# 9,800 numbers took 93 MB, and 44 ms for the mask of each step; 500 patterns of properties' names, any two compared, 10 s.
+MAX_COMPILE_S = 2.0
+MAX_COMPILED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,54 +151,6 @@ def marker_rule(text: str, marks: Mapping[str, int]) -> str:
     return f"<[{marks[text]}]>" if text in marks else json.dumps(text)
 
 
-class KeptGrammars:
-    """Matchers at their beginning, to be copied: a program that asks again with the same tools compiles nothing.
-
-    `maker`: what compiled one, for each model compiles its own. From any thread. The least recently used goes first.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._kept: dict[tuple[Hashable, str], tuple[LLMatcher, float]] = {}  # and when it was last used
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @property
-    def num_letters(self) -> int:
-        return sum(len(grammar) for _, grammar in self._kept)
-
-    def has(self, maker: Hashable, grammar: str) -> bool:
-        return (maker, grammar) in self._kept
-
-    def find(self, maker: Hashable, grammar: str) -> LLMatcher | None:
-        """It counts as used now."""
-        with self._lock:
-            matcher, _ = self._kept.pop((maker, grammar), (None, 0.0))
-            if matcher is not None:
-                self._kept[maker, grammar] = matcher, self._clock()
-            return matcher
-
-    def add(self, maker: Hashable, grammar: str, matcher: LLMatcher) -> None:
-        """Keep it, unless it is longer than all may be together."""
-        if len(grammar) > MAX_KEPT_LETTERS:
-            return
-        with self._lock:
-            self._kept.pop((maker, grammar), None)
-            self._kept[maker, grammar] = matcher, self._clock()
-            while len(self._kept) > MAX_KEPT or self.num_letters > MAX_KEPT_LETTERS:
-                del self._kept[next(iter(self._kept))]
-
-    def expire(self) -> float | None:
-        """Drop what was not used for KEPT_S. Seconds until the next is due; None if nothing is left."""
-        with self._lock:
-            now = self._clock()
-            for key in [key for key, (_, used_at) in self._kept.items() if used_at + KEPT_S <= now]:
-                del self._kept[key]
-            return next((used_at + KEPT_S - now for _, used_at in self._kept.values()), None)
-
-
 class Grammars:
     """Compiles grammars for one tokenizer; its table of tokens is made once, when first wanted (about 1 s for 150k).
 
@@ -244,8 +197,9 @@ class Grammars:
         """Raises BadRequest saying what is wrong with the grammar. `thinking`: thoughts come first, freely."""
         matcher = self._kept.find(self, grammar)
         if matcher is None:
-            matcher = compile_matcher(self.table, grammar)
-            self._kept.add(self, grammar, matcher)
+            table, before = self.table, heap_bytes()
+            matcher = compile_matcher(table, grammar)
+            self._kept.add(self, grammar, matcher, heap_bytes() - before)  # with what other threads took meanwhile
         return self._copied(matcher, thinking, is_open=is_open)
 
     def _copied(self, matcher: LLMatcher, thinking: Thinking | None, *, is_open: bool) -> "Grammar":
@@ -268,9 +222,21 @@ def compile_matcher(table: LLTokenizer, grammar: str) -> LLMatcher:
 def check_grammar(grammar: str) -> None:
     """Compile against bytes instead of a model's vocabulary, which costs as much but for the vocabulary's own table.
 
-    Raises BadRequest as `Grammars.compile` does.
+    Raises BadRequest as `Grammars.compile` does, and for what costs too much. For a process that does nothing else meanwhile.
     """
-    compile_matcher(LLTokenizer("byte"), re.sub(r"<\[\d+\]>", "<[0]>", grammar))
+    table, text = LLTokenizer("byte"), re.sub(r"<\[\d+\]>", "<[0]>", grammar)
+    began, before = time.thread_time(), heap_bytes()
+    made = compile_matcher(table, text)
+    took_s, size = time.thread_time() - began, heap_bytes() - before
+    del made
+    if took_s > MAX_COMPILE_S:
+        raise _costly(f"takes {took_s:.1f} s to compile; at most {MAX_COMPILE_S:g}")
+    if size > MAX_COMPILED_BYTES:
+        raise _costly(f"takes {size} bytes once it is compiled; at most {MAX_COMPILED_BYTES}")
+
+
+def _costly(what: str) -> BadRequest:
+    return BadRequest(f"the schema cannot be enforced: it {what}: send fewer or shorter patterns, names and constants")
 
 
 class Grammar:
