@@ -169,21 +169,35 @@ static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_
  *   W3S            16 pairs of 4 bit: scales of the first and second half
  *   W2K            16 pairs, of 4 bit each: scale, then minimum */
 enum { NEST = 8 }; /* steps that share factors */
-static inline int is_table_nested(int64_t type) { return type == W4X || type == W4S || type == W4T; } /* a table, a scale of a byte for 32 numbers */
+/* A table, and a scale of a byte for 32 numbers. */
+static inline int is_table_nested(int64_t type) { return type == W4X || type == W4S || type == W4T; }
 static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || is_table_nested(type) || type == W3K || type == W2K || type == W3S; }
-static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W3S || type == W4H; } /* a scale for 16 numbers */
+/* A scale for 16 numbers. */
+static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W3S || type == W4H; }
 static inline int fits_tiles(int64_t type) { return !has_halves(type) || type == W4H; } /* AMX's: of small weights */
 static inline int has_floats(int64_t type) { return type == W4F || type == W4H; }
 static inline int has_table(int64_t type) { return type == W4N || is_table_nested(type) || type == W3S; }
 static inline int has_minima(int64_t type) { return type == W4M || type == W5M || type == W4K || type == W5K || type == W2K; }
-static inline int64_t code_bits(int64_t type) { return type == W8 ? 8 : type == W6K ? 6 : type == W3K || type == W3S ? 3 : type == W2K ? 2 : type == W5 || type == W5M || type == W5K ? 5 : 4; }
+static inline int64_t code_bits(int64_t type)
+{
+    return type == W8                                 ? 8
+           : type == W6K                              ? 6
+           : type == W3K || type == W3S               ? 3
+           : type == W2K                              ? 2
+           : type == W5 || type == W5M || type == W5K ? 5
+                                                      : 4;
+}
 static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : has_floats(type) ? 12 : type == W3K ? 4 : 0; }
 static inline int64_t code_bytes(int64_t type) { return code_bits(type) * DEPTH * SIDE / 8; }
 static inline int64_t shared_bytes(int64_t type) { return has_minima(type) ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
 static inline int64_t own_bytes(int64_t type) { return is_table_nested(type) || type == W3S ? SIDE : 2 * SIDE; } /* of each */
 static inline int64_t factor_bytes(int64_t type)
 {
-    return is_nested(type) ? own_bytes(type) + shared_bytes(type) / NEST : type == W4F ? SIDE : has_minima(type) ? 4 * SIDE : type == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
+    return is_nested(type)    ? own_bytes(type) + shared_bytes(type) / NEST
+           : type == W4F      ? SIDE
+           : has_minima(type) ? 4 * SIDE
+           : type == W4Z      ? 2 * SIDE + SIDE / 2
+                              : 2 * SIDE;
 }
 static inline int64_t panel_bytes(int64_t type, int64_t depth)
 {
