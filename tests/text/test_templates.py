@@ -10,28 +10,8 @@ from typing import Any
 import pytest
 
 from manyhands.errors import BadRequest
-from manyhands.text.dialects import (
-    COMMAND,
-    DEEPSEEK,
-    DEEPSEEK31,
-    GEMMA4,
-    GLM,
-    GLM4,
-    GRANITE,
-    HERMES,
-    HUNYUAN,
-    KIMI,
-    LLAMA3,
-    MINIMAX,
-    MISTRAL,
-    MISTRAL11,
-    OLMO3,
-    PHI4,
-    QWEN3,
-    SEED,
-    Dialect,
-    find_dialect,
-)
+from manyhands.text import dialects
+from manyhands.text.dialects import Dialect, find_dialect
 from manyhands.text.history import write_calls
 from manyhands.text.prompt import Tokenizer, render_chat, render_text
 from manyhands.text.reasoning import find_thinking
@@ -374,26 +354,26 @@ COMMAND_R7B = (
 
 # template: (its dialect, how the assistant's turn begins)
 FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
-    "llama-3.1": (LLAMA31, LLAMA3, "<|start_header_id|>assistant<|end_header_id|>\n\n"),
-    "qwen2.5": (QWEN25, HERMES, "<|im_start|>assistant\n"),
-    "qwen3": (QWEN3_CHAT, HERMES, "<|im_start|>assistant\n"),
-    "qwen3-coder": (QWEN3_CODER, QWEN3, "<|im_start|>assistant\n"),
-    "glm-4.5": (GLM45, GLM, "<|assistant|>"),
-    "glm-4-0414": (GLM4_0414, GLM4, "<|assistant|>"),
-    "seed-oss": (SEED_OSS, SEED, "<seed:bos>assistant\n"),
-    "minimax-m2": (MINIMAX_M2, MINIMAX, "]~b]ai\n<think>\n"),
-    "hunyuan-a13b": (HUNYUAN_A13B, HUNYUAN, "<|extra_0|>"),
-    "mistral-v3": (MISTRAL_V3, MISTRAL, "[/INST]"),
-    "mistral-v13": (MISTRAL_V13, MISTRAL11, "[/INST]"),
-    "deepseek-v3": (DEEPSEEK_V3, DEEPSEEK, "<｜Assistant｜>"),
-    "deepseek-v3.1": (DEEPSEEK_V31, DEEPSEEK31, "<｜Assistant｜></think>"),
-    "kimi-k2": (KIMI_K2, KIMI, "<|im_assistant|>assistant<|im_middle|>"),
-    "granite-3.3": (GRANITE33, GRANITE, "<|start_of_role|>assistant<|end_of_role|>"),
-    "phi-4-mini": (PHI4_MINI, PHI4, "<|assistant|>"),
-    "phi-4-mini-fixed": (PHI4_FIXED, PHI4, "<|assistant|>"),
-    "command-r7b": (COMMAND_R7B, COMMAND, "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"),
-    "olmo-3": (OLMO3_INSTRUCT, OLMO3, "<|im_start|>assistant\n"),
-    "gemma-4": (GEMMA4_IT, GEMMA4, "<|turn>model\n<|channel>thought\n<channel|>"),
+    "llama-3.1": (LLAMA31, dialects.LLAMA3, "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    "qwen2.5": (QWEN25, dialects.HERMES, "<|im_start|>assistant\n"),
+    "qwen3": (QWEN3_CHAT, dialects.HERMES, "<|im_start|>assistant\n"),
+    "qwen3-coder": (QWEN3_CODER, dialects.QWEN3, "<|im_start|>assistant\n"),
+    "glm-4.5": (GLM45, dialects.GLM, "<|assistant|>"),
+    "glm-4-0414": (GLM4_0414, dialects.GLM4, "<|assistant|>"),
+    "seed-oss": (SEED_OSS, dialects.SEED, "<seed:bos>assistant\n"),
+    "minimax-m2": (MINIMAX_M2, dialects.MINIMAX, "]~b]ai\n<think>\n"),
+    "hunyuan-a13b": (HUNYUAN_A13B, dialects.HUNYUAN, "<|extra_0|>"),
+    "mistral-v3": (MISTRAL_V3, dialects.MISTRAL, "[/INST]"),
+    "mistral-v13": (MISTRAL_V13, dialects.MISTRAL11, "[/INST]"),
+    "deepseek-v3": (DEEPSEEK_V3, dialects.DEEPSEEK, "<｜Assistant｜>"),
+    "deepseek-v3.1": (DEEPSEEK_V31, dialects.DEEPSEEK31, "<｜Assistant｜></think>"),
+    "kimi-k2": (KIMI_K2, dialects.KIMI, "<|im_assistant|>assistant<|im_middle|>"),
+    "granite-3.3": (GRANITE33, dialects.GRANITE, "<|start_of_role|>assistant<|end_of_role|>"),
+    "phi-4-mini": (PHI4_MINI, dialects.PHI4, "<|assistant|>"),
+    "phi-4-mini-fixed": (PHI4_FIXED, dialects.PHI4, "<|assistant|>"),
+    "command-r7b": (COMMAND_R7B, dialects.COMMAND, "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"),
+    "olmo-3": (OLMO3_INSTRUCT, dialects.OLMO3, "<|im_start|>assistant\n"),
+    "gemma-4": (GEMMA4_IT, dialects.GEMMA4, "<|turn>model\n<|channel>thought\n<channel|>"),
     "gemma-2": (GEMMA2, None, "<start_of_turn>model\n"),
     "phi-3": (PHI3, None, "<|assistant|>\n"),
 }
@@ -495,7 +475,7 @@ def test_calls_are_said_as_they_are_read(family: str, tokenizer: Tokenizer) -> N
 
 def test_a_call_of_llama_is_said_as_it_is_read(tokenizer: Tokenizer) -> None:
     said = say(tokenizer, "llama-3.1", USER, call())
-    pieces = ToolReader(LLAMA3, {"tide": PARAMETERS}).feed(said[said.index('{"name"') :])
+    pieces = ToolReader(dialects.LLAMA3, {"tide": PARAMETERS}).feed(said[said.index('{"name"') :])
     assert isinstance(pieces[0], CallStart) and pieces[0].name == "tide"
     assert json.loads("".join(p.text for p in pieces if isinstance(p, CallArguments))) == ARGUMENTS
 
