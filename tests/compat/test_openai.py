@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from manyhands.api.names import ModelNames
-from tests.api.served import MODEL, Served, raw
+from tests.api.served import MODEL, Served, post, raw, raw_slowly
 from tests.compat.conftest import Stage, sent
 
 Object = dict[str, Any]
@@ -259,6 +259,21 @@ def test_head(stage: Stage) -> None:
                 it.addr, f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
             )
             assert status == 200 and answer.endswith(b"\r\n\r\n")
+
+    stage.play(scene)
+
+
+def test_a_client_of_http_1_0_is_sent_no_chunks(stage: Stage) -> None:
+    """It would take their lengths for text."""
+
+    async def scene(it: Served) -> None:
+        for streamed in (True, False):
+            path, body = chat(stream=streamed)
+            asked = post(path, json.dumps(body).encode()).replace(b"HTTP/1.1", b"HTTP/1.0")
+            status, answer = await raw_slowly(it, asked)
+            head, _, rest = answer.partition(b"\r\n\r\n")
+            assert status == 200 and b"transfer-encoding" not in head and b"connection: close" in head
+            assert rest.endswith(b"data: [DONE]\n\n") if streamed else json.loads(rest)["object"] == "chat.completion"
 
     stage.play(scene)
 

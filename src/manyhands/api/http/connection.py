@@ -2,6 +2,7 @@
 
 import asyncio
 
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from manyhands.net.admission import Pending, source_of
@@ -17,6 +18,20 @@ MAX_PIPELINED = 16
 DRAIN_BYTES = 256 << 10
 DRAIN_S = 2.0
 UNREAD_BYTES = 64 << 10  # as much as a transport of asyncio holds before it asks to write no more
+
+
+def until_closed(cycle: RequestResponseCycle) -> Send:
+    """How an answer is sent to a client of HTTP/1.0, which knows no chunks: one without a length ends with its connection.
+
+    uvicorn sends chunks wherever no length is stated; where one is, it counts what is left of it.
+    """
+    cycle.chunked_encoding = False
+
+    async def send(message: Message) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)  # type: ignore[arg-type]
+
+    return send
 
 
 class Http(HttpToolsProtocol):

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyhands.api.auth import KeyRing, check_exposure
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.connection import Http
+from manyhands.api.http.connection import Http, until_closed
 from manyhands.api.http.error import error_response
 from manyhands.aside import aside
 from manyhands.core import NodeAddr
@@ -83,6 +83,8 @@ def _until_cut(app: ASGIApp) -> ASGIApp:
     """`app`, which answers a request that the server cancels; where its answer has begun, the connection is gone by then."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"] == "1.0":
+            send = until_closed(send.__self__)  # type: ignore[attr-defined]
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:
