@@ -313,6 +313,30 @@ def test_no_part_of_the_probability_is_the_likeliest_token(stage: Stage) -> None
     "path, tool",
     [("/v1/responses", {"type": "web_search"}), ("/v1/messages", {"type": "bash_20250124", "name": "bash"})],
 )
+@pytest.mark.parametrize(
+    "path, field, value",
+    [
+        ("/v1/chat/completions", "response_format", {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}),
+        ("/v1/responses", "text", {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}),
+        ("/v1/messages", "output_config", {"format": {"type": "json_schema", "schema": {"not": {}}}}),
+        ("/api/chat", "format", {"not": {}}),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_by_its_field(
+    path: str, field: str, value: Object, stage: Stage
+) -> None:
+    async def scene(it: Served) -> None:
+        body: Object = {"input": "hi"} if path == "/v1/responses" else {"messages": [HI], "max_tokens": 2}
+        body = {"messages": [HI]} if path == "/api/chat" else body
+        status, told = await sent(it, path, {**body, field: value})
+        error = told["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert status == 400 and message.startswith(f"{field}: the schema cannot be enforced"), told
+        assert isinstance(error, str) or error.get("param", field) == field
+
+    stage.play(scene)
+
+
 def test_a_tool_of_anothers_servers_is_refused_for_its_kind(path: str, tool: Object, stage: Stage) -> None:
     async def scene(it: Served) -> None:
         said = {"messages": [HI], "max_tokens": 2} if path == "/v1/messages" else {"input": "hi"}

@@ -177,8 +177,7 @@ class ModelFormats:
             async with self._compiling.of(who):
                 compiled = await asyncio.get_running_loop().run_in_executor(self._compiler, compiling)
         except BadRequest as error:
-            where = "tools" if made.functions else "response_format"
-            raise BadField(f"{where}: {error}", where) from error
+            raise BadField(f"{made.grammar_field}: {error}", made.grammar_field) from error
         if self._next_expiry is None:
             self._expire()
         return compiled

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.core import SamplingParams
@@ -12,6 +12,7 @@ from manyhands.text.reasoning import Thinking
 from manyhands.text.received import ReceivedText
 
 Object = dict[str, Any]
+FORMATS: Final = ("response_format", "text", "output_config", "format")  # where a path says what the answer looks like
 
 
 class NeedsProcess(Exception):
@@ -75,3 +76,9 @@ class Prepared:
     num_tokens: int = 0  # of what was only to be counted
     received: list[ReceivedText] = field(default_factory=list)  # what the client has of each choice, or none
     shown: bytes = b""  # of the answer what is long, as JSON: made here, the event loop only sends it
+
+    @property
+    def grammar_field(self) -> str:
+        """The field that the grammar is made from."""
+        named = [name for name in FORMATS if name in self.given]
+        return "tools" if self.functions or not named else named[0]

@@ -13,7 +13,7 @@ from typing import Any
 from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
 from manyhands.api.preparation.asked import COUNTING, MAX_CHOICES, PATHS, refuse_elsewhere
-from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.desk import FORMATS, NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, Forbidden, ModelNotFound
 
@@ -53,8 +53,7 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
         try:
             desk.accept(made.grammar)
         except BadRequest as error:
-            where = "tools" if made.functions else "response_format"
-            raise BadField(f"{where}: {error}", where) from error
+            raise BadField(f"{made.grammar_field}: {error}", made.grammar_field) from error
     for name in _BULK:
         made.given.pop(name, None)
     made.given.get("manyhands", {}).pop("received", None)
@@ -98,7 +97,7 @@ def _check_counts(sent: Mapping[str, Any], speaker: Speaker) -> None:
 
 
 def _check_schemas(given: Mapping[str, Any]) -> None:
-    named = [name for name in ("tools", "response_format", "text", "format", "output_config") if name in given]
+    named = [name for name in ("tools", *FORMATS) if name in given]
     size = sum(len(json.dumps(given[name], ensure_ascii=False)) for name in named)
     if size > MAX_SCHEMA_BYTES:
         raise BadField(f"{' and '.join(named)} have {size} characters of JSON; at most {MAX_SCHEMA_BYTES}", named[0])
