@@ -318,7 +318,7 @@ class _Pull:
             finally:
                 await crew.save()
             if board.waiting:
-                raise self._unavailable(f"tensor {board.waiting[-1].entry.name}")
+                raise self._unavailable(f"tensor {next(reversed(board.waiting)).entry.name}")
             self._progress.done()
 
     def _missing(self, manifest: Manifest, num_layers: int) -> tuple[bytes, list[TensorEntry], int]:

@@ -40,6 +40,9 @@ class TensorJob:
     pieces: list[TensorPiece] = field(default_factory=list)
     suspects: list[TensorPiece] = field(default_factory=list)
     sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    passed: set[str] = field(
+        default_factory=set
+    )  # nodes that have come by it in their lists since it was last given back
 
     @property
     def done(self) -> int:
@@ -61,16 +64,17 @@ class TensorJob:
 
 
 class DownloadSchedule:
-    """All jobs of a pull. Every method is O(waiting) at worst and changes nothing outside."""
+    """All jobs of a pull. Every method changes nothing outside. None but `drop` looks at all jobs for each that is asked for: a
+    model may have 46,000 tensors, and a node may lack them one by one."""
 
     def __init__(self, entries: Iterable[TensorEntry]) -> None:
-        self.waiting = [
-            TensorJob(entry) for entry in sorted(entries, key=len)
-        ]  # the largest is taken first, from the end
+        # The largest is taken first, from the end.
+        self.waiting: dict[TensorJob, None] = {TensorJob(entry): None for entry in sorted(entries, key=len)}
         self.running: set[TensorJob] = set()
         self.dropped: set[str] = set()
         self.untrusted_nodes: set[str] = set()
         self._lacks: dict[str, set[str]] = {}
+        self._lists: dict[str, list[TensorJob]] = {}  # of each node what it has not come by yet
         self._rates: dict[str, float] = {}  # bytes/s of each node's last finished tensor
 
     @property
@@ -85,12 +89,26 @@ class DownloadSchedule:
         """What `node` should fetch now: the largest that waits, else one that is better taken from a slow provider."""
         if node in self.dropped:
             return None
+        if (job := self._next_waiting(node)) is not None:
+            return self._start(job, node, now)
         lacks = self._lacks.get(node, set())
-        for index in range(len(self.waiting) - 1, -1, -1):
-            if self.waiting[index].entry.name not in lacks:
-                return self._start(self.waiting.pop(index), node, now)
         slow = [job for job in self.running if job.entry.name not in lacks and self._is_slow(job, node, now)]
         return self._start(max(slow, key=lambda job: len(job.entry) - job.done), node, now) if slow else None
+
+    def _next_waiting(self, node: str) -> TensorJob | None:
+        """It waits no more. Each that `node` comes by it will come by again only after that was given back."""
+        if (left := self._lists.get(node)) is None:
+            left = self._lists[node] = list(self.waiting)
+            for job in self.running:
+                job.passed.add(node)
+        lacks = self._lacks.get(node, set())
+        while left:
+            job = left.pop()
+            job.passed.add(node)
+            if job in self.waiting and job.entry.name not in lacks:
+                del self.waiting[job]
+                return job
+        return None
 
     def is_hopeless(self, node: str) -> bool:
         """Whether `node` cannot be of use any more."""
@@ -99,7 +117,8 @@ class DownloadSchedule:
     def finish(self, job: TensorJob, now: float) -> None:
         """The tensor is whole and right."""
         assert job.node is not None
-        self._rates[job.node] = len(job.entry) / max(now - job.since, 1e-6)
+        if len(job.entry):  # an empty one says nothing of it
+            self._rates[job.node] = len(job.entry) / max(now - job.since, 1e-6)
         self.running.discard(job)
 
     def give_back(self, job: TensorJob, turn: int) -> None:
@@ -110,7 +129,11 @@ class DownloadSchedule:
         if job.is_writing or job.suspects or job.givers & self.untrusted_nodes:
             job.reset()
         job.node, job.is_writing = None, False
-        self.waiting.append(job)
+        self.waiting[job] = None
+        for node in job.passed:
+            if job.entry.name not in self._lacks.get(node, ()):
+                self._lists[node].append(job)
+        job.passed.clear()
 
     def lack(self, node: str, name: str) -> None:
         self._lacks.setdefault(node, set()).add(name)
