@@ -34,6 +34,7 @@ from manyhands.weights.catalogue import SHORT_NAMES
 from manyhands.weights.fetched import find_local, hub_folder, lacking_tensors, num_layers
 from manyhands.weights.here import folder_named
 from manyhands.weights.hub import (
+    HubFile,
     HubModel,
     HubUnreachable,
     HubWeightsFile,
@@ -49,6 +50,9 @@ from manyhands.weights.pinned import fetch_pinned
 from manyhands.weights.selection import listed, meant_file, models_of
 
 SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
+SMALL_IN_ALL: Final = 1 << 30
+MAX_SMALL_FILES: Final = 1 << 10
+_ELSE: Final = "download what you need of it to a folder, and name that"
 PICKLES: Final = (".bin", ".pt", ".pth")
 
 
@@ -125,15 +129,27 @@ class _Fetch:
                 if not (self.folder / name).exists():
                     write_atomic(self.folder / name, raw)
             return
-        for name in sorted(self.model.names):
-            is_small = "/" not in name and not name.startswith(".") and name.endswith(SMALL_SUFFIXES)
-            if not is_small or (self.folder / name).exists():
-                continue
-            file = self.model.describe(name)
+        for file in self._small_files():
             raw = read_whole(self.model, file, SMALL_BYTES)
             if file.sha256 is not None and hashlib.sha256(raw).hexdigest() != file.sha256:
-                raise ModelError(f"{self.model.repo}: {name} arrived corrupt; try again")
-            write_atomic(self.folder / name, raw)
+                raise ModelError(f"{self.model.repo}: {file.name} arrived corrupt; try again")
+            write_atomic(self.folder / file.name, raw)
+
+    def _small_files(self) -> list[HubFile]:
+        """Those that are not here. Raises ModelError for more than any model has."""
+        small = [name for name in sorted(self.model.names) if name.endswith(SMALL_SUFFIXES)]
+        lacking = [name for name in small if "/" not in name and name[0] != "." and not (self.folder / name).exists()]
+        if len(lacking) > MAX_SMALL_FILES:
+            raise ModelError(
+                f"{self.model.repo} has {len(lacking)} small files; at most {MAX_SMALL_FILES} are fetched: {_ELSE}"
+            )
+        found = [self.model.describe(name) for name in lacking]
+        if (total := sum(file.size for file in found)) > SMALL_IN_ALL:
+            raise ModelError(
+                f"{self.model.repo} has small files of {total} bytes; at most {SMALL_IN_ALL} are fetched: {_ELSE}"
+            )
+        check_free(self.folder, total)
+        return found
 
     def _fetch_needed(self, span: Span | None, with_ends: bool) -> None:
         """Bring the tensors that are needed and not here, by ranges, each checked against the manifest."""

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi, get_hf_file_metadata, get_session, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from manyhands.checkpoint.folder import check_file_name
@@ -28,9 +28,13 @@ _PROXIES: Final = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 TIMEOUT_S: Final = 30.0  # of connecting and of each read; a hub that is silent this long has stalled
 RETRIES: Final = 5  # in a row without a byte of progress
 FIRST_RETRIES: Final = 2  # of the first question, with which nothing is lost yet: 1.5 s
+# What may be done to an answer that was asked for as it is. By gzip 64 KiB become 64 MiB; by two codings, or a newer one, more.
+CODINGS: Final = ("", "identity", "gzip", "deflate")
 BACKOFF_S: Final = 0.5  # doubled each time: 0.5 + 1 + 2 + 4 + 8 s in all
 # Of the environment, what an HTTP client is made with.
 OF_CLIENTS: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", *_PROXIES, *map(str.lower, _PROXIES))
+# What huggingface_hub fails with at answers that it does not expect, a list in place of an object say.
+_ODD: Final = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -107,17 +111,18 @@ def find_model(repo: str, revision: str, *, is_vital: bool = True) -> HubModel:
 
     Raises ModelError if it is unknown or closed to us, HubUnreachable without answer.
     """
-    info = _retried(
-        lambda: HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S),
-        f"{repo}@{revision}",
-        FIRST_RETRIES if is_vital else 0,
-    )
+    return _retried(lambda: _found(repo, revision), f"{repo}@{revision}", FIRST_RETRIES if is_vital else 0)
+
+
+def _found(repo: str, revision: str) -> HubModel:
+    info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
     commit = str(info.sha or "")
     if not re.fullmatch(r"[\w-]{1,64}", commit):
         raise ModelError(f"{repo}@{revision}: the hub names no commit")
     siblings = [(check_file_name(sibling.rfilename), sibling) for sibling in info.siblings or []]
-    sizes = {name: _file(name, sibling) for name, sibling in siblings if isinstance(sibling.size, int)}
-    return HubModel(repo, revision, commit, frozenset(name for name, _ in siblings), sizes)
+    sized = [pair for pair in siblings if isinstance(pair[1].size, int) and pair[1].size >= 0]
+    names = frozenset(name for name, _ in siblings)
+    return HubModel(repo, revision, commit, names, {name: _file(name, sibling) for name, sibling in sized})
 
 
 def _file(name: str, sibling: Any) -> HubFile:
@@ -171,14 +176,23 @@ def _request(url: str, start: int, end: int, may_skip: bool) -> Iterator[bytes]:
     headers = {**build_hf_headers(), "Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
     with _client().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code >= 400:
-            response.read()
-            hf_raise_for_status(response)
+            hf_raise_for_status(_without_body(response))
+        if (coding := response.headers.get("Content-Encoding", "").lower()) not in CODINGS:
+            raise ModelError(
+                f"{urlsplit(url).netloc} sent {url} coded by {coding[:40]!a}, asked for it as it is: set HF_ENDPOINT"
+            )
         is_partial = response.status_code == 206
         if is_partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             raise ModelError(f"{urlsplit(url).netloc} sent another range of {url} than asked for")
         if not is_partial and not may_skip:
             raise RangeIgnored
         yield from _cut(response.iter_bytes(), 0 if is_partial else start, end - start)
+
+
+def _without_body(refusal: Any) -> Any:
+    """A refusal's status and headers. Its body may have no end, be a gigabyte once decoded, or what the library fails at."""
+    kept = [pair for pair in refusal.headers.multi_items() if pair[0].lower().startswith(("x-", "www-"))]
+    return type(refusal)(refusal.status_code, headers=kept, content=b"", request=refusal.request)
 
 
 def _client() -> Any:
@@ -213,6 +227,10 @@ def _retried(ask: Callable[[], T], what: str, retries: int = RETRIES) -> T:
             return ask()
         except (HTTPError, OfflineModeIsEnabled) as error:
             failures = _wait(error, failures, what, retries)
+        except HFValidationError as error:
+            raise ModelError(f"{what} is no name of the hub: {one_line(error, 200)}") from error
+        except _ODD as error:
+            raise _unusable(what, f"{type(error).__name__}: {error}") from error
 
 
 def _wait(error: Exception, failures: int, what: str, retries: int = RETRIES) -> int:
@@ -240,5 +258,9 @@ def _explain(error: Exception, status: int | None, what: str) -> ModelError:
         return ModelError(f"{host} refuses {what} (HTTP {status}): {remedy}")
     if status is not None and status < 500 and status != 429:
         return ModelError(f"{host} refuses {what} (HTTP {status})")
-    reason = f"HTTP {status}" if status else f"{type(error).__name__}: {error}".splitlines()[0]
-    return HubSilent(f"{host} gives no usable answer for {what} ({reason}); try again, or set HF_ENDPOINT")
+    return _unusable(what, f"HTTP {status}" if status else f"{type(error).__name__}: {error}")
+
+
+def _unusable(what: str, reason: str) -> HubSilent:
+    host, line = urlsplit(HfApi().endpoint).netloc, one_line(reason.split("\n")[0], 200)
+    return HubSilent(f"{host} gives no usable answer for {what} ({line}); try again, or set HF_ENDPOINT")
