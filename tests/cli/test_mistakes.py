@@ -111,6 +111,7 @@ def test_serve_refuses_what_no_node_can_have_before_it_loads(words: list[str], s
         (["up", "tales", "--layers", "all"], "layers 'all' are not of the form 0-7"),
         (["join", "--code", "abc-def", "--listen", "7700"], "--listen: address '7700' is not of the form host:port"),
         (["join", "--code", "abc-def", "--api", "8000"], "--api: address '8000' is not of the form host:port"),
+        (["infer", "-p", "K\udcf6nig"], "character 2 of the text is not valid utf-8: set the terminal to UTF-8"),
         (["plan", "tales", "--force"], "--force goes with --apply"),
         (["local", "tales", "-p", "hi", "--kill", "2@5"], "--kill: there is no hop 2; hops are 0 to 1"),
         (["local", "tales", "-p", "hi", "--cut", "0-3,4-7,8-11", "--drain", "3@5"], "hops are 0 to 2"),

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +27,7 @@ from manyhands.member.home import Running, announced
 from manyhands.member.view import SwarmSnapshot, view_of
 from manyhands.swarm.record import NearNode
 from tests.swarm.records import NOW, info_of, node_of, record_of
+from tests.waiting import GUARD_S
 
 
 def view(**changes: Any) -> dict[str, Any]:
@@ -223,6 +226,22 @@ def test_watching_goes_on_while_the_gateway_is_away(api: str, monkeypatch: pytes
     monkeypatch.setattr(status, "REFRESH_S", 0.0)
     result = CliRunner().invoke(app, ["status", "--watch", "--api", api])
     assert asked == [True, False, True] and result.exit_code == 0
+    assert result.stdout.count("swarm home") == 3 and result.stdout.count("no key") == 1, (
+        "no terminal: one below the other"
+    )
+
+
+def test_a_terminal_without_its_letters_is_shown_others(api: str) -> None:
+    """It was a traceback: `·` is no ASCII, `█` no Latin-1."""
+    for encoding in ("ascii", "latin-1"):
+        found = subprocess.run(
+            [sys.executable, "-m", "manyhands", "status", "--api", api, "--api-key", "mhk_x"],
+            env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "140"},
+            capture_output=True,
+            check=True,
+            timeout=GUARD_S,
+        )
+        assert b"swarm home  4 nodes" in found.stdout and b"??????????" in found.stdout.replace(b"\xb7", b"?")
 
 
 def test_no_member_there_is_one_line() -> None:

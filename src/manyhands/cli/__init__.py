@@ -23,7 +23,7 @@ import typer
 from manyhands import __version__
 from manyhands.cli.commands import LazyGroup
 from manyhands.cli.lines import error_line
-from manyhands.cli.process import hide_secrets, log_plainly
+from manyhands.cli.process import forgive_streams, hide_secrets, log_plainly
 from manyhands.cli.values import HELP
 from manyhands.errors import ManyhandsError
 from manyhands.files import this_folder
@@ -60,6 +60,7 @@ def root(
 def main() -> None:
     """Entry point. Every expected error is one line on stderr and an exit code."""
     hide_secrets()
+    forgive_streams()
     log_plainly()
     # numpy would start a thread for each core, which spins for a while, for products that the engine computes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

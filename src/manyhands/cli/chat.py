@@ -41,7 +41,7 @@ def chat(
     ticket: Ticket = "",
     api: Api = None,
     api_key: ApiKey = "",
-    system: Annotated[str, typer.Option("--system", help="What the model shall be.")] = "",
+    system: Annotated[str, typer.Option("--system", callback=options.is_text, help="What the model shall be.")] = "",
     history: Annotated[bool, typer.Option("--history/--no-history", help="Remember what was typed.")] = True,
     sampling: options.Sampling = options.Sampling(max_tokens=None, temperature=0.7, top_p=0.95),
     computing: options.Computing = options.Computing(),

@@ -186,4 +186,4 @@ def refusal_of(error: Mapping[str, Any], status: int) -> GatewayError:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value))  # in ASCII: nothing in it ends a line or moves a cursor
+    print(json.dumps(value), flush=True)  # in ASCII: nothing in it ends a line or moves a cursor

@@ -43,7 +43,10 @@ class Script:
 
 
 def demo(
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="What to ask; default: what photosynthesis is.")] = "",
+    prompt: Annotated[
+        str,
+        typer.Option("-p", "--prompt", callback=options.is_text, help="What to ask; default: what photosynthesis is."),
+    ] = "",
     model: Annotated[
         str, typer.Option("--model", help="A model that chats, or tales; default: smollm2, or tales without a network.")
     ] = "",

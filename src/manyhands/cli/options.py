@@ -1,6 +1,7 @@
 """Options that several commands share, and how they become the dataclasses of core.py."""
 
 import os
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, TypeVar
@@ -36,8 +37,18 @@ def _named(model: str) -> str:
     return check_name(model)
 
 
+def is_text(words: str) -> str:
+    """An option's words, which Python gives bytes that are no text as halves of surrogate pairs. Raises BadRequest for them."""
+    if (wrong := next((at for at, letter in enumerate(words) if "\ud800" <= letter <= "\udfff"), None)) is not None:
+        encoding = sys.getfilesystemencoding()
+        raise BadRequest(
+            f"character {wrong + 1} of the text is not valid {encoding}: set the terminal to UTF-8 (LANG=C.UTF-8)"
+        )
+    return words
+
+
 Model = Annotated[str, typer.Argument(callback=_named, help=MODEL_HELP)]
-Prompt = Annotated[str, typer.Option("-p", "--prompt", help="The text to go on from.")]
+Prompt = Annotated[str, typer.Option("-p", "--prompt", callback=is_text, help="The text to go on from.")]
 MaxTokens = Annotated[int | None, typer.Option("-n", "-m", "--max-tokens", help="Tokens to generate at most.")]
 Deterministic = Annotated[
     bool, typer.Option("-d", "--deterministic", help="Plain argmax: every other sampling option is off.")

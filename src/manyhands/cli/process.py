@@ -1,6 +1,7 @@
 """What a command does to its own process: plain log lines, no secrets among its arguments, memory that does not grow."""
 
 import gc
+import io
 import logging
 import re
 import sys
@@ -53,6 +54,14 @@ def log_plainly() -> None:
     handler = StderrHandler(logging.WARNING)
     handler.setFormatter(PlainLines())
     logging.lastResort = handler
+
+
+def forgive_streams() -> None:
+    """Show letters that the terminal's encoding lacks as "?", and read bytes that are none in it as such letters: neither ends
+    a command. Tables have lines and blocks, and texts of models any letter."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def hide_secrets(proc: Path = Path("/proc/self")) -> bool:

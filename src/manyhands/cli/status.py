@@ -1,8 +1,10 @@
 """`manyhands status`: the swarm as a running member sees it."""
 
 import contextlib
+import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,12 +42,8 @@ def _tell(where: str, api_key: str, watch: bool, as_json: bool) -> None:
         if as_json:
             print_json(view)
         else:
-            from rich.console import Console
-
-            from manyhands.cli.status_screen import render
-
-            console = Console()
-            console.print(render(view, console.width))
+            with _shows(is_screen=False) as (show, width):
+                show(_rendered(view, width))
     elif as_json:
         while True:
             print_json(call(where, api_key, "GET", "/api/swarm"))
@@ -56,17 +54,34 @@ def _tell(where: str, api_key: str, watch: bool, as_json: bool) -> None:
 
 def _watch(api: str, key: str) -> None:
     from rich.console import Group
-    from rich.live import Live
     from rich.text import Text
 
-    from manyhands.cli.status_screen import render
-
-    with Live(auto_refresh=False, screen=True) as live:
+    with _shows(is_screen=sys.stdout.isatty()) as (show, width):
         shown: RenderableType = ""
         while True:
             try:
-                shown = render(call(api, key, "GET", "/api/swarm"), live.console.width)
-                live.update(shown, refresh=True)
+                shown = _rendered(call(api, key, "GET", "/api/swarm"), width)
+                show(shown)
             except ManyhandsError as error:  # a gateway that is away may come back
-                live.update(Group(shown, Text(f"\n{one_line(error, 2000)}", "bold red")), refresh=True)
+                show(Group(shown, Text(f"\n{one_line(error, 2000)}", "bold red")))
             time.sleep(REFRESH_S)
+
+
+@contextlib.contextmanager
+def _shows(*, is_screen: bool) -> "Iterator[tuple[Callable[[RenderableType], object], Callable[[], int]]]":
+    """What shows one thing after the other, and how wide it is: on a screen in each other's place, else one below the other."""
+    from rich.console import Console
+    from rich.live import Live
+
+    if not is_screen:
+        console = Console()
+        yield console.print, lambda: console.width
+        return
+    with Live(auto_refresh=False, screen=True) as live:
+        yield (lambda what: live.update(what, refresh=True)), lambda: live.console.width
+
+
+def _rendered(view: dict[str, Any], width: Callable[[], int]) -> "RenderableType":
+    from manyhands.cli.status_screen import render
+
+    return render(view, width())
