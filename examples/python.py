@@ -1,16 +1,13 @@
 """A program as a client: a swarm of two node processes on this machine, then the same swarm by its gateway's address.
 
-python examples/python.py                     a tiny random model (its text is noise)
-python examples/python.py FOLDER              any checkpoint folder, or "tales"
+python examples/python.py                     of "tales", the bundled model
+python examples/python.py MODEL               of another: a checkpoint folder, a GGUF file, a hub id
 """
 
 import asyncio
 import sys
-import tempfile
-from pathlib import Path
 
 import manyhands
-from manyhands.testing.tiny import make_tiny
 
 
 async def three_at_once(client: manyhands.Client) -> None:
@@ -36,10 +33,5 @@ def ask(model: str) -> None:
         print(f"finish: {cut.completion.finish_reason}")
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as made:
-        ask(sys.argv[1] if len(sys.argv) > 1 else str(make_tiny("llama", Path(made) / "tiny")))
-
-
 if __name__ == "__main__":
-    main()
+    ask(sys.argv[1] if len(sys.argv) > 1 else "tales")

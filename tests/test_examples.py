@@ -1,4 +1,4 @@
-"""The examples run as they are printed in their own docstrings: by themselves, with a tiny model."""
+"""The examples run as they are printed in their own docstrings: by themselves, with a tiny model or tales."""
 
 import os
 import subprocess
@@ -46,7 +46,8 @@ def test_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_python(tmp_path: Path) -> None:
     said = run("python.py", tmp_path)
-    assert "layers 0-2 on node-0" in said and "layers 3-5 on node-1" in said
+    assert "layers 0-5 on node-0" in said and "layers 6-11 on node-1" in said
+    assert ", and a great many people" in said
     assert "3 answers, 24 tokens" in said and "finish: cancelled" in said
 
 

@@ -1,7 +1,6 @@
 """`manyhands plan`: what to expect of a set of machines, before anything is loaded."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,18 +125,17 @@ def _fleet(checkpoint: "Checkpoint", file: Path | None, memory_bytes: int | None
 
 
 def _measured(checkpoint: "Checkpoint", memory_bytes: int | None) -> "Machine":
-    """This machine; measured on a thread of its own, which torch's settings then belong to."""
+    """This machine; measured on a thread of its own, which torch's settings then belong to, and which Ctrl-C need not await."""
     import socket
 
+    from manyhands.aside import aside
     from manyhands.cli import rehearsal
     from manyhands.config import home_from_env
     from manyhands.place.measure import this_machine
 
     name = socket.gethostname() or "here"
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(
-            this_machine, name, checkpoint, home_from_env(), memory_bytes, rehearsal.rehearsed
-        ).result()
+    home = home_from_env()
+    return options.run(aside(this_machine, name, checkpoint, home, memory_bytes, rehearsal.rehearsed))
 
 
 def _precisions(checkpoint: "Checkpoint") -> "dict[Precision, Predicted]":

@@ -11,8 +11,9 @@ import asyncio
 import secrets
 import threading
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Unpack, get_args
 
@@ -49,6 +50,14 @@ class SamplingWishes(TypedDict, total=False):
     frequency_penalty: float
     ignore_eos: bool
     logprobs: int | None
+
+
+def _check_names(drawn: Mapping[str, object]) -> None:
+    """Raise BadRequest for a parameter that there is not."""
+    known = SamplingWishes.__annotations__
+    for name in sorted(drawn.keys() - known.keys()):
+        near = get_close_matches(name, known, 1)
+        raise BadRequest(f"there is no parameter {name}: " + (f"did you mean {near[0]}?" if near else ", ".join(known)))
 
 
 def connect(where: str, model: str | None = None, *, api_key: str = "", threads: int | None = None) -> "Client":
@@ -103,6 +112,7 @@ class Client:
 
     def stream(self, prompt: Prompt, *, path: PathKind = "ring", **drawn: Unpack[SamplingWishes]) -> "TextStream":
         """The answer piece by piece, by `for` or `async for`. Raises BadRequest for parameters that cannot be."""
+        _check_names(drawn)
         params = SamplingParams(**{"seed": secrets.randbits(53), **drawn})  # type: ignore[arg-type]
         check_prompt(prompt)
         if path not in get_args(PathKind):

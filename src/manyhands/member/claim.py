@@ -20,7 +20,7 @@ MAX_ROUNDS = 5  # of claiming: each time a node with a lower id was faster
 async def claim(hosting: "Hosting") -> SpanChoice:
     """The span to host, announced so that others choose something else. Raises BadRequest if no layer fits."""
     config = hosting.member.config
-    pinned, why = config.span, "as told (--layers, or swarm.nodes)"
+    pinned, why = config.span, "as --layers (or swarm.nodes) says"
     if pinned is None and hosting.weights.part is not None:
         pinned, why = hosting.weights.here, "the folder holds these"
     if pinned is not None:
