@@ -58,6 +58,8 @@ EXCEPTIONS = {
 # What computes in torch, for `--device`. All else is usable without it.
 IN_TORCH = {
     "manyhands.engine.torch",
+    "manyhands.engine.torch_compressed",
+    "manyhands.engine.torch_experts",
     "manyhands.engine.torch_functions",
     "manyhands.engine.torch_memory",
     "manyhands.worker.torch_program",

@@ -3,7 +3,7 @@
     python -m tools.check_gpu [--gpu 0] [--turns 400] [--context 4096] [--seed 1]
 
 Parts, each against the native engine's best back end here:
-  models    golden digests of whole models, every family without an indexer in every precision
+  models    golden digests of whole models, every family that a GPU computes in every precision
   sizes     steps of 1 to 300 rows, twice each (the second is recorded), at widths that are no multiples of a panel's side
   contexts  a prompt up to --context positions in chunks of 256, then single rows, of families with windows, soft caps, sinks,
             experts, latents and states
@@ -80,6 +80,11 @@ class Both:
 
 def made(family: str, positions: int, **changed: object) -> Program:
     return build_program({**golden_models.configs()[family], "max_position_embeddings": positions, **changed})
+
+
+def lacks(program: Program) -> bool:
+    """Whether no GPU computes it."""
+    return program.has_index or program.has_entries
 
 
 def sizes(gpu: Gpu) -> Iterator[Both]:
@@ -172,7 +177,7 @@ def main() -> int:
         "full": lambda: full(gpu),
     }
     began = time.monotonic()
-    families = [name for name in golden_models.configs() if not made(name, 128).has_index]  # which no GPU computes
+    families = [name for name in golden_models.configs() if not lacks(made(name, 128))]
     wrong = golden_models.failures(OfGpu(gpu), families)
     models = {"digests": len(families) * len(golden_models.PRECISIONS), "wrong": len(wrong)}
     found = {"models": {**models, "seconds": round(time.monotonic() - began, 1)}}

@@ -32,6 +32,7 @@ from manyhands.errors import ModelError
 from manyhands.program.families import read_program
 from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, write_tiny
 from manyhands.testing.tiny_configs import LFM3_KINDS, NEMOTRON_KINDS
+from manyhands.testing.tiny_v4 import V4_KINDS
 from tests.engine.oracle import NativePair, Pair, pair_in
 from tests.worker.pipeline import Ids, Loader, Logits
 from tools.fuzz_forms import TYPES, config_of, rewritten, scaling
@@ -118,6 +119,21 @@ OWN: dict[str, Options] = {
         "n_shared_experts": [1, 3],
     },
     "deepseek_v32": _INDEXED,
+    "deepseek_v4": {
+        "hc_eps": [1e-6, 1e-3],
+        "hc_mult": [1, 2, 4],
+        "hc_sinkhorn_iters": [1, 3, 20],
+        "index_head_dim": [16, 33, 40],
+        "index_n_heads": [16, 40],
+        "index_topk": [1, 3, 9, 64],
+        "num_experts_per_tok": [1, 4],
+        "o_groups": [1, 2, 4],
+        "o_lora_rank": [1, 24],
+        "routed_scaling_factor": [0.3, 2.5],
+        "scoring_func": ["sqrtsoftplus", "sigmoid"],
+        "sliding_window": [1, 5, 60],
+        "swiglu_limit": [0.2, 10.0],
+    },
     "glm_moe_dsa": {**_INDEXED, "n_group": [1, 4]},
     "glm4_moe_lite": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "n_shared_experts": [1, 2]},
     "youtu": {"q_lora_rank": [None, 24], "rope_interleave": _BOOL, "attention_bias": _BOOL},
@@ -514,6 +530,13 @@ def options(draw: random.Random, family: str) -> Options:
         turned = draw.choice([0.5, 1.0]) if out["head_dim"] % 4 == 0 else 1.0
         tables = {kind: scaling(draw, int(turned * out["head_dim"])) for kind in TYPES}
         out["rope_parameters"] = {kind: {**tables[kind], "partial_rotary_factor": turned} for kind in TYPES}
+    if family == "deepseek_v4":
+        rates = {kind: draw.choice([1, 2, 4, 8, 16, 64]) for kind in V4_KINDS[:2]}
+        out |= {"layer_types": draw.choices(V4_KINDS, k=out["layers"]), "compress_rates": rates}
+        out |= {"mlp_layer_types": draw.choices(["hash_moe", "moe"], k=out["layers"]), "num_key_value_heads": 1}
+        out |= {"head_dim": 64, "partial_rotary_factor": 0.25, "moe_intermediate_size": out["intermediate_size"]}
+        out["num_attention_heads"] = draw.choice([2, 4, 8])
+        out["rope_parameters"] = scaling(draw, 16)
     if family == "olmo_hybrid":  # transformers wants layers of each type
         kinds = ["linear_attention", "full_attention", *draw.choices(["linear_attention", "full_attention"], k=2)]
         out["layers"] = draw.choice([2, 3, 4])

@@ -60,18 +60,20 @@ class Shape:
     key_heads: int = 0
     fitting: dict[int, tuple[int, ...]] = field(default_factory=dict)
     index_heads: int = 0
-    chosen: int = 0  # the register of chosen positions, if there is one
+    chosen: int = 0  # the register of chosen positions or entries, if there is one
+    streams: int = 0
 
 
 def shape_of(integer: Integer) -> Shape:
-    """Random widths, or those of attention, of latents, of latents with an index, of experts, of linear attention."""
+    """Random widths, or those of attention, of latents, of latents with an index, of experts, of linear attention, of streams
+    and entries."""
     hidden, heads, width = integer(1, 4) * integer(1, 30), integer(1, 6), integer(1, 70)
     common: dict[int, tuple[int, ...]] = {
         library.ADD: (5, 5, 0, 5),
         library.NORM: (0, 5, 0, 0),
         library.MULTIPLY: (5, 6, 5, 0),
     }
-    match integer(0, 5):
+    match integer(0, 6):
         case 1:
             key_heads, value = integer(1, 3), integer(1, 70)
             many = heads * key_heads
@@ -108,15 +110,40 @@ def shape_of(integer: Integer) -> Shape:
             ]
             fitting = {**common, library.ATTENTION: (1, 2, 2, 4), library.INDEX: (7, 8, 9, 3)}
             return Shape(widths, heads, 1, fitting, many, 3)
+        case 6:
+            return shape_of_entries(integer, heads, width)
     return Shape([integer(1, 4) * integer(1, 30) for _ in range(integer(2, 6))])
+
+
+def shape_of_entries(integer: Integer, heads: int, width: int) -> Shape:
+    """Streams; queries, keys, what entries are made of, entries; an index of entries."""
+    count, wide, values = integer(1, 4), integer(1, 40), width * integer(1, 2)
+    many, narrow, top_k = integer(1, 40), integer(1, 70), integer(1, 40)
+    widths = [count * wide + integer(0, 1) * 4, (2 + count) * count, wide, heads * width, width, values, values, width]
+    widths += [heads * width, many * narrow, narrow, many, top_k]
+    fitting: dict[int, tuple[int, ...]] = {
+        library.COLLAPSE: (0, 1, 2),
+        library.SPREAD: (2, 1, 0),
+        library.COMPRESS: (5, 6, 7),
+        library.ATTEND_ENTRIES: (3, 4, 7, 8),
+        library.INDEX: (9, 10, 11, 12),
+        library.NORM: (4, 7, 0, 0),
+    }
+    return Shape(widths, heads, 0, fitting, many, 12, count)
+
+
+def rate(integer: Integer) -> int:
+    """Positions of an entry; of one in forty there are none such."""
+    return 3 if integer(0, 40) == 0 else (1, 2, 4, 8, 16, 32, 64, 128)[integer(0, 7)]
 
 
 def operation(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
-    kind, widths = integer(0, library.XIELU), whole.widths
+    kind, widths = integer(0, library.ATTEND_ENTRIES), whole.widths
     r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(6)]
     if kind in whole.fitting and integer(0, 5):
         r = list(whole.fitting[kind])
+    r += [0] * (6 - len(r))
     w = [widths[i] if i < len(widths) else 8 for i in r]
     odd = integer(0, 12) == 0  # something is off by one
     shape: tuple[int, ...]
@@ -148,10 +175,11 @@ def operation(integer: Integer, whole: Shape) -> Op:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)
             top = max(1, w[1] // 2)
             vectors = maybe(integer, w[0] + odd), maybe(integer, w[0])
-            score = integer(0, 2 + odd)
-            normalises = integer(0, 1) * (score < 2 or odd)
-            shape = (r[0], r[1], w[0], top, score, normalises, groups, integer(1, groups))
-            return kind, shape, (1.0, 1e-20), vectors
+            score = integer(0, 3 + odd)
+            normalises = integer(0, 1) * (score != 2 or odd)
+            table = np.resize(np.arange(w[0] + odd, dtype=np.int32), (integer(1, 300), top)) if integer(0, 1) else None
+            shape = (r[0], r[1], w[0], top, score, normalises, groups, integer(1, groups), r[2])
+            return kind, shape, (1.0, 1e-20), (*vectors, table)
         case library.EXPERTS:
             inner, top = integer(1, 40), max(1, w[1] // 2)
             experts = integer(top, top + 9)
@@ -174,7 +202,21 @@ def operation(integer: Integer, whole: Shape) -> Op:
             return kind, shape, (), (maybe(integer, heads + odd),)
         case library.INDEX:
             heads = whole.index_heads or integer(1, 4)
-            return kind, (*r[:4], heads + odd, max(1, w[0] // heads)), (), ()
+            return kind, (*r[:4], heads + odd, max(1, w[0] // heads), whole.streams and rate(integer)), (), ()
+        case library.COLLAPSE:
+            count = whole.streams or integer(1, 4)
+            keeps = int(w[1] > count)
+            tensors = reals(integer(1, 99), w[1] + odd), reals(integer(1, 99), 3 if keeps else 1)
+            return kind, (*r[:3], keeps, count, integer(1 - odd, 9)), (1e-6, 1e-6), tensors
+        case library.SPREAD:
+            return kind, (*r[:3], integer(0, 1), (whole.streams or integer(1, 4)) + odd), (), ()
+        case library.COMPRESS:
+            number = rate(integer)
+            return kind, (*r[:3], number, int(w[0] == 2 * w[2])), (), (reals(integer(1, 99), number + odd, w[0]),)
+        case library.ATTEND_ENTRIES:
+            heads = whole.heads or integer(1, 4)
+            shape = (*r[:4], heads, integer(1 - odd, 90), rate(integer), whole.chosen if integer(0, 2) else 0)
+            return kind, shape, (0.1,), (maybe(integer, heads + odd),)
         case library.SCALE:
             return kind, (r[0], integer(1 - odd, 9), integer(0, 1 + odd)), (float(integer(-odd, 3)),), ()
         case library.XIELU:

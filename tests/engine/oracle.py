@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -82,8 +83,9 @@ class Pair:
         gaps, topk, length = [math.inf], torch.Tensor.topk, len(ids)
 
         def watched(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
-            if scores.shape[-2:] == (length, length) and k < length:
-                best = scores[0, k:].sort(-1, descending=True).values
+            if scores.dim() == 3 and scores.shape[1] == length and k < scores.shape[2]:
+                best = scores[0].sort(-1, descending=True).values
+                best = best[best[:, k] > -1e30]  # rows that see more than k
                 gaps.append(float(((best[:, k - 1] - best[:, k]) / best[:, 0].abs()).min()))
             return topk(scores, k, dim, **options)
 
@@ -113,7 +115,8 @@ class NativePair(Pair):
 
     def _hold(self, span: Span) -> None:
         def read(name: str) -> Stored:
-            return Stored("f32", self.read(name).numpy())
+            array = self.read(name).numpy()
+            return Stored("i64" if array.dtype == np.int64 else "f32", array)
 
         team = Team(2)
         self.ends = CpuEnds(self.program, read, "fp32", team)

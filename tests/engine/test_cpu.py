@@ -29,7 +29,7 @@ DAILY = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
 
 
 def reader(folder: Path) -> Read:
-    names = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+    names = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.int64: "i64"}
     with safe_open(folder / "model.safetensors", framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}
 

@@ -242,7 +242,7 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.XIELU, (0,), (), ()),
     (library.XIELU, (0,), (), (np.zeros(3, np.float32),)),
     (library.SCALE, (0, 8, 2), (0.1,), ()),
-    (library.ROUTE, (0, 5, 40, 20, 3, 0, 1, 1), (1.0, 0.0), ()),
+    (library.ROUTE, (0, 5, 40, 20, 4, 0, 1, 1), (1.0, 0.0), ()),
     (library.ROUTE, (0, 5, 40, 20, 2, 1, 1, 1), (1.0, 0.0), ()),
 ]
 

@@ -15,11 +15,15 @@ from manyhands.program.families import FAMILIES, build_program, read_program
 from manyhands.program.ops import (
     Add,
     Attention,
+    Collapse,
+    Compress,
+    CompressedAttention,
     Convolution,
     Decay,
     ExpertRouting,
     Experts,
     Gate,
+    GroupedProduct,
     LatentAttention,
     Layer,
     LinearAttention,
@@ -31,6 +35,7 @@ from manyhands.program.ops import (
     Rotary,
     ScaleByPosition,
     Softplus,
+    Spread,
     Xielu,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
@@ -221,6 +226,28 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
                 assert widths[op.index.weight] == op.index.heads
             assert op.key_weight.outputs == op.heads * op.width
             widths[op.target] = op.heads * op.value_width
+        case CompressedAttention():
+            assert widths[op.query] == op.heads * op.width and op.sinks.outputs == op.heads
+            cached = (op.key, *((op.entry,) if op.entry else ()), *((op.index.key,) if op.index else ()))
+            assert tuple(widths[name] for name in cached) == op.cache_widths
+            if op.index is not None:
+                assert widths[op.index.query] == op.index.heads * op.index.width
+                assert widths[op.index.weight] == op.index.heads
+            widths[op.target] = op.heads * op.width
+        case Compress():
+            assert (widths[op.values], widths[op.gates]) == op.cache_widths
+            assert op.bias.shape == (op.rate, widths[op.values])
+            widths[op.target] = op.width
+        case Collapse():
+            assert op.mix.inputs == op.streams * op.width <= widths[op.source]
+            assert op.mix.outputs == op.base.outputs == (2 + op.streams) * op.streams and op.scale.outputs == 3
+            widths |= {op.kept: op.mix.outputs, op.target: op.width}
+        case Spread():
+            assert widths[op.kept] == (2 + op.streams) * op.streams
+            assert op.streams * widths[op.source] <= widths[op.target]
+        case GroupedProduct():
+            assert op.weight.inputs * op.groups == widths[op.source] and op.weight.outputs % op.groups == 0
+            widths[op.target] = op.weight.outputs
         case Convolution():
             assert op.source != op.target and widths[op.source] == op.weight.outputs
             widths[op.target] = widths[op.source]

@@ -214,6 +214,7 @@ def billions(program: Program) -> float:
     ("family", "published"),
     [
         ("axk1", 519),  # A.X-K1
+        ("deepseek_v4", 284),  # DeepSeek-V4-Flash
         ("laguna", 33),  # Laguna-XS.2
         ("lfm3", 1.7),  # LFM3-1.7B
         ("iquestcoder", 40),  # IQuest-Coder-V1-40B
@@ -268,6 +269,45 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("deepseek_v32", "moe_router_dtype", "bfloat16"),
         ("deepseek_v32", "q_lora_rank", None),
         ("deepseek_v32", "rope_interleave", False),
+        ("deepseek_v4", "attention_bias", True),
+        ("deepseek_v4", "compress_rate_hca", 0),
+        ("deepseek_v4", "compress_rates", {"heavily_compressed_attention": 4}),
+        ("deepseek_v4", "compress_rates", [4, 128]),
+        ("deepseek_v4", "compress_rates", {"full": 4}),
+        ("deepseek_v4", "compress_rope_theta", "fast"),
+        ("deepseek_v4", "hc_mult", 9),
+        ("deepseek_v4", "hc_mult", 0),
+        ("deepseek_v4", "hc_eps", -1.0),
+        ("deepseek_v4", "hc_sinkhorn_iters", 0),
+        ("deepseek_v4", "head_dim", 0),
+        ("deepseek_v4", "hidden_act", "mish"),
+        ("deepseek_v4", "index_head_dim", 7),
+        ("deepseek_v4", "index_n_heads", 0),
+        ("deepseek_v4", "index_topk", 0),
+        ("deepseek_v4", "intermediate_size", 33),
+        ("deepseek_v4", "layer_types", ["sliding_attention"] * 2),
+        ("deepseek_v4", "layer_types", ["full_attention"] * 3),
+        ("deepseek_v4", "mlp_bias", True),
+        ("deepseek_v4", "mlp_layer_types", ["sparse"] * 3),
+        ("deepseek_v4", "n_routed_experts", 1025),
+        ("deepseek_v4", "n_shared_experts", 2),
+        ("deepseek_v4", "norm_topk_prob", False),
+        ("deepseek_v4", "num_experts_per_tok", 9),
+        ("deepseek_v4", "num_hash_layers", -1),
+        ("deepseek_v4", "num_key_value_heads", 2),
+        ("deepseek_v4", "num_local_experts", 7),
+        ("deepseek_v4", "o_groups", 3),
+        ("deepseek_v4", "o_lora_rank", 0),
+        ("deepseek_v4", "partial_rotary_factor", "half"),
+        ("deepseek_v4", "q_lora_rank", 1.5),
+        ("deepseek_v4", "qk_rope_head_dim", 6),
+        ("deepseek_v4", "rope_parameters", [1]),
+        ("deepseek_v4", "rope_theta", 0),
+        ("deepseek_v4", "scoring_func", "softmax"),
+        ("deepseek_v4", "sliding_window", 0),
+        ("deepseek_v4", "swiglu_limit", 0.0),
+        ("deepseek_v4", "topk_method", "greedy"),
+        ("deepseek_v4", "window_kind", "wide"),
         ("glm_moe_dsa", "index_topk_pattern", "FFX"),
         ("glm_moe_dsa", "index_topk_pattern", "FF"),
         ("glm_moe_dsa", "index_topk_pattern", {"0": "F"}),
@@ -433,6 +473,30 @@ def test_windows_of_no_length_are_none(family: str) -> None:
 def test_the_same_field_with_another_value_is_refused(family: str, field: str, value: object) -> None:
     with pytest.raises(ModelError, match=re.escape(f"{field} is {value!r}")):
         build_program({**tiny(family), field: value})
+
+
+V4_LEGACY: list[dict[str, Any]] = [  # fields, and what they stand for
+    {"compress_ratios": [0, 4, 128, 4], "layer_types": None},
+    {"compress_ratios": [128, 128, 0]},
+    {"num_hash_layers": 1, "mlp_layer_types": None},
+    {"num_hash_layers": 9, "mlp_layer_types": None, "layer_types": None},
+    {"compress_rate_csa": 8, "compress_rate_hca": 64},
+    {"qk_rope_head_dim": 8, "partial_rotary_factor": None},
+    {"qk_rope_head_dim": 16, "partial_rotary_factor": None, "rope_parameters": {"rope_theta": 1e4}},
+    {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 99.0},
+    {"num_local_experts": 4, "n_routed_experts": None, "intermediate_size": 48, "moe_intermediate_size": None},
+]
+
+
+@pytest.mark.parametrize("legacy", V4_LEGACY, ids=str)
+def test_fields_of_v4_as_they_were_published_are_what_transformers_makes_of_them(legacy: dict[str, Any]) -> None:
+    """Lists of numbers, counts of layers, tables without labels: the Program of what transformers writes."""
+    given = {**tiny("deepseek_v4"), **legacy}
+    given = {name: value for name, value in given.items() if value is not None}
+    given.pop("qk_rope_head_dim") if "qk_rope_head_dim" not in legacy else None
+    written = json.loads(CONFIG_MAPPING["deepseek_v4"].from_dict(given).to_json_string())
+    assert build_program(given) == build_program(written)
 
 
 def test_a_window_of_mimo_counts_a_rows_own_position() -> None:
@@ -619,7 +683,7 @@ def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str)
     del config["rope_parameters"]
     config.pop("time_step_limit", None)  # has an infinity in a form that transformers reads from files alone
     theirs = CONFIG_MAPPING[NAMED_ANEW.get(family, family)](**config).rope_parameters
-    base = theirs.get("full_attention", theirs)["rope_theta"]
+    base = theirs.get("full_attention", theirs.get("main", theirs))["rope_theta"]
     assert build_program(config).ropes == build_program({**config, "rope_theta": base}).ropes
 
 

@@ -110,6 +110,15 @@ def test_a_model_with_an_indexer_is_refused(
         check(library.INDEX, (1, 2, 3, 4, 5, 6))
 
 
+def test_a_model_with_streams_and_entries_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tiny("deepseek_v4", tmp_path)
+    monkeypatch.setenv(FORCED, "cuda:0")
+    with pytest.raises(
+        ModelError, match=r"deepseek_v4 has residual streams .* cuda:0 does not compute: leave --device out"
+    ):
+        describe(folder, "bf16")
+
+
 def test_a_parked_session_goes_on_in_the_blocks_that_it_has(
     tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from manyhands.errors import CutError, ModelError
 EndRole = Literal["embed", "norm", "head"]
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
-_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
 

@@ -10,10 +10,11 @@ from typing import Final, Generic, Self, TypeVar
 import numpy as np
 
 from manyhands.engine import library
+from manyhands.engine.compressed import block_bytes
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
 from manyhands.engine.states import HOST, States, attention_states, convolution_states, pages, session_bytes
-from manyhands.program.ops import Convolution, LatentAttention, Layer
+from manyhands.program.ops import CompressedAttention, Convolution, LatentAttention, Layer
 
 B = TypeVar("B")
 
@@ -29,6 +30,8 @@ def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> i
     op = layer.attention
     if op is None:
         return 0
+    if isinstance(op, CompressedAttention):
+        return -(-block_bytes(op, layer.compressed, item) // BLOCK)
     if isinstance(op, LatentAttention):  # values are the beginning of the keys
         widths = op.rank + op.rotary_width, 0 if op.index is None else op.index.width
         return sum(-(-width // WIDE) * WIDE for width in widths) * item

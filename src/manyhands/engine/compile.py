@@ -7,7 +7,9 @@ import numpy as np
 
 from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library
+from manyhands.engine.compile_experts import add_experts
 from manyhands.engine.compiled import Compiled, Emitted, Registers
+from manyhands.engine.compressed import add_compressed
 from manyhands.engine.latents import add_latent
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
@@ -29,14 +31,17 @@ from manyhands.engine.weights import (
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
-    SCORES,
     Add,
     Attention,
+    Collapse,
+    Compress,
+    CompressedAttention,
     Convolution,
     Decay,
     ExpertRouting,
     Experts,
     Gate,
+    GroupedProduct,
     Head,
     LatentAttention,
     Layer,
@@ -50,6 +55,7 @@ from manyhands.program.ops import (
     Rotary,
     ScaleByPosition,
     Softplus,
+    Spread,
     Weight,
     Xielu,
 )
@@ -95,8 +101,8 @@ def compile_head(
     head: Head = program.head
     packer.begin(f"head {head!r}")
     compiler = _Compiler(program, read, ends_precision(precision), back_end, packer, table)
-    compiler.add(head.norm)
-    compiler.add(head.product)
+    for op in head.ops:
+        compiler.add(op)
     logits = compiler.bound["logits"]
     if head.scale != 1.0 or head.soft_cap is not None:
         compiler.emit(library.SOFTEN, (logits,), (head.scale, head.soft_cap or 0.0))
@@ -115,10 +121,11 @@ class _Compiler:
         packer: Packer,
         table: Stored | None = None,
     ) -> None:
-        self._has_codes, precision = caches_codes(precision), weight_precision(precision)
+        self.has_codes, precision = caches_codes(precision), weight_precision(precision)
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
-        self._program, self._read, self._precision, self._back_end = program, read, precision, back_end
+        self.family = program.family
+        self._program, self.read, self._precision, self._back_end = program, read, precision, back_end
         self._memory, self._packer, self._table = Memory(), packer, table
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
         self.ops: list[Emitted] = []
@@ -126,12 +133,12 @@ class _Compiler:
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
         self.bound = {RESIDUAL: 0}  # by name: the register that holds it now
         self._wide: frozenset[str] = frozenset()  # tensors of the layer that are not rounded to small weights
-        self._last: Add | None = None  # the layer's last addition to the residual stream
+        self._last: Add | Spread | None = None  # the layer's last addition to the residual stream
 
     def begin_layer(self, layer: Layer) -> None:
         """Only the residual stream goes from a layer to the next."""
         self.bound, self._wide = {RESIDUAL: 0}, wide_weights(layer)
-        added = (op for op in reversed(layer.ops) if isinstance(op, Add) and op.target == RESIDUAL)
+        added = (op for op in reversed(layer.ops) if isinstance(op, Add | Spread) and op.target == RESIDUAL)
         self._last = next(added, None)
         self.layers.append(len(self.ops))
 
@@ -143,7 +150,7 @@ class _Compiler:
 
     def registers(self) -> Registers:
         if len(self._widths) > MOST_REGISTERS:
-            raise ModelError(f"{self._program.family} needs {len(self._widths)} registers, of {MOST_REGISTERS}")
+            raise ModelError(f"{self.family} needs {len(self._widths)} registers, of {MOST_REGISTERS}")
         return Registers(ROW_TYPES[self._precision], tuple(self._widths), self._program.context)
 
     def emit(
@@ -171,14 +178,12 @@ class _Compiler:
 
     @singledispatchmethod
     def add(self, op: Op) -> None:
-        raise ModelError(
-            f"{self._program.family} needs {type(op).__name__}, which the native engine cannot compute yet"
-        )
+        raise ModelError(f"{self.family} needs {type(op).__name__}, which the native engine cannot compute yet")
 
     @add.register
     def _(self, op: Norm) -> None:
         source, width = self.source(op.source), self.width(op.source)
-        vectors = vector(op.weight, self._read), vector(op.bias, self._read)
+        vectors = vector(op.weight, self.read), vector(op.bias, self.read)
         numbers = (source, self.target(op.target, width), op.groups, int(op.kind == "layer"))
         self.emit(library.NORM, numbers, (op.eps, op.offset), vectors)
 
@@ -192,11 +197,11 @@ class _Compiler:
         """before: the order that the inputs were put in for parts before, or None; what it is now."""
 
         def make() -> Stored:
-            found = find(part.weight, self._read)
+            found = find(part.weight, self.read)
             return matrix(found, self._kept(part.weight), self._memory, self._back_end, may_order=True)
 
         weight = self._table or self._pack(make)
-        bias = vector([part.bias] if part.bias else [], self._read)
+        bias = vector([part.bias] if part.bias else [], self.read)
         if weight.order is not None:
             width = len(weight.order)
             if before is None or not np.array_equal(before, weight.order):
@@ -218,7 +223,15 @@ class _Compiler:
     @add.register
     def _(self, op: Rotary) -> None:
         rope, rates = self._program.ropes[op.rope], self._rates[op.rope]
-        numbers = (self.source(op.target), op.heads, op.width, op.offset, len(rates), int(op.pairs))
+        numbers = (
+            self.source(op.target),
+            op.heads,
+            op.width,
+            op.offset,
+            len(rates),
+            int(op.pairs),
+            *([op.back] if op.back else []),
+        )
         self.emit(library.ROTARY, numbers, (rope.factor,), (rates,))
 
     @add.register
@@ -226,8 +239,8 @@ class _Compiler:
         sources = [self.source(name) for name in (op.query, op.key, op.value)]
         target = self.target(op.target, op.heads * op.value_width, sources)
         window = (op.window or 0) * (-1 if op.is_chunked else 1)
-        shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self._has_codes))
-        sinks = vector([op.sinks] if op.sinks else [], self._read)
+        shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes))
+        sinks = vector([op.sinks] if op.sinks else [], self.read)
         self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
 
     @add.register
@@ -238,10 +251,10 @@ class _Compiler:
         """A weight's rows of each head, packed, or those rows as columns."""
 
         def make() -> Stored:
-            whole = None if weight.stacked else as_numbers(take(weight, self._read))
+            whole = None if weight.stacked else as_numbers(take(weight, self.read))
 
             def part(head: int) -> Found:
-                stored = whole or as_numbers(take(weight, self._read, head))
+                stored = whole or as_numbers(take(weight, self.read, head))
                 array = stored.array.reshape(heads, -1, stored.array.shape[1])[head] if whole else stored.array
                 return Stored(stored.type, array.T if turned else array), None
 
@@ -252,9 +265,9 @@ class _Compiler:
     @add.register
     def _(self, op: Convolution) -> None:
         source = self.source(op.source)
-        weights = as_fp32(take(op.weight, self._read))
+        weights = as_fp32(take(op.weight, self.read))
         taps = np.ascontiguousarray(weights.reshape(len(weights), op.taps).T)
-        bias = vector([op.bias] if op.bias else [], self._read)
+        bias = vector([op.bias] if op.bias else [], self.read)
         target = self.target(op.target, self.width(op.source), [source])
         self.emit(library.CONVOLVE, (source, target, op.taps, ACTIVATIONS.index(op.activation)), (), (taps, bias))
 
@@ -262,10 +275,10 @@ class _Compiler:
     def _(self, op: Decay | Softplus) -> None:
         rates = None
         if isinstance(op, Decay):
-            stored = as_fp32(take(op.rate, self._read)).astype(np.float64).reshape(-1)
+            stored = as_fp32(take(op.rate, self.read)).astype(np.float64).reshape(-1)
             rates = library.double("exp", stored) if op.is_log else -stored
         width = self.width(op.source)
-        bias = np.zeros(width, np.float32) if op.bias is None else vector([op.bias], self._read)
+        bias = np.zeros(width, np.float32) if op.bias is None else vector([op.bias], self.read)
         self.emit(library.DECAY, (self.source(op.source), self.target(op.target, width)), (), (rates, bias))
 
     @add.register
@@ -277,7 +290,7 @@ class _Compiler:
             once, sources[i] = sources[i], self.target(f" {i} of heads", times * keys)
             self.emit(library.COPY, (once, sources[i], 0, 0, keys, times, 0, keys))
         shape = (op.heads, op.kept_key_heads, op.width, op.value_width, int(op.is_sum))
-        self.emit(library.DELTA, (*sources, target, *shape), (), (vector([op.skip] if op.skip else [], self._read),))
+        self.emit(library.DELTA, (*sources, target, *shape), (), (vector([op.skip] if op.skip else [], self.read),))
 
     @add.register
     def _(self, op: Gate) -> None:
@@ -286,45 +299,35 @@ class _Compiler:
         self.emit(library.GATE, numbers, (gating.alpha, gating.limit or 0.0, gating.up_offset))
 
     @add.register
-    def _(self, op: ExpertRouting) -> None:
-        source = self.source(op.source)
-        shape = (op.experts, op.top_k, SCORES.index(op.score), int(op.normalise), op.groups, op.top_groups)
-        vectors = [vector([weight] if weight else [], self._read) for weight in (op.correction, op.factors)]
-        self.emit(
-            library.ROUTE, (source, self.target(op.target, 2 * op.top_k), *shape), (op.scale, op.epsilon), vectors
-        )
+    def _(self, op: ExpertRouting | Experts) -> None:
+        add_experts(op, self)
 
-    @add.register
-    def _(self, op: Experts) -> None:
-        source, routes = self.source(op.source), self.source(op.routes)
-        target = self.target(op.target, op.down.outputs, [source, routes])
-        gates = self._stack(op, op.gate) if op.gate is not None else None
-        ups, downs = (self._stack(op, weight) for weight in (op.up, op.down))
-        biases = [self._biases(op, weight) for weight in (op.gate_bias, op.up_bias, op.down_bias)]
-        if gates is not None and gates.type != ups.type:
-            raise ModelError(f"{self._program.family}: the experts' gates and ups are stored in different types")
-        gating, top_k = op.gating, self.width(op.routes) // 2
-        numbers = (source, routes, target, op.experts, top_k, op.up.outputs, TYPES[ups.type])
-        shape = (*numbers, ACTIVATIONS.index(gating.activation), TYPES[downs.type], int(op.scales_source))
-        tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
-        self.emit(library.EXPERTS, shape, (gating.alpha, gating.limit or 0.0, gating.up_offset), tensors)
-
-    def _stack(self, op: Experts, weight: Weight) -> Stored:
+    def stack(self, op: Experts, weight: Weight) -> Stored:
         """The matrices of all experts, packed, one behind the other."""
 
         def part(expert: int) -> Found:
-            return find(weight, self._read, expert)
+            return find(weight, self.read, expert)
 
         return self._pack(lambda: matrices(op.experts, part, self._precision, self._memory, self._back_end))
 
-    def _biases(self, op: Experts, weight: Weight | None) -> Array | None:
-        return None if weight is None else np.stack([as_fp32(take(weight, self._read, i)) for i in range(op.experts)])
+    @add.register
+    def _(self, op: Collapse | Spread | GroupedProduct | Compress | CompressedAttention) -> None:
+        add_compressed(op, self)
+
+    def exact(self, weight: Weight) -> Stored:
+        """A matrix packed as it is stored."""
+        return self._pack(lambda: matrix(find(weight, self.read), "fp32", self._memory, self._back_end))
+
+    def rounds(self, op: Op) -> bool:
+        """Whether what `op` leaves in the residual stream is rounded: with small weights or codes once a layer, at its end,
+        where spans may be cut."""
+        return op is self._last or not (self.has_codes or self._precision in SMALL_WEIGHTS)
 
     @add.register
     def _(self, op: Multiply) -> None:
         source = self.source(op.source)
         if not isinstance(op.by, str):
-            number = float(as_fp32(take(op.by, self._read))[0]) if isinstance(op.by, Weight) else op.by
+            number = float(as_fp32(take(op.by, self.read))[0]) if isinstance(op.by, Weight) else op.by
             self.emit(library.SOFTEN, (source,), (number, 0.0))
             return
         by = self.source(op.by)
@@ -336,13 +339,12 @@ class _Compiler:
 
     @add.register
     def _(self, op: Xielu) -> None:
-        self.emit(library.XIELU, (self.source(op.target),), (), (xielu_numbers(op, self._read),))
+        self.emit(library.XIELU, (self.source(op.target),), (), (xielu_numbers(op, self.read),))
 
     @add.register
     def _(self, op: Add) -> None:
-        """Rounded after the last term; with small weights or codes once a layer, at its end, where spans may be cut."""
-        is_rounded = op is self._last or not (self._has_codes or self._precision in SMALL_WEIGHTS)
-        target = self.source(op.target)
+        """Rounded after the last term."""
+        is_rounded, target = self.rounds(op), self.source(op.target)
         for term in op.terms:
             ends = is_rounded and target == 0 and term is op.terms[-1]
             self.emit(library.ADD, (self.source(term.source), int(ends), target), (term.scale,))

@@ -120,7 +120,7 @@ class CpuEnds:
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         precision = weight_precision(precision)
         self._team, self._row_type = team, ROW_TYPES[precision]
-        weight = program.embed.weight
+        self._embed, weight = program.embed, program.embed.weight
         tied = embed and head and weight == program.head.product.parts[0].weight
         self._shape = weight.shape[0], weight.shape[1]
         self._table = None
@@ -150,7 +150,16 @@ class CpuEnds:
         """Row bytes [T, bytes of a row] of token ids. Raises ModelError for an id that the model does not have."""
         table = self._table
         assert table is not None, "these ends have no embedding"
-        return library.embed(self._native, table.array, table.type, self._shape, ids, self._scale, self._row_type)
+        rows = library.embed(self._native, table.array, table.type, self._shape, ids, self._scale, self._row_type)
+        parts = [*[rows] * self._embed.streams, *([self._digits(ids)] if self._embed.has_ids else [])]
+        return rows if len(parts) == 1 else np.concatenate(parts, 1)
+
+    def _digits(self, ids: Sequence[int]) -> NDArray[np.uint8]:
+        """The columns that hold the ids (ops.Embed)."""
+        digits = (np.array(ids, np.int64)[:, None] >> np.array([0, 8, 16, 24]) & 255).astype(np.float32) / np.float32(
+            256
+        )
+        return (as_bf16(digits) if self._row_type == "bf16" else digits).view(np.uint8)
 
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""

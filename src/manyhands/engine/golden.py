@@ -19,6 +19,7 @@ from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precis
 from manyhands.engine import library, proofs
 from manyhands.engine.golden_cache import CASES as CACHE_CASES
 from manyhands.engine.golden_cases import CASES, BackEnd, CompanyMatters
+from manyhands.engine.golden_compressed import CASES as COMPRESSED_CASES
 from manyhands.engine.golden_index import CASES as INDEX_CASES
 from manyhands.engine.golden_small import CASES as SMALL_CASES
 from manyhands.engine.golden_states import CASES as STATE_CASES
@@ -32,7 +33,7 @@ CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: o
 
 Group = Literal["wide", "small", "cache"]
 GROUPS: Final[Mapping[Group, Mapping[str, Callable[[BackEnd], bytes]]]] = {
-    "wide": {**CASES, **STATE_CASES, **INDEX_CASES, **VARIANT_CASES},
+    "wide": {**CASES, **STATE_CASES, **INDEX_CASES, **VARIANT_CASES, **COMPRESSED_CASES},
     "small": SMALL_CASES,
     "cache": CACHE_CASES,
 }

@@ -24,7 +24,7 @@ from manyhands.engine.span import EndsRunner, Piece, SpanRunner
 from manyhands.engine.weights import Read, Stored
 from manyhands.program.families import build_program
 from manyhands.program.ops import Program
-from manyhands.program.tensors import ends_tensors, layer_tensors
+from manyhands.program.tensors import ends_tensors, layer_tensors, whole_tensors
 
 FILE: Final = Path(__file__).with_name("golden_models.json")
 PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32", "w8", "w4")
@@ -59,8 +59,15 @@ def shapes(program: Program) -> dict[str, tuple[int, ...]]:
 
 def tensors(program: Program, precision: Precision) -> dict[str, Stored]:
     """Every tensor of a model, as a checkpoint of that precision stores it."""
-    kind = "f32" if precision == "fp32" else "bf16"
-    return {name: Stored(kind, stored(numbers(name, shape), kind)) for name, shape in shapes(program).items()}
+    kind, found = "f32" if precision == "fp32" else "bf16", shapes(program)
+    whole = {name: Stored("i64", choices(found[name], limit)) for name, limit in whole_tensors(program).items()}
+    floats = found.keys() - whole.keys()
+    return whole | {name: Stored(kind, stored(numbers(name, found[name]), kind)) for name in floats}
+
+
+def choices(shape: tuple[int, ...], limit: int) -> NDArray[np.int64]:
+    """A table of numbers below `limit`."""
+    return np.resize(np.arange(limit), shape)
 
 
 class RunnerMaker(Protocol):

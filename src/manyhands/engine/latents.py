@@ -1,26 +1,11 @@
 """Latent attention as native operations (compile.py has the others)."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from manyhands.engine import library
-from manyhands.engine.library import TYPES, Array
-from manyhands.engine.weights import Stored
+from manyhands.engine.emitter import Emitter
+from manyhands.engine.library import TYPES
 from manyhands.program.ops import LatentAttention, Weight
-
-
-class Emitter(Protocol):
-    """What takes native operations, and knows the registers that names are bound to."""
-
-    def emit(
-        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
-    ) -> None: ...
-
-    def source(self, name: str) -> int: ...
-
-    def target(self, name: str, width: int, apart: Sequence[int] = ()) -> int: ...
-
-    def by_head(self, weight: Weight, heads: int, turned: bool) -> Stored: ...
 
 
 def add_latent(to: Emitter, op: LatentAttention) -> None:

@@ -20,6 +20,8 @@ _TYPES: Final[dict[str, tuple[str, type[Any]]]] = {
     "BF16": ("bf16", np.uint16),
     "F16": ("f16", np.uint16),
     "F32": ("f32", np.float32),
+    "I64": ("i64", np.int64),
+    "I32": ("i32", np.int32),
 }
 _PARTS: Final[dict[str, type[Any]]] = {  # of quantised matrices (engine/quantised.py)
     **{name: dtype for name, (_, dtype) in _TYPES.items() if name != "F16"},
@@ -27,6 +29,7 @@ _PARTS: Final[dict[str, type[Any]]] = {  # of quantised matrices (engine/quantis
     "I8": np.int8,
     "U8": np.uint8,
     "F8_E4M3": np.uint8,
+    "F8_E8M0": np.uint8,
     "I32": np.int32,
 }
 

@@ -15,7 +15,8 @@ class Touched(NamedTuple):
     is_whole: bool
 
 
-CHOSEN: Final = 11  # of attention's numbers: the register of chosen positions
+# Of attention's numbers: the register of chosen positions, of chosen entries; of a choice of experts by ids: theirs.
+CHOSEN: Final = {library.ATTENTION: 11, library.ATTEND_ENTRIES: 7, library.ROUTE: 8}
 # By kind: places of the registers read among an operation's numbers, and of the one written.
 _PLACES: Final = {
     library.NORM: ((0,), 1),
@@ -34,6 +35,10 @@ _PLACES: Final = {
     library.INDEX: ((0, 1, 2), 3),
     library.SCALE: ((0,), 0),
     library.XIELU: ((0,), 0),
+    library.COLLAPSE: ((0, 1), 2),
+    library.SPREAD: ((0, 1, 2), 2),
+    library.COMPRESS: ((0, 1), 2),
+    library.ATTEND_ENTRIES: ((0, 1, 2), 3),
 }
 
 
@@ -43,8 +48,8 @@ def touched(kind: int, numbers: Sequence[int]) -> Touched:
         target = (*numbers, 0)[2]
         return Touched((target, numbers[0]), target, True)
     reads, writes = _PLACES[kind]
-    if kind == library.ATTENTION and any(numbers[CHOSEN:]):
-        reads = (*reads, CHOSEN)
+    if any(numbers[(place := CHOSEN.get(kind, len(numbers))) : place + 1]):
+        reads = (*reads, place)
     is_part = kind == library.COPY or (kind == library.PRODUCT and len(numbers) > 4)
     return Touched(tuple(numbers[place] for place in reads), numbers[writes], not is_part)
 

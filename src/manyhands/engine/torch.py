@@ -11,7 +11,7 @@ What a step takes beside weights and caches is bounded: matrices become fp32 for
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from manyhands.core import Span
 from manyhands.engine.span import Piece
-from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, mixed, product, soft_capped, xielu
+from manyhands.engine.torch_compressed import run_compressed, with_streams
+from manyhands.engine.torch_experts import run_experts
+from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped, xielu
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
@@ -27,6 +29,7 @@ from manyhands.program.ops import (
     Add,
     Attention,
     Embed,
+    EntryIndex,
     ExpertRouting,
     Experts,
     Gate,
@@ -89,7 +92,8 @@ class TorchSpan:
             piece.cache.reserve(piece.start + piece.count)
         positions = torch.cat([torch.arange(p.start, p.start + p.count) for p in pieces]).to(self.device)
         end = max(piece.start + piece.count for piece in pieces)
-        angles = [table(positions, end) for table in self._tables]
+        backs = {(op.rope, op.back) for layer in self.layers for op in layer.ops if isinstance(op, Rotary)}
+        angles = {pair: self._tables[pair[0]]((positions - pair[1]).clamp_min(0), end) for pair in backs}
         x, part = rows_ND.to(self.device).float(), self._part(span)
         for number, (layer, weights) in enumerate(zip(self.layers[part], self._weights[part], strict=True)):
             run = _Layer(weights, angles, positions, [(p, p.cache.layers[number]) for p in pieces])
@@ -113,7 +117,7 @@ class TorchEnds:
         head: bool = True,
     ) -> None:
         self.dtype, self.device, self._program = dtype, device, program
-        ops: list[Op] = [program.head.norm, program.head.product] if head else []
+        ops: list[Op] = [*program.head.ops] if head else []
         if embed:
             ops.append(Product("ids", (Part(RESIDUAL, program.embed.weight),)))
         self._weights = TorchWeights(ops, read, dtype, device)
@@ -126,16 +130,16 @@ class TorchEnds:
         if embed.round_scale:
             scale = scale.to(self.dtype).float()
         found = self._weights[embed.weight, 0][ids_T.to(self.device)].float()
-        return (found * scale.to(self.device)).to(self.dtype)
+        return with_streams(embed, (found * scale.to(self.device)).to(self.dtype), ids_T)
 
     @torch.inference_mode()
     def logits(self, rows_ND: Tensor) -> Tensor:
         """Logits [N, vocab] in fp32 for hidden states that left the last layer."""
         head = self._program.head
-        run = _Layer(self._weights, [], torch.empty(0), [])
+        run = _Layer(self._weights, {}, torch.empty(0), [])
         run.registers[RESIDUAL] = rows_ND.to(self.device).float()
-        run.run(head.norm)
-        run.run(head.product)
+        for op in head.ops:
+            run.run(op)
         logits = run.registers["logits"]
         logits = logits * head.scale if head.scale != 1.0 else logits
         return soft_capped(logits, head.soft_cap)
@@ -147,13 +151,14 @@ class _Layer:
     def __init__(
         self,
         weights: TorchWeights,
-        angles: Sequence[Angles],
+        angles: Mapping[tuple[int, int], Angles],
         positions_N: Tensor,
         pieces: Sequence[tuple[Piece, Sequence[Tensor]]],
     ) -> None:
         self.weights, self.angles, self.positions_N, self.pieces = weights, angles, positions_N, pieces
         self.registers: dict[str, Tensor] = {}
         self.routes: dict[str, tuple[Tensor, Tensor]] = {}
+        self.taken = 0  # of a piece's tensors, by operations before
 
     def __call__(self, ops: Sequence[Op], x_ND: Tensor) -> Tensor:
         self.registers[RESIDUAL] = x_ND
@@ -167,8 +172,8 @@ class _Layer:
 
     @functools.singledispatchmethod
     def run(self, op: Op) -> None:
-        """Does one operation; each kind has its method below."""
-        raise AssertionError(f"no way to run {type(op).__name__}")
+        """Does one operation; each kind has its method below, or a function in torch_compressed.py."""
+        run_compressed(op, self)
 
     @run.register
     def _(self, op: Norm) -> None:
@@ -193,7 +198,7 @@ class _Layer:
     @run.register
     def _(self, op: Rotary) -> None:
         whole = heads(self.registers[op.target], op.heads).clone()
-        turn(whole[..., op.offset :], *self.angles[op.rope], op.pairs)
+        turn(whole[..., op.offset :], *self.angles[op.rope, op.back], op.pairs)
         self.registers[op.target] = whole.flatten(-2)
 
     @run.register
@@ -204,7 +209,7 @@ class _Layer:
         for rows, (keys_LK, values_LK), seen_TL in self._cached(op.heads, (op.key, op.value), op):
             keys, values = heads(keys_LK, op.kv_heads), heads(values_LK, op.kv_heads)
             scores = torch.einsum("tkgd,lkd->kgtl", query[rows], keys).flatten(0, 1)
-            weights, total = self._softmax(soft_capped(scores * op.scale, op.soft_cap), seen_TL, sinks)
+            weights, total = self.softmax(soft_capped(scores * op.scale, op.soft_cap), seen_TL, sinks)
             grouped = weights.reshape(op.kv_heads, -1, *weights.shape[1:])
             mixed = torch.einsum("kgtl,lkd->kgtd", grouped, values).flatten(0, 1)
             out.append((mixed / total).transpose(0, 1).flatten(1))
@@ -222,9 +227,9 @@ class _Layer:
         if op.index is not None:
             names, most = [*names, op.index.key], max(most, op.index.heads)
         for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names):
-            seen_TL = seen_TL if op.index is None else self._chosen(op.index, rows, index_LI[0], seen_TL)
+            seen_TL = seen_TL if op.index is None else self.chosen(op.index, rows, index_LI[0], seen_TL)
             scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
-            weights, total = self._softmax(scores, seen_TL, None)
+            weights, total = self.softmax(scores, seen_TL, None)
             out.append((torch.einsum("htl,lr->htr", weights, latents_LR) / total).transpose(0, 1))
         self.registers[op.target] = torch.einsum("nhr,hvr->nhv", self.round(torch.cat(out)), value_HVR).flatten(1)
 
@@ -246,8 +251,8 @@ class _Layer:
                 yield rows, held, (other <= own) & (other >= first_seen(op, own))
             row = last
 
-    def _chosen(self, index: Index, rows: slice, keys_LI: Tensor, seen_TL: Tensor) -> Tensor:
-        """Of what rows see, the positions that an index chooses [T, L]."""
+    def chosen(self, index: Index | EntryIndex, rows: slice, keys_LI: Tensor, seen_TL: Tensor) -> Tensor:
+        """Of what rows see, the positions, or entries, that an index chooses [T, L]."""
         if seen_TL.shape[1] <= index.top_k:
             return seen_TL
         query = heads(self.round(self.registers[index.query][rows]), index.heads)
@@ -257,7 +262,7 @@ class _Layer:
         first = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : index.top_k]
         return torch.zeros_like(seen_TL).scatter(-1, first, True) & seen_TL
 
-    def _softmax(self, scores_HTL: Tensor, seen_TL: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]:
+    def softmax(self, scores_HTL: Tensor, seen_TL: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weights, rounded but not divided yet, and the sum [H, T, 1] of the unrounded ones that divides them."""
         scores = scores_HTL.masked_fill(~seen_TL, -math.inf)
         most = scores.amax(-1, keepdim=True)
@@ -274,50 +279,8 @@ class _Layer:
         self.registers[op.target] = gated(op.gating, self.registers[op.gate], self.registers[op.up])
 
     @run.register
-    def _(self, op: ExpertRouting) -> None:
-        logits = self.registers[op.source]
-        scores = logits.sigmoid() if op.score == "sigmoid" else logits.softmax(-1)
-        ranks = scores if op.score == "sigmoid" else logits
-        if op.correction is not None:
-            ranks = scores + self.weights[op.correction, 0]
-        if op.groups > 1:
-            runs = heads(ranks, op.groups)
-            best = runs.topk(2, -1).values.sum(-1).topk(op.top_groups, -1).indices
-            kept = torch.zeros_like(runs[..., 0], dtype=torch.bool).scatter(-1, best, True)
-            ranks = runs.masked_fill(~kept[..., None], -math.inf).flatten(-2)
-        chosen = torch.sort(ranks, dim=-1, descending=True, stable=True).indices[..., : op.top_k]
-        weights = mixed(logits, chosen, op.epsilon) if op.score == "mixer" else scores.gather(-1, chosen)
-        if op.normalise and op.score == "softmax":
-            weights = logits.gather(-1, chosen).softmax(-1)
-        elif op.normalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + op.epsilon)
-        factors = 1.0 if op.factors is None else self.weights[op.factors, 0][chosen]
-        self.routes[op.target] = chosen, weights * op.scale * factors
-
-    @run.register
-    def _(self, op: Experts) -> None:
-        chosen_NK, weights_NK = self.routes[op.routes]
-        source = self.registers[op.source][:, None]
-        if op.scales_source:
-            source, weights_NK = source * weights_NK[..., None], torch.ones_like(weights_NK)
-        source = self.round(source).expand(*chosen_NK.shape, -1)
-        each_NKD = source.new_zeros(*chosen_NK.shape, op.down.outputs)
-        for expert in sorted(set(chosen_NK.flatten().tolist())):
-            rows, ranks = torch.where(chosen_NK == expert)
-            each_NKD[rows, ranks] = self._expert(op, expert, source[rows, ranks])
-        total = torch.zeros_like(each_NKD[:, 0])
-        for rank in range(chosen_NK.shape[1]):
-            total = total + weights_NK[:, rank, None] * each_NKD[:, rank]
-        self.registers[op.target] = total
-
-    def _expert(self, op: Experts, expert: int, rows: Tensor) -> Tensor:
-        w = self.weights
-        up = product(rows, w[op.up, expert], w.optional(op.up_bias, expert))
-        if op.gate is None:
-            inner = ACTIVATIONS[op.gating.activation](up)
-        else:
-            inner = gated(op.gating, product(rows, w[op.gate, expert], w.optional(op.gate_bias, expert)), up)
-        return product(self.round(inner), w[op.down, expert], w.optional(op.down_bias, expert))
+    def _(self, op: ExpertRouting | Experts) -> None:
+        run_experts(op, self)
 
     @run.register
     def _(self, op: Multiply) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manyhands.program.ops import Attention, Gating
+from manyhands.program.ops import Attention, ExpertRouting, Gating, Score
 
 CONVERTED: Final = 1 << 24  # numbers that become fp32 at once: 64 MB
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -55,6 +55,24 @@ def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
     if gating.activation == "silu":
         return gate * torch.sigmoid(gating.alpha * gate) * (up + gating.up_offset)
     return ACTIVATIONS[gating.activation](gate) * (up + gating.up_offset)
+
+
+def scored(score: Score, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of experts [T, E], and what they are ranked by."""
+    if score in ("sigmoid", "root"):
+        found = logits.sigmoid() if score == "sigmoid" else logits.sqrt()
+        return found, found
+    return logits.softmax(-1), logits
+
+
+def best(ranks: Tensor, op: ExpertRouting) -> Tensor:
+    """The experts of the highest ranks [T, K], of the best groups, if there are some."""
+    if op.groups > 1:
+        runs = heads(ranks, op.groups)
+        first = runs.topk(2, -1).values.sum(-1).topk(op.top_groups, -1).indices
+        kept = torch.zeros_like(runs[..., 0], dtype=torch.bool).scatter(-1, first, True)
+        ranks = runs.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+    return torch.sort(ranks, dim=-1, descending=True, stable=True).indices[..., : op.top_k]
 
 
 def mixed(logits: Tensor, chosen: Tensor, threshold: float) -> Tensor:

@@ -1,15 +1,16 @@
 """What the torch engine holds: weights as operations name them, tables of rotary embeddings, caches of sessions."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from manyhands.core import Span
 from manyhands.engine.library import BLOCK
+from manyhands.engine.span import Piece
 from manyhands.errors import ModelError
-from manyhands.program.ops import EXPERT, Experts, LatentAttention, Layer, Op, Rope, Weight
+from manyhands.program.ops import EXPERT, EntryIndex, Experts, Index, LatentAttention, Layer, Op, Rope, Weight
 from manyhands.program.tensors import op_weights
 
 Read = Callable[[str], Tensor]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
@@ -66,9 +67,28 @@ class TorchWeights:
         return found.to(self._kept(found)).contiguous()
 
     def _kept(self, found: Tensor) -> torch.dtype:
+        if not found.is_floating_point():
+            return found.dtype
         if found.dim() < 2:
             return torch.float32
         return found.dtype if found.dtype in (torch.bfloat16, torch.float16) else self.dtype
+
+
+class LayerRun(Protocol):
+    """One run of a layer's operations (torch.py)."""
+
+    weights: TorchWeights
+    registers: dict[str, Tensor]
+    routes: dict[str, tuple[Tensor, Tensor]]
+    pieces: Sequence[tuple[Piece, Sequence[Tensor]]]
+    positions_N: Tensor
+    taken: int  # of each piece's tensors, by operations before
+
+    def round(self, rows: Tensor) -> Tensor: ...
+
+    def chosen(self, index: Index | EntryIndex, rows: slice, keys_LI: Tensor, seen_TL: Tensor) -> Tensor: ...
+
+    def softmax(self, scores_HTL: Tensor, seen_TL: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]: ...
 
 
 class TorchCache:

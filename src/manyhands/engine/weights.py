@@ -20,7 +20,8 @@ STRETCH: Final = 1 << 20  # numbers that a thread packs at a time: as fp32 4 MB,
 
 
 class Stored(NamedTuple):
-    """A tensor's numbers: `type` is "bf16" or "f16" (as uint16), "f32", or a block type (checkpoint/dtypes.py).
+    """A tensor's numbers: `type` is "bf16" or "f16" (as uint16), "f32", or a block type (checkpoint/dtypes.py); "i64" or
+    "i32" of whole numbers, which no matrix or vector is of.
 
     Of a block type `array` is the stored bytes [..., rows, bytes of a row], as whatever computes with blocks wants them.
     Once packed, `type` is a name in library.TYPES. order: column i of the blocks is input order[i]; None: input i.
@@ -39,6 +40,7 @@ class Stored(NamedTuple):
         return (*self.array.shape[:-1], self.array.shape[-1] // size * numbers)
 
 
+WHOLE: Final = ("i64", "i32")  # types of whole numbers
 Read = Callable[[str], Stored]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
 
 
@@ -48,12 +50,9 @@ Found = tuple[Stored, NDArray[np.int64] | None]  # a tensor as a view, and which
 def find(weight: Weight, read: Read, expert: int = 0) -> Found:
     """The matrix or vector that `weight` names, of one expert where there are several, not copied. Raises ModelError."""
     name = weight.stored_name(expert)
-    try:
-        found = read(name)
-    except KeyError:
-        raise ModelError(f"the checkpoint lacks {name}") from None
-    if found.shape != weight.shape:
-        raise ModelError(f"{name} is stored as {list(found.shape)}, needed is {list(weight.shape)}")
+    found = _found(name, weight, read)
+    if found.type in WHOLE:
+        raise ModelError(f"{name} is stored as whole numbers ({found.type}): bf16, fp16, fp32 or blocks are needed")
     found = Stored(found.type, found.array[expert + weight.part], found.order) if weight.stacked else found
     if found.array.ndim == 1:  # a vector, whose outputs are numbers and no rows of blocks
         found = as_numbers(found)
@@ -61,6 +60,28 @@ def find(weight: Weight, read: Read, expert: int = 0) -> Found:
         found = as_numbers(found)
         found = Stored(found.type, found.array.T)
     return found, None if weight.rows is None else _indices(weight.rows)
+
+
+def _found(name: str, weight: Weight, read: Read) -> Stored:
+    try:
+        found = read(name)
+    except KeyError:
+        raise ModelError(f"the checkpoint lacks {name}") from None
+    if found.shape != weight.shape:
+        raise ModelError(f"{name} is stored as {list(found.shape)}, needed is {list(weight.shape)}")
+    return found
+
+
+def whole_numbers(weight: Weight, read: Read, limit: int) -> NDArray[np.int32]:
+    """A table of numbers from 0 to below `limit`. Raises ModelError where it has others, or is stored as floats."""
+    found = _found(weight.name, weight, read)
+    if found.type not in WHOLE:
+        raise ModelError(f"{weight.name} is stored as {found.type}: whole numbers (I64 or I32) are needed")
+    if found.array.size and not (found.array.min() >= 0 and found.array.max() < limit):
+        raise ModelError(
+            f"{weight.name} has numbers from {found.array.min()} to {found.array.max()}: 0 to {limit - 1} are needed"
+        )
+    return np.ascontiguousarray(found.array, np.int32)
 
 
 def take(weight: Weight, read: Read, expert: int = 0) -> Stored:

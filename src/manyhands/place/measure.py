@@ -206,19 +206,20 @@ def _speed_of_folder(folder: Path, count: int, precision: Precision) -> Speed:
 
 def _speed_of_likeness(program: "Program", count: int, precision: Precision) -> Speed:
     """Of layers of a Program with random weights."""
-    from manyhands.program.tensors import ends_tensors, layer_tensors
+    from manyhands.program.tensors import ends_tensors, layer_tensors, whole_tensors
     from manyhands.worker.runner import ends_of, span_of
 
     shapes = ends_tensors(program, embed=True, head=True)
     for layer in program.layers[:count]:
         shapes |= layer_tensors(layer)
-    read, threads = _random_reader(shapes), num_cores()
+    read, threads = _random_reader(shapes, whole_tensors(program)), num_cores()
     ends = ends_of(program, read, precision, threads)
     return _speed_of_layers(span_of(program, Span(0, count), read, precision, threads), ends, count, precision)
 
 
-def _random_reader(shapes: Mapping[str, tuple[int, ...]]) -> "Read":
-    """Reads tensors of these shapes, in bf16: small numbers of either sign, the same for all."""
+def _random_reader(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, int]) -> "Read":
+    """Reads tensors of these shapes, in bf16: small numbers of either sign, the same for all; whole ones, below what
+    `whole` says, of those that it names."""
     import numpy as np
 
     from manyhands.engine.weights import Stored
@@ -226,6 +227,8 @@ def _random_reader(shapes: Mapping[str, tuple[int, ...]]) -> "Read":
     some = np.random.default_rng(0).integers(0, 1 << 16, 1 << 20, np.uint16) & np.uint16(0x80FF) | np.uint16(0x3C00)
 
     def read(name: str) -> Stored:
+        if name in whole:
+            return Stored("i64", np.resize(np.arange(whole[name]), shapes[name]))
         return Stored("bf16", np.resize(some, shapes[name]))
 
     return read

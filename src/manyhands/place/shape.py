@@ -163,7 +163,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     layers = layer_bytes(tensors, facts.num_layers, weights, wide)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
-    cache, hidden = position_bytes(program, precision), facts.hidden_size * ITEM_BYTES[weights]
+    cache, hidden = position_bytes(program, precision), program.hidden * ITEM_BYTES[weights]
     ends = ends_bytes(tensors, weights, wide)
     process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES if gpu() is None else GPU_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)

@@ -6,14 +6,17 @@ layer and are written before they are read. A target may be its source. Widths f
 
 **Roundings.** An engine computes in fp32 between these places, and rounds to the storage dtype (bf16, round to nearest
 even; with fp32 storage a rounding does nothing) at these and no others:
-  1. a row that a product reads (`Product`, the products inside `Experts`, `LatentAttention` and `Head`): the register
-     keeps its fp32 values, the product reads them rounded; several products that read one register read the same row;
+  1. a row that a product reads (`Product`, the products inside `Experts`, `LatentAttention`, `Collapse` and `Head`): the
+     register keeps its fp32 values, the product reads them rounded; several products that read one register read the same
+     row;
   2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`, queries and keys
      of its `Index`: rounded once, where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
-  4. the residual stream: the result of `Embed` and of every `Add` to it (not of a `Norm` of it in place, as of nanochat's
-     embedding);
-  5. the rows that a `Convolution` reads.
+  4. the residual stream: the result of `Embed`, of `Spread` and of every `Add` to it (not of a `Norm` of it in place, as of
+     nanochat's embedding);
+  5. the rows that a `Convolution` reads;
+  6. queries, keys and entries of `CompressedAttention`, queries and keys of its index, values and gates of `Compress`:
+     where they are read or cached.
 Products sum in fp32 and are not rounded; logits are fp32. Numbers (epsilons, scales, caps, limits) are rounded to fp32
 before use; only Rope.factor and ScaleByPosition.beta are used in double. The order of every sum is stated in
 docs/arithmetic.md, not here.
@@ -31,13 +34,22 @@ from manyhands.program.cached_ops import Index as Index
 from manyhands.program.cached_ops import LatentAttention as LatentAttention
 from manyhands.program.cached_ops import LinearAttention as LinearAttention
 from manyhands.program.cached_ops import Softplus as Softplus
+from manyhands.program.compressed_ops import Collapse as Collapse
+from manyhands.program.compressed_ops import Compress as Compress
+from manyhands.program.compressed_ops import CompressedAttention as CompressedAttention
+from manyhands.program.compressed_ops import EntryIndex as EntryIndex
+from manyhands.program.compressed_ops import GroupedProduct as GroupedProduct
+from manyhands.program.compressed_ops import Spread as Spread
+from manyhands.program.expert_ops import SCORES as SCORES
+from manyhands.program.expert_ops import ExpertRouting as ExpertRouting
+from manyhands.program.expert_ops import Experts as Experts
+from manyhands.program.expert_ops import Gating as Gating
+from manyhands.program.expert_ops import Score as Score
 from manyhands.program.weight import EXPERT as EXPERT
 from manyhands.program.weight import Activation as Activation
 from manyhands.program.weight import Rows as Rows
 from manyhands.program.weight import Weight as Weight
 
-Score = Literal["softmax", "sigmoid", "mixer"]
-SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "mixer")
 NormKind = Literal["rms", "layer"]
 
 RESIDUAL: Final = "x"
@@ -59,20 +71,6 @@ class Rope:
     def width(self) -> int:
         """Columns of a head that turn: two for each frequency."""
         return 2 * len(self.frequencies)
-
-
-@dataclass(frozen=True, slots=True)
-class Gating:
-    """The function f(g, u) of a gated block, by column, in fp32.
-
-    With a `limit`: g <- min(g, limit), u <- min(max(u, -limit), limit). Then f = activation(g) * (u + up_offset), where
-    silu is g * sigmoid(alpha * g) and the other activations have no alpha.
-    """
-
-    activation: Activation = "silu"
-    alpha: float = 1.0
-    limit: float | None = None
-    up_offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class Rotary:
     position's angles; the others stay.
 
     Halves: column i of the turning part goes with column i + rope.width / 2; `pairs`: column 2i with 2i + 1. For such a
-    pair (a, b) and its cos c and sin s: a <- a c - b s, b <- b c + a s.
+    pair (a, b) and its cos c and sin s: a <- a c - b s, b <- b c + a s. A row at position p has the angles of p - `back`, or 0.
     """
 
     target: str
@@ -129,6 +127,7 @@ class Rotary:
     rope: int
     offset: int = 0
     pairs: bool = False
+    back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,59 +157,6 @@ class Gate:
     up: str
     target: str
     gating: Gating
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRouting:
-    """From `source` [experts] (router products) choose `top_k` experts a row: target = pairs (expert, weight).
-
-    score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
-    lower number first). With groups: experts lie in `groups` equal runs, a run's rank is the sum of its two highest
-    (score + correction), only the `top_groups` best runs stay. A chosen expert's weight is its s (without correction),
-    divided by (the sum of the chosen s, + `epsilon` for sigmoid) if `normalise`, times `scale`, times the expert's number in
-    `factors`. A normalised softmax is the softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen.
-    The pairs are in order of rank.
-    mixer: ranked by source. The weight of each in turn is its softmax over those that do not rank before it and for which
-    not (its source v - source) / max(|source|, v) > `epsilon`; it is not normalised.
-    With `may_lack_correction` a checkpoint that lacks the correction has none (tensors.py: without_corrections).
-    """
-
-    source: str
-    target: str
-    experts: int
-    top_k: int
-    score: Score
-    normalise: bool
-    scale: float = 1.0
-    correction: Weight | None = None
-    groups: int = 1
-    top_groups: int = 1
-    epsilon: float = 1e-20
-    factors: Weight | None = None
-    may_lack_correction: bool = field(default=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """target = the sum over the row's routes, in their order from zero, of weight * expert(source), in fp32.
-
-    expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. If `gate` is
-    None: down . round(activation(up . round(v) + up_bias)) + down_bias, where activation is the gating's. With
-    `scales_source` the sum is of expert(weight * source).
-    """
-
-    source: str
-    routes: str
-    target: str
-    experts: int
-    gating: Gating
-    gate: Weight | None
-    up: Weight
-    down: Weight
-    gate_bias: Weight | None = None
-    up_bias: Weight | None = None
-    down_bias: Weight | None = None
-    scales_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +205,11 @@ Op = (
     | Rotary
     | Attention
     | LatentAttention
+    | CompressedAttention
+    | Compress
+    | Collapse
+    | Spread
+    | GroupedProduct
     | Convolution
     | Decay
     | Softplus
@@ -280,14 +231,20 @@ class Layer:
     ops: tuple[Op, ...]
 
     @property
-    def attention(self) -> Attention | LatentAttention | None:
-        """The layer's one operation that caches every position, if it has one."""
-        return next((op for op in self.ops if isinstance(op, Attention | LatentAttention)), None)
+    def attention(self) -> Attention | LatentAttention | CompressedAttention | None:
+        """The layer's one operation that attends to what is cached of every position, if it has one."""
+        return next((op for op in self.ops if isinstance(op, Attention | LatentAttention | CompressedAttention)), None)
+
+    @property
+    def compressed(self) -> tuple[Compress, ...]:
+        """The operations that cache what entries are made of."""
+        return tuple(op for op in self.ops if isinstance(op, Compress))
 
     @property
     def cache_widths(self) -> tuple[int, ...]:
-        """Values that a position keeps in the cache, part by part."""
-        return (0, 0) if self.attention is None else self.attention.cache_widths
+        """Values that a position keeps in the cache, part by part: of each of `compressed`, then of attention."""
+        found = (0, 0) if self.attention is None else self.attention.cache_widths
+        return (*(width for op in self.compressed for width in op.cache_widths), *found)
 
     @property
     def recurrent(self) -> tuple[Convolution | LinearAttention, ...]:
@@ -297,30 +254,40 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """x = round(weight[id] * scale). With `round_scale`, the scale itself is first rounded to the storage dtype."""
+    """x = round(weight[id] * scale), `streams` times. With `round_scale`, the scale itself is first rounded to the storage
+    dtype. With `has_ids` the id's four digits to base 256 follow, the lowest first, each / 256."""
 
     weight: Weight
     scale: float = 1.0
     round_scale: bool = False
+    streams: int = 1
+    has_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """logits [vocab] = product . norm(x) (rounded when read) + bias, times `scale`; with `soft_cap` c: c tanh(logit / c).
 
-    `norm` goes from register "x" to register "h", `product` reads "h" and writes "logits" (fp32, unrounded). A tied head
-    names the embedding's tensor, and as `own` the one that it is where a checkpoint has it (tensors.py: with_own_head)."""
+    `norm` goes from register "x", or `collapse`'s target, to "h", `product` reads "h" and writes "logits" (fp32,
+    unrounded). A tied head names the embedding's tensor, and as `own` the one that it is where a checkpoint has it
+    (tensors.py: with_own_head)."""
 
     norm: Norm
     product: Product
     scale: float = 1.0
     soft_cap: float | None = None
     own: Weight | None = field(default=None, repr=False)
+    collapse: Collapse | None = None
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All its operations, in order."""
+        return (*((self.collapse,) if self.collapse else ()), self.norm, self.product)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole text model. `context`: positions that may be used."""
+    """A whole text model. `context`: positions that may be used; `hidden`: columns of a row that goes from layer to layer."""
 
     family: str
     hidden: int
@@ -337,6 +304,11 @@ class Program:
         return any(
             isinstance(op, LatentAttention) and op.index is not None for layer in self.layers for op in layer.ops
         )
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether keys are values, and some layers may compress positions."""
+        return any(isinstance(layer.attention, CompressedAttention) for layer in self.layers)
 
     @property
     def has_states(self) -> bool:

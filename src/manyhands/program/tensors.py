@@ -6,10 +6,14 @@ from dataclasses import replace
 from manyhands.program.ops import (
     EXPERT,
     Attention,
+    Collapse,
+    Compress,
+    CompressedAttention,
     Convolution,
     Decay,
     ExpertRouting,
     Experts,
+    GroupedProduct,
     LatentAttention,
     Layer,
     LinearAttention,
@@ -40,8 +44,14 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (weight for weight in named if weight is not None)
         case LatentAttention():
             yield from (op.key_weight, op.value_weight)
-        case Attention(sinks=Weight() as sinks):
+        case Attention(sinks=Weight() as sinks) | CompressedAttention(sinks=sinks):
             yield sinks
+        case GroupedProduct():
+            yield op.weight
+        case Compress():
+            yield op.bias
+        case Collapse():
+            yield from (op.mix, op.base, op.scale)
         case Convolution():
             yield from (weight for weight in (op.weight, op.bias) if weight is not None)
         case Decay():
@@ -53,7 +63,7 @@ def op_weights(op: Op) -> Iterator[Weight]:
         case LinearAttention(skip=Weight() as skip):
             yield skip
         case ExpertRouting():
-            yield from (weight for weight in (op.correction, op.factors) if weight is not None)
+            yield from (weight for weight in (op.correction, op.factors, op.table) if weight is not None)
         case Multiply(by=Weight() as weight):
             yield weight
         case _:
@@ -71,13 +81,21 @@ def layer_tensors(layer: Layer) -> dict[str, tuple[int, ...]]:
     return out
 
 
+def whole_tensors(program: Program) -> dict[str, int]:
+    """The names of tensors that hold whole numbers, from 0 on, and what all of them are below."""
+    ops = (op for layer in program.layers for op in layer.ops if isinstance(op, ExpertRouting))
+    return {op.table.name: op.experts for op in ops if op.table is not None}
+
+
 def wide_weights(layer: Layer) -> frozenset[str]:
-    """Names (with EXPERT) of matrices that are not rounded to small weights: of routers, of latent attention, and of what
-    weighs the heads of its index."""
+    """Names (with EXPERT) of matrices that are not rounded to small weights: of routers, of latent attention, of what weighs
+    the heads of an index, and of what entries are made of."""
     routers = {op.source for op in layer.ops if isinstance(op, ExpertRouting)}
     parts = (part for op in layer.ops if isinstance(op, Product) for part in op.parts)
     latent = [op for op in layer.ops if isinstance(op, LatentAttention)]
-    routers |= {op.index.weight for op in latent if op.index is not None}
+    attending = [op for op in layer.ops if isinstance(op, LatentAttention | CompressedAttention)]
+    routers |= {op.index.weight for op in attending if op.index is not None}
+    routers |= {name for op in layer.compressed for name in (op.values, op.gates)}
     names = [part.weight.name for part in parts if part.target in routers]
     return frozenset([*names, *(weight.name for op in latent for weight in op_weights(op))])
 
@@ -88,7 +106,7 @@ def ends_tensors(program: Program, *, embed: bool, head: bool) -> dict[str, tupl
     if embed:
         out[program.embed.weight.name] = program.embed.weight.shape
     if head:
-        for op in (program.head.norm, program.head.product):
+        for op in program.head.ops:
             out.update((weight.name, weight.shape) for weight in op_weights(op))
     return out
 

@@ -6,7 +6,7 @@ weights come from integer draws of a counter-based generator and never from torc
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from manyhands.testing.tiny_configs import LFM3_KINDS, MORE, NEMOTRON_KINDS, REC
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
+from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 
 # transformers has this class, but no name by which it finds it.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
@@ -83,14 +84,15 @@ def write_tiny(config: Any, out: Path, *, seed: int, dtype: Precision, max_shard
     model.to(DTYPES[dtype])
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     form: dict[str, Any] = {"max_shard_size": max_shard_bytes or "50GB"}
-    if config.model_type == "olmo_hybrid":
-        form |= {"state_dict": _as_published(model), "save_original_format": False}
+    published = _PUBLISHED.get(config.model_type)
+    if published is not None:
+        form |= {"state_dict": published(model), "save_original_format": False}
     with _without_progress_bars():
         model.save_pretrained(out, **form)
     return model
 
 
-def _as_published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def _olmo_hybrid(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The tensors of an olmo_hybrid as its publisher's checkpoints have them. transformers reads these, and writes others: its
     three kernels are of one size, whatever the widths of keys and values, and norms behind attention have another name."""
     keys = model.config.linear_num_key_heads * model.config.linear_key_head_dim
@@ -104,6 +106,13 @@ def _as_published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
             name = name.replace(".post_attention_layernorm.", ".feedforward_layer_norm.")
         out[name.replace(".input_layernorm.", ".attention_layer_norm.")] = tensor
     return out
+
+
+# Of families whose publisher's checkpoints have other tensors than transformers writes.
+_PUBLISHED: Final[dict[str, Callable[[PreTrainedModel], dict[str, torch.Tensor]]]] = {
+    "olmo_hybrid": _olmo_hybrid,
+    "deepseek_v4": published_v4,
+}
 
 
 @contextmanager
@@ -138,6 +147,8 @@ def tiny_config(
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
     if model_type == "lfm3":
         shape["layer_types"] = [LFM3_KINDS[i % 3] for i in range(layers)]
+    if model_type == "deepseek_v4":
+        shape |= v4_kinds(layers)
     if model_type in ("laguna", "mellum"):  # without a list, no layer has a window
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)]
     if model_type == "laguna":
@@ -159,6 +170,9 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
     """
     tied = bool(model.config.tie_word_embeddings)
     for name, tensor in model.state_dict().items():
+        if not tensor.is_floating_point():  # a table of experts by token
+            tensor.copy_(_choices(f"{seed}/{name}", tuple(tensor.shape), model.config.n_routed_experts))
+            continue
         noise = torch.from_numpy(_noise(f"{seed}/{name}", tuple(tensor.shape)))
         if tensor.dim() >= 2:
             gain = TIED_GAIN if tied and name.endswith(("embed_tokens.weight", "lm_head.weight")) else GAIN
@@ -166,6 +180,12 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
         else:  # norms stay near the 1 (or 0) that their family starts from; biases and sinks near 0
             lift = GAIN / TIED_GAIN - 1.0 if tied and name == "model.norm.weight" else 0.0
             tensor.copy_(noise * 0.1 + (float(bool((tensor == 1).all())) + lift))
+
+
+def _choices(stream: str, shape: tuple[int, ...], count: int) -> torch.Tensor:
+    """Of each row as many numbers below `count` as it has columns, none twice."""
+    ranks = _noise(stream, (shape[0], count))
+    return torch.from_numpy(np.argsort(ranks, axis=1, kind="stable")[:, : shape[1]].copy())
 
 
 def _noise(stream: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:

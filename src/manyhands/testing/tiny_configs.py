@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from manyhands.testing.tiny_v4 import small_v4
+
 NEMOTRON_KINDS: Final = ("linear_attention", "moe", "full_attention", "mlp")  # of layers of nemotron_h
 LFM3_KINDS: Final = ("conv", "sliding_attention", "full_attention")  # of layers of lfm3
 WINDOW: Final = 24  # positions; small, so that tests cross it
@@ -268,6 +270,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "cwm": ("cwm", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "deepseek_v2": ("deepseek_v2", _deepseek_v2),
     "deepseek_v32": ("deepseek_v32", _indexed),
+    "deepseek_v4": ("deepseek_v4", small_v4),
     "dots1": ("dots1", lambda hidden: {**_beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
     "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
     "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),

@@ -22,7 +22,7 @@ from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.devices import named_device, torch_device
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
-from manyhands.program.ops import LatentAttention, Program
+from manyhands.program.ops import CompressedAttention, LatentAttention, Program
 
 ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "w8": 2, "w4": 2}  # of a number of a row
 TORCH_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
@@ -51,7 +51,14 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
         raise ModelError(
             f"{program.family} has an indexer that chooses positions, which {device} does not compute: leave --device out"
         )
-    if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):
+    if device is not None and torch_device() is None and program.has_entries:
+        raise ModelError(
+            f"{program.family} has residual streams and compressed positions, which {device} does not compute: leave --device "
+            "out"
+        )
+    if caches_codes(precision) and any(
+        isinstance(layer.attention, LatentAttention | CompressedAttention) for layer in program.layers
+    ):
         raise ModelError(
             f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "
             "--cache-dtype out"

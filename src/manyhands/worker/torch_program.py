@@ -19,7 +19,7 @@ from manyhands.core import UNPROVEN, Precision, Span
 from manyhands.engine.span import Piece, Rows
 from manyhands.engine.torch import TorchEnds, TorchSpan
 from manyhands.engine.torch_memory import TorchCache
-from manyhands.engine.weights import Read, Stored, held
+from manyhands.engine.weights import WHOLE, Read, Stored, held
 from manyhands.errors import ContextOverflow, ModelError
 from manyhands.program.ops import Program
 
@@ -198,7 +198,7 @@ def _as_torch(stored: Stored, precision: Precision) -> Tensor:
     if stored.type in BLOCKS:
         stored = held(stored, precision)
     array = np.array(stored.array)  # a copy: the file may change or shrink while the model serves
-    if stored.type == "f32":
+    if stored.type in ("f32", *WHOLE):
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16 if stored.type == "bf16" else torch.float16)
 

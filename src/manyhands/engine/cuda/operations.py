@@ -9,6 +9,7 @@ from manyhands.engine.cuda.launch import MOST_PARTS, NOWHERE, THREADS, Launch, L
 from manyhands.engine.cuda.room import DEPTH, SMALL, Held, Room, angles_of, heads_of, whole
 from manyhands.engine.library import SIDE
 from manyhands.errors import ModelError
+from manyhands.program.ops import SCORES
 
 FEW_ROWS: Final = (1, 2, 3, 4, 6, 8)  # that a block of such a product takes
 TILE: Final = 64  # rows and columns of a block of tiles
@@ -47,6 +48,12 @@ FAST: Final = Tiles()
 def check(kind: int, numbers: Sequence[int]) -> None:
     """Raises ModelError for an operation that the kernels do not compute."""
     states.check(kind, numbers)
+    if kind in (library.COLLAPSE, library.SPREAD, library.COMPRESS, library.ATTEND_ENTRIES):
+        raise ModelError("a GPU computes neither residual streams nor compressed positions")
+    if kind == library.ROUTE and (any(numbers[9:]) or numbers[4] == SCORES.index("root")):
+        raise ModelError("a GPU chooses no experts by ids or by square roots")
+    if kind == library.ROTARY and any(numbers[6:]):
+        raise ModelError("a GPU turns no rows by the angles of positions before theirs")
     if kind == library.INDEX:
         raise ModelError("a GPU does not compute an indexer that chooses positions")
     if kind != library.PRODUCT:

@@ -1,7 +1,8 @@
-/* Positions that an indexer chooses. INDEX scores the cached index keys for every row and writes the positions of the highest scores to a
+/* Positions, or entries (compressed.c), that an indexer chooses. INDEX scores the cached index keys for every row and writes the positions of the highest scores to a
  * register; latent attention goes over their latents alone, gathered into blocks as a cache has them. A row that has no more positions than
  * are chosen sees all of them: nothing is scored for it, and its attention is that of any latent attention, which gives the same bits. */
 #include "index.h"
+#include "compressed.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,7 @@ enum {
     LEAST_HEADS = 8       /* of attention that a task keeps together */
 };
 
-/* A row that has more positions than are chosen. */
+/* A row that sees more positions, or entries, than are chosen: the last one that it sees. */
 typedef struct {
     const Segment *segment;
     int64_t row, position;
@@ -26,6 +27,7 @@ typedef struct {
     const Late *late;
     int64_t parts, per_task; /* tasks of a row, blocks or heads of a task */
     int64_t stride;          /* bytes of a row in the plan's room: of scores, or of a table of blocks, then the blocks */
+    int64_t entries;         /* INDEX of entries: how many the last row sees, which lie in blocks in the room for that */
 } Work;
 
 static void *room_of(const Work *work, int64_t row) { return work->plan->index_room + row * work->stride; }
@@ -37,12 +39,17 @@ Kind index_kind(const Plan *plan, const Op *op)
 
 static int64_t most_chosen(const Plan *plan, const Op *op) { return plan->widths[op->numbers[op->kind == INDEX ? 3 : 11]]; }
 
-static int64_t late_rows(const Segment *segments, int64_t num_segments, int64_t most, Late *out)
+/* Positions of an entry, or 0: an index is of positions. */
+static int64_t rate_of(const Op *op) { return op->kind == INDEX ? op->numbers[6] : 0; }
+static int64_t seen_at(const Op *op, int64_t position) { return rate_of(op) ? (position + 1) / rate_of(op) : position + 1; }
+
+static int64_t late_rows(const Op *op, const Segment *segments, int64_t num_segments, int64_t most, Late *out)
 {
     int64_t found = 0;
     for (const Segment *s = segments; s < segments + num_segments; s++)
-        for (int64_t i = s->start < most ? most - s->start : 0; i < s->count; i++)
-            out[found++] = (Late){s, s->row + i, s->start + i};
+        for (int64_t i = 0; i < s->count; i++)
+            if (seen_at(op, s->start + i) > most)
+                out[found++] = (Late){s, s->row + i, seen_at(op, s->start + i) - 1};
     return found;
 }
 
@@ -57,7 +64,7 @@ int64_t seeing_all(const Segment *segments, int64_t num_segments, int64_t most, 
     return found;
 }
 
-/* A row's index key into the cache; of a row that sees all its positions their numbers, then -1. */
+/* A row's index key into the cache, or where an entry ends the entry's; of a row that sees all its positions their numbers, then -1. */
 static void begin_task(const void *argument, int64_t row, void *scratch)
 {
     const Work *work = argument;
@@ -68,11 +75,14 @@ static void begin_task(const void *argument, int64_t row, void *scratch)
     (void)scratch;
     while (row >= s->row + s->count)
         s++;
-    int64_t position = s->start + row - s->row, most = most_chosen(plan, work->op);
-    plan->kernels->remember(&kind, row_of(plan, n[1], row), 0, s->blocks[position / BLOCK] + work->op->cache, position % BLOCK);
+    int64_t position = s->start + row - s->row, most = most_chosen(plan, work->op), rate = n[6], seen = seen_at(work->op, position);
+    if (!rate)
+        plan->kernels->remember(&kind, row_of(plan, n[1], row), 0, s->blocks[position / BLOCK] + work->op->cache, position % BLOCK);
+    else if ((position + 1) % rate == 0)
+        keep_row(plan, row_of(plan, n[1], row), n[5], entry_at(plan, s->blocks, work->op->cache, seen - 1, rate, n[5]));
     float *chosen = row_of(plan, n[3], row);
-    for (int64_t i = 0; position < most && i < most; i++)
-        chosen[i] = i <= position ? (float)i : -1;
+    for (int64_t i = 0; seen <= most && i < most; i++)
+        chosen[i] = i < seen ? (float)i : -1;
 }
 
 static void score_task(const void *argument, int64_t task, void *scratch)
@@ -84,6 +94,8 @@ static void score_task(const void *argument, int64_t task, void *scratch)
     int64_t first = task % work->parts * work->per_task, blocks = at_most(late->position / BLOCK + 1 - first, work->per_task);
     Kind kind = index_kind(plan, work->op);
     Keys keys = {late->segment->blocks, work->op->cache};
+    if (n[6])
+        keys = (Keys){(char *const *)plan->entry_room, 0};
     if (blocks > 0)
         plan->kernels->index(&kind, row_of(plan, n[0], late->row), row_of(plan, n[2], late->row), &keys, first, blocks,
                              (float *)room_of(work, task / work->parts) + first * BLOCK, scratch);
@@ -130,30 +142,28 @@ static void choose_task(const void *argument, int64_t task, void *scratch)
            row_of(work->plan, work->op->numbers[3], late->row));
 }
 
-static int has_room(Plan *plan, int64_t bytes)
+static int has_room(char **room, int64_t *bytes, int64_t needed)
 {
-    if (plan->index_bytes >= bytes)
+    if (*bytes >= needed)
         return 1;
-    free(plan->index_room);
-    plan->index_room = aligned_alloc(LINE, (size_t)bytes);
-    plan->index_bytes = plan->index_room ? bytes : 0;
-    return plan->index_room != 0;
+    free(*room);
+    *room = aligned_alloc(LINE, (size_t)needed);
+    *bytes = *room ? needed : 0;
+    return *room != 0;
 }
 
-/* Rows, of `count`, that have room at once; 0: no memory. */
-static int64_t rows_at_once(Plan *plan, int64_t stride, int64_t count)
+int64_t rows_with_room(Plan *plan, int64_t stride, int64_t count)
 {
     int64_t most = ROOM_BYTES / stride;
     most = most < 1 ? 1 : at_most(most, count);
-    return has_room(plan, most * stride) ? most : 0;
+    return has_room(&plan->index_room, &plan->index_bytes, most * stride) ? most : 0;
 }
 
-/* Divides `whole` (blocks, heads) of each of `rows` rows among tasks of `least` at least, if some members share a row. */
-static void divide(Work *work, int64_t members, int64_t rows, int64_t whole, int64_t least)
+int64_t divide(int64_t *per_task, int64_t members, int64_t rows, int64_t whole, int64_t least)
 {
     int64_t parts = members == 1 ? 1 : at_most(ceil_div(4 * members, rows), ceil_div(whole, least));
-    work->per_task = ceil_div(whole, parts);
-    work->parts = ceil_div(whole, work->per_task);
+    *per_task = ceil_div(whole, parts);
+    return ceil_div(whole, *per_task);
 }
 
 /* Scores of `rows` of the late rows, and what is chosen by them. */
@@ -162,28 +172,68 @@ static int score_and_choose(Team *team, int64_t threads, Work work, int64_t rows
     const int64_t *n = work.op->numbers;
     int64_t blocks = work.stride / BLOCK / 4, members = members_for(threads, rows * blocks * BLOCK * n[4] * n[5]);
     Kind kind = index_kind(work.plan, work.op);
-    divide(&work, members, rows, blocks, LEAST_BLOCKS);
+    work.parts = divide(&work.per_task, members, rows, blocks, LEAST_BLOCKS);
     int failed = team_run(team, members, score_task, &work, rows * work.parts, index_scratch(&kind));
     return failed ? failed : team_run(team, members_for(threads, rows * blocks * BLOCK * 8), choose_task, &work, rows, 0);
 }
 
-int index_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows)
+static int64_t table_bytes(int64_t blocks) { return ceil_div(blocks * (int64_t)sizeof(char *), LINE) * LINE; }
+
+/* A block of the index keys of entries, as a cache of keys has them. */
+static void entries_task(const void *argument, int64_t block, void *scratch)
+{
+    const Work *work = argument;
+    const Plan *plan = work->plan;
+    const int64_t *n = work->op->numbers;
+    Kind kind = index_kind(plan, work->op);
+    int64_t count = at_most(work->entries - block * BLOCK, BLOCK);
+    char *rows[BLOCK], **table = (char **)plan->entry_room;
+    (void)scratch;
+    for (int64_t i = 0; i < count; i++)
+        rows[i] = entry_at(plan, work->segments->blocks, work->op->cache, block * BLOCK + i, n[6], n[5]);
+    table[block] = plan->entry_room + table_bytes(ceil_div(work->entries, BLOCK)) + block * key_bytes(&kind);
+    turn_rows(&kind, rows, count, table[block]);
+}
+
+static int gather_entries(Plan *plan, Team *team, int64_t threads, const Work *work)
+{
+    Kind kind = index_kind(plan, work->op);
+    int64_t blocks = ceil_div(work->entries, BLOCK);
+    if (!has_room(&plan->entry_room, &plan->entry_bytes, table_bytes(blocks) + blocks * key_bytes(&kind)))
+        return -1;
+    return team_run(team, members_for(threads, blocks * key_bytes(&kind)), entries_task, work, blocks, 0);
+}
+
+/* Late rows of all segments, of one alone where keys are those of entries. */
+static int choose_late(Plan *plan, Team *team, int64_t threads, Work work, int64_t num_segments)
 {
     Late late[CHUNK];
-    Work work = {.plan = plan, .op = op, .segments = segments};
-    int64_t count = late_rows(segments, num_segments, most_chosen(plan, op), late), last = 0;
-    int failed = team_run(team, members_for(threads, rows * op->numbers[5] * 16), begin_task, &work, rows, 0);
-    if (failed || !count)
-        return failed;
+    int64_t count = late_rows(work.op, work.segments, num_segments, most_chosen(plan, work.op), late), last = 0;
+    if (!count)
+        return 0;
     for (int64_t i = 0; i < count; i++)
         last = late[i].position > last ? late[i].position : last;
-    work.stride = (last / BLOCK + 1) * BLOCK * 4;
-    int64_t at_once = rows_at_once(plan, work.stride, count);
-    if (!at_once)
+    work.entries = last + 1;
+    if (work.op->numbers[6] && gather_entries(plan, team, threads, &work))
         return -1;
+    work.stride = (last / BLOCK + 1) * BLOCK * 4;
+    int64_t at_once = rows_with_room(plan, work.stride, count);
+    int failed = at_once ? 0 : -1;
     for (int64_t first = 0; first < count && !failed; first += at_once) {
         work.late = late + first;
         failed = score_and_choose(team, threads, work, at_most(count - first, at_once));
+    }
+    return failed;
+}
+
+int index_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows)
+{
+    Work work = {.plan = plan, .op = op, .segments = segments};
+    int failed = team_run(team, members_for(threads, rows * op->numbers[5] * 16), begin_task, &work, rows, 0);
+    int64_t each = op->numbers[6] ? 1 : num_segments;
+    for (int64_t i = 0; i < num_segments && !failed; i += each) {
+        work.segments = segments + i;
+        failed = choose_late(plan, team, threads, work, each);
     }
     return failed;
 }
@@ -203,8 +253,6 @@ static void gather(const Kind *kind, const Keys *cached, const float *positions,
             memcpy(to + line, from + line, 4);
     }
 }
-
-static int64_t table_bytes(int64_t blocks) { return ceil_div(blocks * (int64_t)sizeof(char *), LINE) * LINE; }
 
 /* Some blocks of what a late row sees. */
 static void gather_task(const void *argument, int64_t task, void *scratch)
@@ -242,17 +290,17 @@ int attend_chosen(Plan *plan, Team *team, int64_t threads, const Op *op, const S
 {
     Late late[CHUNK];
     const int64_t *n = op->numbers;
-    int64_t most = most_chosen(plan, op), count = late_rows(segments, num_segments, most, late), blocks = ceil_div(most, BLOCK);
+    int64_t most = most_chosen(plan, op), count = late_rows(op, segments, num_segments, most, late), blocks = ceil_div(most, BLOCK);
     Kind kind = plan_kind(plan, op);
     Work work = {.plan = plan, .op = op, .stride = table_bytes(blocks) + blocks * key_bytes(&kind)};
-    int64_t at_once = count ? rows_at_once(plan, work.stride, count) : 1;
+    int64_t at_once = count ? rows_with_room(plan, work.stride, count) : 1;
     int failed = at_once ? 0 : -1;
     for (int64_t first = 0; first < count && !failed; first += at_once) {
         int64_t rows = at_most(count - first, at_once), members = members_for(threads, rows * most * n[4] * (n[6] + n[7]));
         work.late = late + first;
-        divide(&work, members, rows, blocks, LEAST_GATHERED);
+        work.parts = divide(&work.per_task, members, rows, blocks, LEAST_GATHERED);
         failed = team_run(team, members, gather_task, &work, rows * work.parts, 0);
-        divide(&work, members, rows, n[4], LEAST_HEADS);
+        work.parts = divide(&work.per_task, members, rows, n[4], LEAST_HEADS);
         failed = failed ? failed : team_run(team, members, attend_task, &work, rows * work.parts, attend_scratch(&kind));
     }
     return failed;

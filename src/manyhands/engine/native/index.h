@@ -10,6 +10,11 @@ int index_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segme
 Kind index_kind(const Plan *plan, const Op *op);
 /* Of segments the parts whose rows see all their positions, as at most `most` are chosen: how many. */
 int64_t seeing_all(const Segment *segments, int64_t num_segments, int64_t most, Segment *out);
+/* Rows, of `count`, for which the plan's room has `stride` bytes each at once; 0: no memory. */
+int64_t rows_with_room(Plan *plan, int64_t stride, int64_t count);
+/* Tasks of each of `rows` rows among which `whole` (blocks, heads) is divided, if some members share a row, and of how many each is: of
+ * `least` at least. */
+int64_t divide(int64_t *per_task, int64_t members, int64_t rows, int64_t whole, int64_t least);
 /* ATTENTION of the other rows, over what the register of chosen positions names. 0, or -1: no memory. */
 int attend_chosen(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments);
 #endif

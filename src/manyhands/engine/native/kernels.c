@@ -400,6 +400,28 @@ static void norm(const float *x, float *out, int64_t n, int64_t is_layer, float 
     }
 }
 
+/* 1 / sqrt(mean of squares + epsilon). */
+static float inverse(const float *x, int64_t n, float epsilon)
+{
+    return first_lane(div_(set(1), root(set(square_sum(x, n, 0) / (float)n + epsilon))));
+}
+
+/* out[n] = of each column the sum over `count` rows, in order, of softmax of gates times values; rows are `stride` apart. */
+static void pool(const float *gates, const float *values, int64_t count, int64_t stride, int64_t n, float *out)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        V top = set(-__builtin_inff()), total = set(0), sum = set(0);
+        for (int64_t r = 0; r < count; r++)
+            top = more(load_part(gates + r * stride + at, n - at), top);
+        for (int64_t r = 0; r < count; r++) {
+            V weight = exponential_down(sub(load_part(gates + r * stride + at, n - at), top));
+            total = add(total, weight);
+            sum = fma_(weight, load_part(values + r * stride + at, n - at), sum);
+        }
+        store_part(out + at, div_(sum, total), n - at);
+    }
+}
+
 /* Turns columns (i, turns + i), or pairs (2 i, 2 i + 1): a c - b s, b c + a s, each product rounded. */
 static void rotate(float *x, int64_t turns, int64_t pairs, const float *cos, const float *sin)
 {
@@ -922,10 +944,10 @@ static void take_groups(const Routing *routing, const float *ranks, char *taken)
         taken[e] = !is_kept[e / size];
 }
 
-/* Scores of all experts: sigmoids, or a softmax whose sum is kept in lanes. */
+/* Scores of all experts: sigmoids, square roots, or a softmax whose sum is kept in lanes. */
 static void score_all(const Routing *routing, const float *logits, float *scores)
 {
-    int64_t n = routing->experts, is_sigmoid = routing->score == 1;
+    int64_t n = routing->experts, is_root = routing->score == 3, is_sigmoid = routing->score == 1 || is_root; /* each by itself */
     V top = set(-__builtin_inff()), total = set(0);
     for (int64_t at = 0; at < n; at += LANES)
         for (int64_t i = at; i < at + LANES && i < n; i++)
@@ -938,7 +960,9 @@ static void score_all(const Routing *routing, const float *logits, float *scores
         top = set(tree_more(top));
     }
     for (int64_t at = 0; at < n; at += LANES) {
-        V v = is_sigmoid ? sigmoid(load_part(scores + at, n - at)) : exponential_down(sub(load(scores + at), top));
+        V v = is_root      ? root(load_part(scores + at, n - at))
+              : is_sigmoid ? sigmoid(load_part(scores + at, n - at))
+                           : exponential_down(sub(load(scores + at), top));
         total = add(total, v);
         store(scores + at, v);
     }
@@ -963,18 +987,21 @@ static float mixed(const Routing *routing, const float *logits, const int64_t *c
     return 1 / sum;
 }
 
-/* pairs [top_k, 2]: expert and weight, in order of rank. */
-static void route(const Routing *routing, const float *logits, const float *correction, float *pairs)
+/* pairs [top_k, 2]: expert and weight, in order of rank, or those `given`. */
+static void route(const Routing *routing, const float *logits, const float *correction, const int32_t *given, float *pairs)
 {
     float scores[MOST_EXPERTS + LANES], ranks[MOST_EXPERTS];
     char taken[MOST_EXPERTS] = {0};
-    int64_t chosen[MOST_EXPERTS], is_softmax = routing->score != 1;
+    int64_t chosen[MOST_EXPERTS], is_softmax = routing->score % 2 == 0;
     score_all(routing, logits, scores);
     for (int64_t e = 0; e < routing->experts; e++)
         ranks[e] = correction ? scores[e] + correction[e] : is_softmax ? logits[e] : scores[e];
     if (routing->groups > 1)
         take_groups(routing, ranks, taken);
-    choose(ranks, routing->experts, routing->top_k, taken, chosen);
+    if (!given)
+        choose(ranks, routing->experts, routing->top_k, taken, chosen);
+    for (int64_t i = 0; given && i < routing->top_k; i++)
+        chosen[i] = given[i];
     float most = logits[chosen[0]], sum = 0;
     for (int64_t i = 1; i < routing->top_k; i++)
         most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
@@ -1105,5 +1132,5 @@ static void apply(int64_t function, float alpha, const float *x, float *out, int
 Kernels kernels_amx = {.name = "amx", .has_tiles = 1, .prepare = prepare, .product = product, .attend = attend, .index = index_blocks};
 #else
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), 0, prepare, product, norm, rotate, gate, add_rows, multiply, xielu, remember,
-                                        attend, index_blocks, widen, narrow, soften, route, convolve, delta, apply, round_weights};
+                                        attend, index_blocks, widen, narrow, soften, route, convolve, delta, pool, inverse, apply, round_weights};
 #endif

@@ -72,7 +72,7 @@ typedef struct {
 /* How a row chooses experts (Route in program/ops.py); at most MOST_EXPERTS. */
 enum { MOST_EXPERTS = 1024 };
 typedef struct {
-    int64_t experts, top_k, score, normalises, groups, top_groups; /* score: 0 softmax, 1 sigmoid, 2 mixer (epsilon: its threshold) */
+    int64_t experts, top_k, score, normalises, groups, top_groups; /* score: 0 softmax, 1 sigmoid, 2 mixer (epsilon: its threshold), 3 square root */
     float scale, epsilon;
 } Routing;
 
@@ -98,11 +98,13 @@ typedef struct {
     void (*widen)(const void *stored, int64_t type, float scale, float *out, int64_t n, int64_t rounds);
     void (*narrow)(const float *x, void *stored, int64_t type, int64_t n);
     void (*soften)(float *logits, int64_t n, float scale, float soft_cap);
-    void (*route)(const Routing *routing, const float *logits, const float *correction, float *pairs);
+    void (*route)(const Routing *routing, const float *logits, const float *correction, const int32_t *given, float *pairs);
     void (*convolve)(const float *const *rows, int64_t taps, const float *weights, int64_t stride, const float *bias, int64_t activation,
                      int64_t n, float *out);
     void (*delta)(int64_t width, int64_t is_sum, float *state, int64_t n, const float *query, const float *key, const float *value,
                   float decay, float strength, float *out);
+    void (*pool)(const float *gates, const float *values, int64_t count, int64_t stride, int64_t n, float *out);
+    float (*inverse)(const float *x, int64_t n, float epsilon);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
     void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
 } Kernels;

@@ -1,5 +1,6 @@
 /* The border: what Python passes is checked here, so that no kernel reads or writes beyond what it was given. */
 #define _GNU_SOURCE
+#include "compressed.h"
 #include "index.h"
 #include "states.h"
 
@@ -57,6 +58,7 @@ EXPORT void mh_plan_free(Plan *plan)
     free(plan->angles);
     free(plan->expert_rows);
     free(plan->index_room);
+    free(plan->entry_room);
     free(plan);
 }
 
@@ -147,7 +149,31 @@ static int check_product(Plan *plan, Op *op)
     return DONE;
 }
 
-/* source, target, experts, top k, score (kernels.h), normalises, groups, top groups; scale, epsilon; correction, factors */
+/* Digits of a row's id, in the last columns of the register (program/compressed_ops.py). */
+int64_t id_of(const Plan *plan, int64_t number, int64_t row, int64_t ids)
+{
+    const float *digits = row_of(plan, number, row) + plan->widths[number] - ID_DIGITS;
+    int64_t id = 0;
+    for (int i = ID_DIGITS - 1; i >= 0; i--) {
+        float digit = digits[i] * 256;
+        id = id * 256 + (digit >= 0 && digit < 256 ? (int64_t)digit : 0);
+    }
+    return id < ids ? id : 0;
+}
+
+static int is_table(Tensor tensor, int64_t experts, int64_t top_k)
+{
+    const int32_t *table = tensor.data;
+    if (!table || tensor.bytes < 4 * top_k || tensor.bytes % (4 * top_k))
+        return 0;
+    for (int64_t i = 0; i < tensor.bytes / 4; i++)
+        if (table[i] < 0 || table[i] >= experts)
+            return 0;
+    return 1;
+}
+
+/* source, target, experts, top k, score (kernels.h), normalises, groups, top groups, the register of ids; scale, epsilon; correction, factors, of
+ * each id the experts (int32 [ids, top k]; or null: ranks decide, and there are no ids) */
 static int check_route(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
@@ -155,8 +181,12 @@ static int check_route(const Plan *plan, const Op *op)
         return BAD_REGISTER;
     if (!is_count(n[2], MOST_EXPERTS) || !is_count(n[6], n[2]) || n[2] % n[6] || !is_count(n[7], n[6]))
         return BAD_SHAPE;
-    if (n[4] < 0 || n[4] > 2 || (n[4] == 2 && n[5]))
+    if (n[4] < 0 || n[4] > 3 || (n[4] == 2 && n[5]))
         return BAD_SHAPE;
+    if (op->tensors[2].data && (!has(plan, n[8]) || n[8] == n[1] || plan->widths[n[8]] <= ID_DIGITS))
+        return BAD_REGISTER;
+    if (op->tensors[2].data && !is_table(op->tensors[2], n[2], n[3]))
+        return BAD_TENSOR;
     if ((n[6] > 1 && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
         return BAD_SHAPE;
     if (plan->widths[n[0]] != n[2] || plan->widths[n[1]] != 2 * n[3])
@@ -212,21 +242,21 @@ static int check_copy(const Plan *plan, const Op *op)
     return DONE;
 }
 
-static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, turns, pairs; factor; frequencies */
+static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, turns, pairs, positions back; factor; frequencies */
 {
     const int64_t *n = op->numbers;
     if (!has(plan, n[0]))
         return BAD_REGISTER;
     if (!is_count(n[1], MAX_HEADS) || !is_count(n[2], MAX_WIDTH) || n[1] * n[2] != plan->widths[n[0]])
         return BAD_SHAPE;
-    if (n[3] < 0 || n[3] >= n[2] || !is_count(n[4], n[2]) || n[3] + 2 * n[4] > n[2])
+    if (n[3] < 0 || n[3] >= n[2] || !is_count(n[4], n[2]) || n[3] + 2 * n[4] > n[2] || n[6] < 0 || n[6] > MAX_POSITIONS)
         return BAD_SHAPE;
     if (!op->tensors[0].data || op->tensors[0].bytes != n[4] * 4)
         return BAD_TENSOR;
     for (int64_t i = 0; i < plan->num_ops; i++) {
         const Op *other = plan->ops + i;
         if (other->kind == ROTARY && other->tensors[0].data == op->tensors[0].data && other->numbers[4] == n[4] &&
-            other->reals[0] == op->reals[0]) {
+            other->reals[0] == op->reals[0] && other->numbers[6] == n[6]) {
             op->cache = other->cache;
             return DONE;
         }
@@ -234,6 +264,15 @@ static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, tur
     op->owns = 1, op->cache = plan->turns;
     plan->turns += n[4];
     return DONE;
+}
+
+static int64_t whole_lines(int64_t bytes) { return ceil_div(bytes, LINE) * LINE; }
+
+/* An operation keeps so much of a block of 64 positions. */
+static void keep_positions(Plan *plan, Op *op, int64_t bytes)
+{
+    op->cache = plan->block_bytes;
+    plan->block_bytes += whole_lines(bytes);
 }
 
 /* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning
@@ -262,12 +301,12 @@ static int check_attention(Plan *plan, Op *op)
     if (!is_vector(op->tensors[0], n[4]))
         return BAD_TENSOR;
     Kind kind = plan_kind(plan, op);
-    op->cache = plan->block_bytes;
-    plan->block_bytes += n[5] * block_bytes(&kind);
+    keep_positions(plan, op, n[5] * block_bytes(&kind));
     return DONE;
 }
 
-/* query, key, weights, target, heads, width: of each row the positions that it sees, as many as the target is wide */
+/* query, key, weights, target, heads, width, rate: of each row the positions that it sees, as many as the target is wide; with a rate
+ * the entries, whose keys are in the rows of their last positions */
 static int check_index(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -278,9 +317,69 @@ static int check_index(Plan *plan, Op *op)
         return BAD_SHAPE;
     if (w[n[0]] != n[4] * n[5] || w[n[1]] != n[5] || w[n[2]] != n[4])
         return BAD_SHAPE;
+    if (n[6] && !is_rate(n[6]))
+        return BAD_SHAPE;
     Kind kind = index_kind(plan, op);
-    op->cache = plan->block_bytes;
-    plan->block_bytes += block_bytes(&kind);
+    keep_positions(plan, op, n[6] ? entries_of_block(n[6]) * kept_bytes(plan, n[5]) : block_bytes(&kind));
+    return DONE;
+}
+
+/* source, mixes, target, keeps, streams, iterations; epsilon of the norm, epsilon; base, scales */
+static int check_collapse(const Plan *plan, const Op *op)
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    for (int i = 0; i < 3; i++)
+        if (!has(plan, n[i]))
+            return BAD_REGISTER;
+    if (n[0] == n[1] || n[0] == n[2] || n[1] == n[2])
+        return BAD_REGISTER;
+    if (n[3] < 0 || n[3] > 1 || !is_count(n[4], MOST_STREAMS) || !is_count(n[5], MOST_ITERATIONS) || n[4] * w[n[2]] > w[n[0]])
+        return BAD_SHAPE;
+    if (w[n[1]] != n[4] * (n[3] ? 2 + n[4] : 1))
+        return BAD_SHAPE;
+    const Tensor *t = op->tensors;
+    return t[0].data && t[0].bytes == w[n[1]] * 4 && t[1].data && t[1].bytes == (n[3] ? 12 : 4) ? DONE : BAD_TENSOR;
+}
+
+static int check_spread(const Plan *plan, const Op *op) /* source, kept, target, is_last, streams */
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    for (int i = 0; i < 3; i++)
+        if (!has(plan, n[i]) || (i < 2 && n[i] == n[2]))
+            return BAD_REGISTER;
+    return is_count(n[4], MOST_STREAMS) && w[n[1]] == (2 + n[4]) * n[4] && n[4] * w[n[0]] <= w[n[2]] ? DONE : BAD_SHAPE;
+}
+
+static int check_compress(Plan *plan, Op *op) /* values, gates, target, rate, is_doubled; bias [rate, width of values] */
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    for (int i = 0; i < 3; i++)
+        if (!has(plan, n[i]) || (i < 2 && n[i] == n[2]))
+            return BAD_REGISTER;
+    if (!is_rate(n[3]) || n[4] < 0 || n[4] > 1 || w[n[0]] != w[n[2]] * (1 + n[4]) || w[n[1]] != w[n[0]])
+        return BAD_SHAPE;
+    if (!op->tensors[0].data || op->tensors[0].bytes != n[3] * w[n[0]] * 4)
+        return BAD_TENSOR;
+    keep_positions(plan, op, compress_bytes(plan, op));
+    return DONE;
+}
+
+/* query, key, entry, target, heads, window, rate, the register of chosen entries (0: all that a row sees); scale; sinks */
+static int check_entries(Plan *plan, Op *op)
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    for (int i = 0; i < 4; i++)
+        if (!has(plan, n[i]) || (i < 3 && n[i] == n[3]))
+            return BAD_REGISTER;
+    if (n[7] && (!has(plan, n[7]) || n[7] == n[3]))
+        return BAD_REGISTER;
+    if (!is_count(n[4], MAX_HEADS) || !is_count(w[n[1]], MAX_HEADS) || !is_count(n[5], MAX_POSITIONS) || !is_rate(n[6]))
+        return BAD_SHAPE;
+    if (w[n[0]] != n[4] * w[n[1]] || w[n[2]] != w[n[1]] || w[n[3]] != w[n[0]] || plan->positions > MOST_CHOSEN_FROM)
+        return BAD_SHAPE;
+    if (!is_vector(op->tensors[0], n[4]))
+        return BAD_TENSOR;
+    keep_positions(plan, op, entries_bytes(plan, op));
     return DONE;
 }
 
@@ -299,8 +398,6 @@ static int check_xielu(const Plan *plan, const Op *op) /* register; alphas above
         return BAD_REGISTER;
     return op->tensors[0].data && op->tensors[0].bytes == 16 ? DONE : BAD_TENSOR;
 }
-
-static int64_t whole_lines(int64_t bytes) { return ceil_div(bytes, LINE) * LINE; }
 
 /* An operation keeps so much of a block of states, and of the state behind the last position. */
 static void keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
@@ -387,6 +484,10 @@ static int check(Plan *plan, Op *op)
     case INDEX: return check_index(plan, op);
     case SCALE: return check_scale(plan, op);
     case XIELU: return check_xielu(plan, op);
+    case COLLAPSE: return check_collapse(plan, op);
+    case SPREAD: return check_spread(plan, op);
+    case COMPRESS: return check_compress(plan, op);
+    case ATTEND_ENTRIES: return check_entries(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

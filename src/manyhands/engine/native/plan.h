@@ -13,7 +13,7 @@ EXPORT int mh_supports(int64_t target);
 /* What a call answers: done, or why not (engine/library.py has the texts). */
 enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 /* As in engine/library.py. */
-enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA, INDEX, SCALE, XIELU, KINDS };
+enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA, INDEX, SCALE, XIELU, COLLAPSE, SPREAD, COMPRESS, ATTEND_ENTRIES, KINDS };
 
 /* What Python holds for as long as the plan lives. */
 typedef struct {
@@ -26,7 +26,7 @@ typedef struct {
     int64_t kind, numbers[MAX_NUMBERS];
     double reals[MAX_REALS];
     Tensor tensors[MAX_TENSORS];
-    int64_t cache; /* attention, and index keys: where the layer's begin in a block of a cache, in bytes; operations with states: in a block of states;
+    int64_t cache; /* attention, index keys, and what entries are made of: where the layer's begin in a block of a cache, in bytes; operations with states: in a block of states;
                       rotary: where its angles begin in those of a row */
     int64_t now;   /* operations with states: where theirs begins in the state behind the last position, in bytes */
     int64_t owns;  /* rotary: it is the first with these angles, and computes them */
@@ -48,6 +48,8 @@ typedef struct {
     int64_t expert_floats, expert_room;
     char *index_room; /* INDEX: scores of some rows; attention: keys of the positions that some rows see */
     int64_t index_bytes;
+    char *entry_room; /* INDEX of entries: their keys in blocks */
+    int64_t entry_bytes;
 } Plan;
 
 /* Rows [row, row + count) of a step are the positions from `start` on of a session. Its cache has `num_blocks` blocks of 64 positions,
@@ -71,6 +73,8 @@ const Kernels *plan_kernels(int64_t target); /* null: this CPU cannot run it */
 const void *unpack(int64_t type, const void *packed, int64_t k, int64_t row, int64_t at, int64_t count, void *out);
 int64_t plan_expert_floats(const Plan *plan, const Op *op);
 int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t rows);
+enum { ID_DIGITS = 4 };
+int64_t id_of(const Plan *plan, int64_t number, int64_t row, int64_t ids); /* of the `ids` that there are; 0 for what is none */
 /* Rows of registers, and how many threads so many multiply-adds are worth (run.c). */
 float *row_of(const Plan *plan, int64_t number, int64_t row);
 int64_t members_for(int64_t threads, int64_t work);

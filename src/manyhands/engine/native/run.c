@@ -1,4 +1,5 @@
 /* Runs a plan's operations one after the other, each cut into tasks for a team: over columns, rows and heads, never over a sum. */
+#include "compressed.h"
 #include "index.h"
 #include "states.h"
 
@@ -32,6 +33,12 @@ static int64_t position_of(const Job *job, int64_t row)
     while (row >= s->row + s->count)
         s++;
     return s->start + row - s->row;
+}
+
+static int64_t position_back(const Job *job, int64_t row, int64_t back)
+{
+    int64_t position = position_of(job, row);
+    return position > back ? position - back : 0;
 }
 
 /* Each of equal parts of a row times its number. n: source, by, target. */
@@ -85,6 +92,14 @@ static void scale_routes(const float *factors, float *pairs, int64_t top_k)
         pairs[2 * i + 1] = pairs[2 * i + 1] * factors[(int64_t)pairs[2 * i]];
 }
 
+/* The experts of the row's id, if ids decide; else null. */
+static const int32_t *chosen_by_id(const Plan *plan, const Op *op, int64_t row)
+{
+    const int64_t *n = op->numbers;
+    const int32_t *table = op->tensors[2].data;
+    return table ? table + id_of(plan, n[8], row, op->tensors[2].bytes / (4 * n[3])) * n[3] : 0;
+}
+
 static void do_row(const Job *job, int64_t row)
 {
     const Plan *plan = job->plan;
@@ -98,7 +113,7 @@ static void do_row(const Job *job, int64_t row)
         break;
     case ROTARY:
         if (op->owns)
-            rope_angles(op->tensors[0].data, n[4], reals[0], position_of(job, row), angles_of(plan, op, row), angles_of(plan, op, row) + n[4]);
+            rope_angles(op->tensors[0].data, n[4], reals[0], position_back(job, row, n[6]), angles_of(plan, op, row), angles_of(plan, op, row) + n[4]);
         rotate_row(plan, op, row);
         break;
     case GATE:
@@ -120,8 +135,14 @@ static void do_row(const Job *job, int64_t row)
         break;
     case ROUTE:
         kernels->route(&(Routing){n[2], n[3], n[4], n[5], n[6], n[7], (float)reals[0], (float)reals[1]}, row_of(plan, n[0], row),
-                       op->tensors[0].data, row_of(plan, n[1], row));
+                       op->tensors[0].data, chosen_by_id(plan, op, row), row_of(plan, n[1], row));
         scale_routes(op->tensors[1].data, row_of(plan, n[1], row), n[3]);
+        break;
+    case COLLAPSE:
+        collapse_row(plan, op, row);
+        break;
+    case SPREAD:
+        spread_row(plan, op, row);
         break;
     case COPY:
         for (int64_t i = 0; i < n[5]; i++)
@@ -336,6 +357,10 @@ int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segme
             failed = run_attention(plan, team, threads, job);
         else if (job.op->kind == INDEX)
             failed = index_run(plan, team, threads, job.op, segments, num_segments, rows);
+        else if (job.op->kind == COMPRESS)
+            failed = compress_run(plan, team, threads, job.op, segments, num_segments, rows);
+        else if (job.op->kind == ATTEND_ENTRIES)
+            failed = entries_run(plan, team, threads, job.op, segments, num_segments, rows);
         else if (job.op->kind == CONVOLVE || job.op->kind == DELTA)
             failed = states_run(plan, team, threads, job.op, segments, num_segments, rows);
         else

@@ -24,6 +24,7 @@ axk1       axk1
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
 laguna     laguna
+deepseek_v4 deepseek_v4
 """
 
 from collections.abc import Callable, Mapping
@@ -52,6 +53,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "deepseek_v2": "latent",
     "deepseek_v3": "latent",
     "deepseek_v32": "latent",
+    "deepseek_v4": "deepseek_v4",
     "dots1": "shared",
     "ernie4_5": "llama",
     "ernie4_5_moe": "shared",

@@ -1,0 +1,50 @@
+"""Experts as native operations (compile.py has the others)."""
+
+from functools import singledispatch
+
+import numpy as np
+
+from manyhands.engine import library
+from manyhands.engine.emitter import Emitter
+from manyhands.engine.library import ACTIVATIONS, TYPES, Array
+from manyhands.engine.weights import as_fp32, take, vector, whole_numbers
+from manyhands.errors import ModelError
+from manyhands.program.ops import SCORES, ExpertRouting, Experts, Op, Weight
+
+
+@singledispatch
+def add_experts(op: Op, to: Emitter) -> None:
+    """Emits the operations that `op` is."""
+    raise AssertionError(f"no way to compile {type(op).__name__}")
+
+
+@add_experts.register
+def _(op: ExpertRouting, to: Emitter) -> None:
+    """The choice of experts, by ranks or by ids."""
+    source, ids = to.source(op.source), () if op.table is None else (to.source(op.ids), 1)
+    shape = (op.experts, op.top_k, SCORES.index(op.score), int(op.normalise), op.groups, op.top_groups)
+    vectors = [vector([weight] if weight else [], to.read) for weight in (op.correction, op.factors)]
+    table = () if op.table is None else (whole_numbers(op.table, to.read, op.experts),)
+    numbers = (source, to.target(op.target, 2 * op.top_k), *shape, *ids)
+    to.emit(library.ROUTE, numbers, (op.scale, op.epsilon), (*vectors, *table))
+
+
+@add_experts.register
+def _(op: Experts, to: Emitter) -> None:
+    """All experts of a layer. Raises ModelError where gates and ups are held in two types."""
+    source, routes = to.source(op.source), to.source(op.routes)
+    target = to.target(op.target, op.down.outputs, [source, routes])
+    gates = to.stack(op, op.gate) if op.gate is not None else None
+    ups, downs = (to.stack(op, weight) for weight in (op.up, op.down))
+    biases = [_biases(to, op, weight) for weight in (op.gate_bias, op.up_bias, op.down_bias)]
+    if gates is not None and gates.type != ups.type:
+        raise ModelError(f"{to.family}: the experts' gates and ups are stored in different types")
+    gating, top_k = op.gating, to.width(op.routes) // 2
+    numbers = (source, routes, target, op.experts, top_k, op.up.outputs, TYPES[ups.type])
+    shape = (*numbers, ACTIVATIONS.index(gating.activation), TYPES[downs.type], int(op.scales_source))
+    tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
+    to.emit(library.EXPERTS, shape, (gating.alpha, gating.limit or 0.0, gating.up_offset), tensors)
+
+
+def _biases(to: Emitter, op: Experts, weight: Weight | None) -> Array | None:
+    return None if weight is None else np.stack([as_fp32(take(weight, to.read, i)) for i in range(op.experts)])

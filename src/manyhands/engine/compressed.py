@@ -1,0 +1,111 @@
+"""Streams, entries and attention over both as native operations (compile.py has the others), and what caches hold of them."""
+
+from collections.abc import Sequence
+from functools import singledispatch
+from typing import Final
+
+import numpy as np
+
+from manyhands.engine import library
+from manyhands.engine.emitter import Emitter
+from manyhands.engine.library import BLOCK, TYPES
+from manyhands.engine.weights import as_fp32, take, vector
+from manyhands.errors import ModelError
+from manyhands.program.ops import (
+    Collapse,
+    Compress,
+    CompressedAttention,
+    EntryIndex,
+    GroupedProduct,
+    Op,
+    Spread,
+)
+
+_LINE: Final = 64  # bytes: what an operation keeps of a block begins at multiples
+_WIDE: Final = 32  # columns: keys as attention reads them are padded to a multiple
+
+
+@singledispatch
+def add_compressed(op: Op, to: Emitter) -> None:
+    """Emits the operations that `op` is."""
+    raise AssertionError(f"no way to compile {type(op).__name__}")
+
+
+@add_compressed.register
+def _(op: Collapse, to: Emitter) -> None:
+    source, mix = to.source(op.source), to.exact(op.mix)
+    kept = to.target(op.kept, op.mix.outputs, [source])
+    to.emit(library.PRODUCT, (source, kept, TYPES[mix.type], 0, 0, op.mix.inputs), (), (mix.array, None))
+    target = to.target(op.target, op.width, [source, kept])
+    numbers = (source, kept, target, int(op.has_all), op.streams, op.iterations)
+    to.emit(
+        library.COLLAPSE, numbers, (op.norm_epsilon, op.epsilon), [vector([w], to.read) for w in (op.base, op.scale)]
+    )
+
+
+@add_compressed.register
+def _(op: Spread, to: Emitter) -> None:
+    source, kept, target = (to.source(name) for name in (op.source, op.kept, op.target))
+    to.emit(library.SPREAD, (source, kept, target, int(to.rounds(op)), op.streams))
+
+
+@add_compressed.register
+def _(op: GroupedProduct, to: Emitter) -> None:
+    source, held = to.source(op.source), to.by_head(op.weight, op.groups, False)
+    target, outputs, inputs = (
+        to.target(op.target, op.weight.outputs, [source]),
+        op.weight.outputs // op.groups,
+        op.weight.inputs,
+    )
+    columns = (0, inputs, 0, outputs, op.groups, inputs, outputs)
+    to.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))
+
+
+@add_compressed.register
+def _(op: Compress, to: Emitter) -> None:
+    values, gates = to.source(op.values), to.source(op.gates)
+    bias = np.ascontiguousarray(as_fp32(take(op.bias, to.read)), np.float32)
+    numbers = (values, gates, to.target(op.target, op.width, [values, gates]), op.rate, int(op.is_doubled))
+    to.emit(library.COMPRESS, numbers, (), (bias,))
+
+
+@add_compressed.register
+def _(op: CompressedAttention, to: Emitter) -> None:
+    """As latent attention whose values are whole keys where no positions are compressed."""
+    if to.has_codes:
+        raise ModelError(
+            f"{to.family} caches keys that are values: they are not held in 8 bits; leave --cache-dtype out"
+        )
+    query, key, sinks = to.source(op.query), to.source(op.key), vector([op.sinks], to.read)
+    if op.entry is None:
+        shape = (to.target(op.target, op.heads * op.width, [query, key]), op.heads, 1, op.width, op.width, op.window, 1)
+        to.emit(library.ATTENTION, (query, key, key, *shape), (op.scale, 0.0), (sinks,))
+        return
+    entry, chosen = to.source(op.entry), () if op.index is None else (_choice(to, op.index, op.rate),)
+    target = to.target(op.target, op.heads * op.width, [query, key, entry, *chosen])
+    numbers = (query, key, entry, target, op.heads, op.window, op.rate, *chosen)
+    to.emit(library.ATTEND_ENTRIES, numbers, (op.scale,), (sinks,))
+
+
+def _choice(to: Emitter, index: EntryIndex, rate: int) -> int:
+    """The register of the entries that a row sees."""
+    sources = [to.source(name) for name in (index.query, index.key, index.weight)]
+    chosen = to.target(" chosen", index.top_k, sources)
+    to.emit(library.INDEX, (*sources, chosen, index.heads, index.width, rate))
+    return chosen
+
+
+def block_bytes(attend: CompressedAttention, compressed: Sequence[Compress], item: int) -> int:
+    """Bytes that a layer keeps of 64 positions of a session, in numbers of `item` bytes (native/compressed.c)."""
+    if attend.entry is None:
+        return -(-attend.width // _WIDE) * _WIDE * item * BLOCK
+    entries = max(1, BLOCK // attend.rate)
+    parts = [(BLOCK + entries) * _row(attend.width, item)]
+    parts += [] if attend.index is None else [entries * _row(attend.index.width, item)]
+    parts += [BLOCK * sum(_row(width, item) for width in op.cache_widths) for op in compressed]
+    return sum(-(-part // _LINE) * _LINE for part in parts)
+
+
+def _row(width: int, item: int) -> int:
+    """Bytes of a row, in whole words."""
+    return -(-width * item // 4) * 4

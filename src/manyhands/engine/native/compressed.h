@@ -1,0 +1,28 @@
+/* Entries, each of which stands for some positions, and attention over positions and entries (compressed.c). */
+#ifndef MANYHANDS_COMPRESSED_H
+#define MANYHANDS_COMPRESSED_H
+#include "plan.h"
+
+enum { MOST_RATE = 512 }; /* positions of an entry */
+/* Entries of a block of 64 positions have places there, in the block of their last position. */
+static inline int is_rate(int64_t rate) { return is_count(rate, MOST_RATE) && (BLOCK % rate == 0 || rate % BLOCK == 0); }
+static inline int64_t entries_of_block(int64_t rate) { return rate < BLOCK ? BLOCK / rate : 1; }
+/* Bytes of a row of `width` numbers as caches of entries hold it: in whole words. */
+static inline int64_t kept_bytes(const Plan *plan, int64_t width) { return ceil_div(width * size_of_type(plan->type), 4) * 4; }
+/* A row into a cache: rounded, the largest number for an infinity, zero for what is none. */
+void keep_row(const Plan *plan, const float *x, int64_t width, char *to);
+/* Where entry `number` of those that lie `offset` bytes behind the beginning of each block has its row. */
+char *entry_at(const Plan *plan, char *const *blocks, int64_t offset, int64_t number, int64_t rate, int64_t width);
+/* Kept rows -> the keys of a block as attention and index read them: row i is column i; `count` of them, zeros behind. */
+void turn_rows(const Kind *kind, char *const *rows, int64_t count, char *block);
+/* What operations keep of a block of 64 positions. */
+int64_t compress_bytes(const Plan *plan, const Op *op);
+int64_t entries_bytes(const Plan *plan, const Op *op);
+/* COMPRESS and ATTEND_ENTRIES for all rows; 0, or -1 where there is no memory. */
+int compress_run(const Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows);
+int entries_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows);
+/* COLLAPSE and SPREAD of one row (streams.c). */
+enum { MOST_STREAMS = 8, MOST_ITERATIONS = 1000 };
+void collapse_row(const Plan *plan, const Op *op, int64_t row);
+void spread_row(const Plan *plan, const Op *op, int64_t row);
+#endif

@@ -1,0 +1,88 @@
+/* Residual streams: several rows in one, collapsed before attention or experts and spread behind them. */
+#include "compressed.h"
+
+#include <string.h>
+
+enum { SIGMOIDS = 6, POWERS = 7, PIECE = 256 }; /* functions of `apply`; columns at once */
+
+/* values / (their sum, from zero in order, + epsilon): `count` of them, `step` apart. */
+static void share(float *values, int64_t count, int64_t step, float epsilon)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum = sum + values[i * step];
+    for (int64_t i = 0; i < count; i++)
+        values[i * step] = values[i * step] / (sum + epsilon);
+}
+
+/* Rows softened, then columns and rows shared in turns. */
+static void balance(const Plan *plan, float *comb, int64_t n, float epsilon, int64_t iterations)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float top = comb[i * n];
+        for (int64_t k = 1; k < n; k++)
+            top = comb[i * n + k] > top ? comb[i * n + k] : top;
+        for (int64_t k = 0; k < n; k++)
+            comb[i * n + k] = comb[i * n + k] - top;
+    }
+    plan->kernels->apply(POWERS, 1, comb, comb, n * n);
+    for (int64_t i = 0; i < n; i++)
+        share(comb + i * n, n, 1, 0);
+    for (int64_t i = 0; i < n * n; i++)
+        comb[i] = comb[i] + epsilon;
+    for (int64_t turn = 0; turn < iterations; turn++) {
+        for (int64_t i = 0; turn && i < n; i++)
+            share(comb + i * n, n, 1, epsilon);
+        for (int64_t k = 0; k < n; k++)
+            share(comb + k, n, n, epsilon);
+    }
+}
+
+/* source, mixes, target, keeps, streams, iterations; epsilon of the norm, epsilon; base, scales. What comes of the mixes takes their place. */
+void collapse_row(const Plan *plan, const Op *op, int64_t row)
+{
+    const Kernels *kernels = plan->kernels;
+    const int64_t *n = op->numbers;
+    const float *x = row_of(plan, n[0], row), *base = op->tensors[0].data, *scales = op->tensors[1].data;
+    int64_t streams = n[4], width = plan->widths[n[2]], count = plan->widths[n[1]];
+    float by = kernels->inverse(x, streams * width, (float)op->reals[0]), epsilon = (float)op->reals[1];
+    float *values = row_of(plan, n[1], row), *out = row_of(plan, n[2], row);
+    for (int64_t i = 0; i < count; i++) {
+        float value = values[i] * by, scaled = value * scales[i < streams ? 0 : i < 2 * streams ? 1 : 2];
+        values[i] = scaled + base[i];
+    }
+    kernels->apply(SIGMOIDS, 1, values, values, at_most(count, 2 * streams));
+    for (int64_t i = 0; i < streams; i++) {
+        values[i] = values[i] + epsilon;
+        if (i == 0)
+            kernels->multiply(x, values[i], out, width);
+        else
+            kernels->add(out, x + i * width, values[i], out, width, 0);
+    }
+    if (!n[3])
+        return;
+    for (int64_t i = streams; i < 2 * streams; i++)
+        values[i] = 2 * values[i];
+    balance(plan, values + 2 * streams, streams, epsilon, n[5]);
+}
+
+/* source, kept, target, is_last, streams */
+void spread_row(const Plan *plan, const Op *op, int64_t row)
+{
+    const Kernels *kernels = plan->kernels;
+    const int64_t *n = op->numbers;
+    int64_t streams = n[4], width = plan->widths[n[0]];
+    const float *source = row_of(plan, n[0], row), *kept = row_of(plan, n[1], row);
+    float *x = row_of(plan, n[2], row), room[MOST_STREAMS][PIECE];
+    for (int64_t at = 0; at < width; at += PIECE) {
+        int64_t count = at_most(width - at, PIECE);
+        for (int64_t k = 0; k < streams; k++) {
+            kernels->multiply(source + at, kept[streams + k], room[k], count);
+            for (int64_t j = 0; j < streams; j++)
+                kernels->add(room[k], x + j * width + at, kept[(2 + j) * streams + k], room[k], count,
+                             n[3] && plan->rounds && j + 1 == streams);
+        }
+        for (int64_t k = 0; k < streams; k++)
+            memcpy(x + k * width + at, room[k], (size_t)count * 4);
+    }
+}

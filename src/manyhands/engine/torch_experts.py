@@ -1,0 +1,71 @@
+"""The choice of experts, and experts, in torch (torch.py has the other operations)."""
+
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from manyhands.engine.torch_functions import ACTIVATIONS, best, gated, mixed, product, scored
+from manyhands.engine.torch_memory import LayerRun
+from manyhands.program.ops import ExpertRouting, Experts, Op
+
+
+def ids_of(rows_ND: Tensor, limit: int) -> Tensor:
+    """The ids that the last columns of rows hold (ops.Embed); 0 for what is none of `limit`."""
+    digits = (rows_ND[:, -4:] * 256).nan_to_num(0.0)
+    digits = torch.where((digits >= 0) & (digits < 256), digits, 0.0).long()
+    ids = (digits << torch.tensor([0, 8, 16, 24], device=digits.device)).sum(-1)
+    return torch.where(ids < limit, ids, 0)
+
+
+@singledispatch
+def run_experts(op: Op, run: LayerRun) -> None:
+    """Does one of these operations."""
+    raise AssertionError(f"no way to run {type(op).__name__}")
+
+
+@run_experts.register
+def _(op: ExpertRouting, run: LayerRun) -> None:
+    logits = run.registers[op.source]
+    scores, ranks = scored(op.score, logits)
+    if op.correction is not None:
+        ranks = scores + run.weights[op.correction, 0]
+    if op.table is None:
+        chosen = best(ranks, op)
+    else:
+        table = run.weights[op.table, 0]
+        chosen = table[ids_of(run.registers[op.ids], len(table))].long()
+    weights = mixed(logits, chosen, op.epsilon) if op.score == "mixer" else scores.gather(-1, chosen)
+    if op.normalise and op.score == "softmax":
+        weights = logits.gather(-1, chosen).softmax(-1)
+    elif op.normalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + op.epsilon)
+    factors = 1.0 if op.factors is None else run.weights[op.factors, 0][chosen]
+    run.routes[op.target] = chosen, weights * op.scale * factors
+
+
+@run_experts.register
+def _(op: Experts, run: LayerRun) -> None:
+    chosen_NK, weights_NK = run.routes[op.routes]
+    source = run.registers[op.source][:, None]
+    if op.scales_source:
+        source, weights_NK = source * weights_NK[..., None], torch.ones_like(weights_NK)
+    source = run.round(source).expand(*chosen_NK.shape, -1)
+    each_NKD = source.new_zeros(*chosen_NK.shape, op.down.outputs)
+    for expert in sorted(set(chosen_NK.flatten().tolist())):
+        rows, ranks = torch.where(chosen_NK == expert)
+        each_NKD[rows, ranks] = _expert(op, run, expert, source[rows, ranks])
+    total = torch.zeros_like(each_NKD[:, 0])
+    for rank in range(chosen_NK.shape[1]):
+        total = total + weights_NK[:, rank, None] * each_NKD[:, rank]
+    run.registers[op.target] = total
+
+
+def _expert(op: Experts, run: LayerRun, expert: int, rows: Tensor) -> Tensor:
+    w = run.weights
+    up = product(rows, w[op.up, expert], w.optional(op.up_bias, expert))
+    if op.gate is None:
+        inner = ACTIVATIONS[op.gating.activation](up)
+    else:
+        inner = gated(op.gating, product(rows, w[op.gate, expert], w.optional(op.gate_bias, expert)), up)
+    return product(run.round(inner), w[op.down, expert], w.optional(op.down_bias, expert))

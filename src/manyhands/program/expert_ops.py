@@ -1,0 +1,80 @@
+"""Operations of a Program that choose experts and compute them (ops.py has the others and the rules)."""
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from manyhands.program.weight import Activation, Weight
+
+Score = Literal["softmax", "sigmoid", "mixer", "root"]
+SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "mixer", "root")
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """The function f(g, u) of a gated block, by column, in fp32.
+
+    With a `limit`: g <- min(g, limit), u <- min(max(u, -limit), limit). Then f = activation(g) * (u + up_offset), where
+    silu is g * sigmoid(alpha * g) and the other activations have no alpha.
+    """
+
+    activation: Activation = "silu"
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRouting:
+    """From `source` [experts] (router products) choose `top_k` experts a row: target = pairs (expert, weight).
+
+    score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
+    lower number first). With groups: experts lie in `groups` equal runs, a run's rank is the sum of its two highest
+    (score + correction), only the `top_groups` best runs stay. A chosen expert's weight is its s (without correction),
+    divided by (the sum of the chosen s, + `epsilon` for sigmoid) if `normalise`, times `scale`, times the expert's number in
+    `factors`. A normalised softmax is the softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen.
+    The pairs are in order of rank.
+    mixer: ranked by source. The weight of each in turn is its softmax over those that do not rank before it and for which
+    not (its source v - source) / max(|source|, v) > `epsilon`; it is not normalised.
+    root: s = sqrt(source), else as sigmoid. With a `table` [tokens, top_k] of whole numbers the chosen ones are those of the
+    token's row, in its order; the token's id is in the last four columns of `ids` (compressed_ops.py), 0 where it is none.
+    With `may_lack_correction` a checkpoint that lacks the correction has none (tensors.py: without_corrections).
+    """
+
+    source: str
+    target: str
+    experts: int
+    top_k: int
+    score: Score
+    normalise: bool
+    scale: float = 1.0
+    correction: Weight | None = None
+    groups: int = 1
+    top_groups: int = 1
+    epsilon: float = 1e-20
+    factors: Weight | None = None
+    may_lack_correction: bool = field(default=False, repr=False)
+    table: Weight | None = None
+    ids: str = "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """target = the sum over the row's routes, in their order from zero, of weight * expert(source), in fp32.
+
+    expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. If `gate` is
+    None: down . round(activation(up . round(v) + up_bias)) + down_bias, where activation is the gating's. With
+    `scales_source` the sum is of expert(weight * source).
+    """
+
+    source: str
+    routes: str
+    target: str
+    experts: int
+    gating: Gating
+    gate: Weight | None
+    up: Weight
+    down: Weight
+    gate_bias: Weight | None = None
+    up_bias: Weight | None = None
+    down_bias: Weight | None = None
+    scales_source: bool = False
