@@ -369,6 +369,20 @@ OWN: dict[str, Options] = {
         "moe_layer_end_index": [-1, 1, 2, 9],
         "moe_layer_interval": [1, 2],
     },
+    "kimi_linear": {
+        "attention_bias": _BOOL,
+        "first_k_dense_replace": [0, 1, 4],
+        "hidden_act": ["silu", "gelu"],
+        "linear_conv_kernel_dim": [1, 2, 5],
+        "linear_head_dim": [5, 7, 33, 64],
+        "linear_num_heads": [1, 2, 5],
+        "n_group": [1, 2],
+        "n_shared_experts": [1, 3],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "q_lora_rank": [None, 24],
+        "routed_scaling_factor": [0.3, 2.5],
+    },
     "lfm2": {"conv_bias": _BOOL, "conv_L_cache": [1, 3, 6], "block_auto_adjust_ff_dim": _BOOL},
     "laguna": {
         "attention_bias": _BOOL,
@@ -481,6 +495,7 @@ _FREE_HEADS = (
     "vaultgemma",
 )
 _LATENT = (
+    "kimi_linear",
     "axk1",
     "minicpm3",
     "deepseek_v3",
@@ -537,6 +552,16 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"head_dim": 64, "partial_rotary_factor": 0.25, "moe_intermediate_size": out["intermediate_size"]}
         out["num_attention_heads"] = draw.choice([2, 4, 8])
         out["rope_parameters"] = scaling(draw, 16)
+    if family == "kimi_linear":
+        kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])
+        out |= {"layer_types": kinds, "tie_word_embeddings": False}
+        if draw.random() < 0.3:
+            numbers = {kind: [i + 1 for i, one in enumerate(kinds) if one == kind] for kind in kinds}
+            lists = zip(("kda_layers", "full_attn_layers"), ("linear_attention", "full_attention"), strict=True)
+            listed = {name: numbers.get(kind, []) for name, kind in lists}
+            sizes = {"num_heads": draw.choice([1, 3]), "head_dim": draw.choice([5, 16])}
+            out["linear_attn_config"] = {**listed, **sizes, "short_conv_kernel_size": draw.choice([2, 4])}
+            out["layer_types"] = None
     if family == "olmo_hybrid":  # transformers wants layers of each type
         kinds = ["linear_attention", "full_attention", *draw.choices(["linear_attention", "full_attention"], k=2)]
         out["layers"] = draw.choice([2, 3, 4])
@@ -545,7 +570,7 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"layer_types": kinds, "rope_parameters": scaling(draw, hidden // heads)}
     if family == "helium":
         out["head_dim"] = hidden // heads
-    if family in (*_ONE_TABLE, *_LATENT):
+    if family in (*_ONE_TABLE, *_LATENT) and family != "kimi_linear":  # where nothing turns
         out["rope_parameters"] = scaling(draw, hidden // heads)
     if family in ("granite_swa", "granitemoe_swa"):
         out["layer_rope_theta"] = draw.choices([0, 1e3, 1e4], k=out["layers"])

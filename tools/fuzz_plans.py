@@ -91,9 +91,10 @@ def shape_of(integer: Integer) -> Shape:
         case 4:
             key_heads, value = integer(1, 3), integer(1, 70)
             many = heads * key_heads
-            widths = [hidden, key_heads * width, key_heads * width, many * value, many, many, many * value]
-            linear = {library.DELTA: (1, 2, 3, 4, 5, 6), library.DECAY: (4, 5, 0, 0), library.CONVOLVE: (1, 2, 0, 0)}
-            return Shape([*widths, hidden, 1], many, key_heads, {library.NORM: (0, 7, 0, 0), **linear})
+            decays = many * (width if integer(0, 1) else 1)
+            widths = [hidden, key_heads * width, key_heads * width, many * value, decays, many, many * value]
+            linear = {library.DELTA: (1, 2, 3, 4, 5, 6), library.DECAY: (4, 8, 0, 0), library.CONVOLVE: (1, 2, 0, 0)}
+            return Shape([*widths, hidden, decays], many, key_heads, {library.NORM: (0, 7, 0, 0), **linear})
         case 5:
             many, wide, top_k = integer(1, 40), integer(1, 70), integer(1, 90)
             widths = [
@@ -194,11 +195,13 @@ def operation(integer: Integer, whole: Shape) -> Op:
             weights = reals(integer(1, 99), taps, w[0] + (integer(0, 9) == 0))
             return kind, (r[0], r[1], taps, integer(0, 6 + odd)), (), (weights, maybe(integer, w[1] + odd))
         case library.DECAY:
-            rates = np.abs(reals(integer(1, 99), w[0] + odd)).astype(np.float64)
-            return kind, (r[0], r[1]), (), (rates if integer(0, 2) else None, reals(integer(1, 99), w[1]))
+            rates, is_fp32 = np.abs(reals(integer(1, 99), w[0] + odd)), integer(0, 1)
+            given = rates if is_fp32 else rates.astype(np.float64) if integer(0, 2) else None
+            return kind, (r[0], r[1], is_fp32 + odd * integer(0, 1)), (), (given, reals(integer(1, 99), w[1]))
         case library.DELTA:
             heads, kv = whole.heads or integer(1, 4), whole.key_heads or 1
-            shape = (*r, heads, kv, max(1, w[0] // kv) + odd, max(1, w[2] // heads), integer(0, 1))
+            form = integer(0, 2) if integer(0, 3) == 0 else 2 * (w[3] > heads) or integer(0, 1)
+            shape = (*r, heads, kv, max(1, w[0] // kv) + odd, max(1, w[2] // heads), form)
             return kind, shape, (), (maybe(integer, heads + odd),)
         case library.INDEX:
             heads = whole.index_heads or integer(1, 4)

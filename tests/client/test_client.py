@@ -299,7 +299,7 @@ def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
         client.generate("hi", max_tokens=5000)
     with pytest.raises(BadRequest, match="temperature"):
         client.stream("hi", temperature=-1.0)
-    with pytest.raises(BadRequest, match="there is no parameter temprature: did you mean temperature?"):
+    with pytest.raises(BadRequest, match=r"there is no parameter temprature: did you mean temperature\?"):
         client.generate("hi", temprature=1.0)  # type: ignore[call-arg]
     with pytest.raises(LinkClosed, match="no gateway"), manyhands.connect("http://127.0.0.1:1"):
         pass

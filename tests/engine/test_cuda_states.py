@@ -109,6 +109,9 @@ SHAPES: Final[dict[str, tuple[StateLayer, int]]] = {
     "keys of three numbers, the most taps": (StateLayer(4, 1, 3, 31, 32), 128),
     "sums of ragged tiles": (StateLayer(6, 3, 12, 65, 5, True), 128),
     "sums of wide keys": (StateLayer(4, 2, 200, 32, 4, True), 128),
+    "decays of channels": (StateLayer(2, 2, 128, 128, by_channel=True), 128),
+    "decays of channels, ragged": (StateLayer(4, 2, 19, 37, 3, by_channel=True), 128),
+    "decays of channels, wide keys": (StateLayer(2, 1, 200, 5, by_channel=True), 128),
 }
 
 
@@ -128,7 +131,8 @@ def test_rows_are_the_cpus_bits(name: str, device: HostDevice) -> None:
         assert at == 97
         both.agrees(0)
     wide = layer.width > narrow
-    assert ("delta_256" in device.launched, "delta_128" in device.launched) == (wide, not wide)
+    name = "delta_by_channel" if layer.by_channel else "delta"
+    assert (f"{name}_256" in device.launched, f"{name}_128" in device.launched) == (wide, not wide)
 
 
 def kernels() -> str:
@@ -157,10 +161,10 @@ def test_a_barrier_that_is_missing_shows(where: str) -> None:
     assert not reproduces_the_cases(HostDevice(drifts=True, text=whole.replace(barrier, where)))
 
 
-@pytest.mark.parametrize("is_sum", [False, True])
-def test_infinities_nans_and_denormals_are_the_cpus(is_sum: bool, device: HostDevice) -> None:
+@pytest.mark.parametrize("form", [{}, {"is_sum": True}, {"by_channel": True}])
+def test_infinities_nans_and_denormals_are_the_cpus(form: dict[str, bool], device: HostDevice) -> None:
     """Infinities, NaNs, denormals, what flushes to zero, decays beyond softplus's bound; of one session, beside another."""
-    both = Both(device, StateLayer(4, 2, 8, 20, 3, is_sum), "f32")
+    both = Both(device, StateLayer(4, 2, 8, 20, 3, **form), "f32")
     both.begin()
     both.begin()
 

@@ -25,6 +25,7 @@ PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, TAPS = 6, 2, 10, 37, 4
 KEYS, VALUES = KEY_HEADS * WIDTH, HEADS * VALUE_WIDTH
 ENTERING = 2 * KEYS + VALUES + 2 * HEADS
+FORMS: dict[str, dict[str, bool]] = {"delta": {}, "sum": {"is_sum": True}, "by channel": {"by_channel": True}}
 Floats = NDArray[np.float32]
 
 
@@ -40,8 +41,8 @@ def fused(a: Any, b: Any, c: Any) -> Floats:
 class Case:
     """A convolution of all that enters and linear attention over it, on one back end."""
 
-    def __init__(self, back_end: str, row_type: str = "f32", *, is_sum: bool = False) -> None:
-        layer = StateLayer(HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, TAPS, is_sum)
+    def __init__(self, back_end: str, row_type: str = "f32", form: str = "delta") -> None:
+        self.layer = layer = StateLayer(HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, TAPS, **FORMS[form])
         self.plan = Plan(back_end, row_type, layer.widths, OUT, "f32", CONTEXT)
         for op in layer.ops:
             self.plan.add(*op)
@@ -68,18 +69,18 @@ class Case:
     def defined(self, x: Floats) -> Floats:
         """The same by the words of program/cached_ops.py and docs/arithmetic.md, a position after the other."""
         state, out = np.zeros((HEADS, WIDTH, VALUE_WIDTH), np.float32), []
-        padded = np.concatenate([np.zeros((TAPS - 1, ENTERING), np.float32), x])
+        entering = self.layer.entering
+        padded = np.concatenate([np.zeros((TAPS - 1, entering), np.float32), x])
         for p in range(len(x)):
-            total = np.zeros(ENTERING, np.float32)
+            total = np.zeros(entering, np.float32)
             for j in range(TAPS):
                 total = fused(self.taps[j], padded[p + j], total)
             mixed = library.apply("scalar", "silu", f32(total + self.bias))
-            q, k, v, a, b = np.split(mixed, np.cumsum([KEYS, KEYS, VALUES, HEADS]))
-            by = np.exp(-self.rates * np.log1p(np.exp(a.astype(np.float64) + self.shifts))).astype(np.float32)
-            row = []
+            q, k, v, a, b = np.split(mixed, np.cumsum(self.layer.parts[:-1]))
+            by, row = self._decays(a).reshape(HEADS, -1), []
             for head in range(HEADS):
                 key, query = (part.reshape(KEY_HEADS, WIDTH)[head // (HEADS // KEY_HEADS)] for part in (k, q))
-                s = f32(state[head] * by[head])
+                s = f32(state[head] * by[head][:, None])
                 value = v.reshape(HEADS, VALUE_WIDTH)[head]
                 change = f32((value if self.skips is not None else f32(value - four_sums(key, s))) * b[head])
                 state[head] = fused(key[:, None], change[None, :], s)
@@ -87,6 +88,18 @@ class Case:
                 row.append(found if self.skips is None else f32(found + f32(value * self.skips[head])))
             out.append(np.concatenate(row))
         return np.stack(out)
+
+    def _decays(self, a: Floats) -> Floats:
+        if not self.layer.by_channel:
+            return f32(np.exp(-self.rates * np.log1p(np.exp(a.astype(np.float64) + self.shifts))))
+        v = f32(a + self.shifts)
+        e = library.apply("scalar", "exp", -np.abs(v))
+        z = f32(e / f32(2 + e))
+        p = np.full_like(z, 0.28174675)
+        for c in (0.27961433, 0.4002485, 0.66666317, 2.0):
+            p = fused(p, f32(z * z), np.float32(c))
+        soft = fused(z, p, np.maximum(v, 0))
+        return library.apply("scalar", "exp", -f32(self.rates * soft))
 
 
 def four_sums(by: Floats, s: Floats) -> Floats:
@@ -150,6 +163,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0},
         },
     ),
+    "Kimi Linear by its publisher's lists, queries by way of latents": (
+        "kimi_linear",
+        {
+            "layer_types": None,
+            "linear_attn_config": {
+                "full_attn_layers": [1, 4],
+                "kda_layers": [2, 3],
+                "head_dim": 33,
+                "num_heads": 2,
+                "short_conv_kernel_size": 2,
+            },
+            "q_lora_rank": 24,
+            "attention_bias": True,
+            "first_k_dense_replace": 3,
+        },
+    ),
+    "Kimi Linear, experts in groups": (
+        "kimi_linear",
+        {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2, "hidden_act": "gelu"},
+    ),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 
@@ -170,19 +203,36 @@ def back_end(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[False, True], ids=["delta", "sum"])
+@pytest.fixture(params=FORMS)
 def case(back_end: str, request: pytest.FixtureRequest) -> Case:
-    return Case(back_end, is_sum=request.param)
+    return Case(back_end, form=request.param)
 
 
 X = reals(9, 300, ENTERING, around=0)
 
 
 def test_what_leaves_is_as_defined(case: Case) -> None:
-    assert np.array_equal(case.step([case.cache()], [0], [X[:70]]), case.defined(X[:70]))
+    x = reals(9, 70, case.layer.entering, around=0)
+    assert np.array_equal(case.step([case.cache()], [0], [x]), case.defined(x))
+
+
+def test_decays_of_channels_are_exact_to_some_roundings() -> None:
+    """Of all sizes; near one, which a long memory has, and far from it."""
+    v, rates = np.linspace(-60, 60, 5001).astype(np.float32), np.array([1e-3, 0.3, 1, 16], np.float32)
+    exact = np.exp(-rates[:, None].astype(np.float64) * np.logaddexp(0, v.astype(np.float64)))
+    for back_end in library.supported():
+        for rate, right in zip(rates, exact, strict=True):
+            plan = Plan(back_end, "f32", [len(v)] * 2, 1, "f32", 4)
+            plan.add(library.DECAY, (0, 1, 1), (), (np.full(len(v), rate), np.zeros_like(v)))
+            cache = SessionCache(plan)
+            found = plan.run(Team(1), 1, [cache.segment(0, 0, 1)], v.view(np.uint8), 1).view(np.float32)[0]
+            normal = right > 1e-37
+            error = np.abs(found[normal] / right[normal] - 1)
+            assert (error < 2e-7 * (1 - np.log(right[normal]))).all() and (found[~normal] < 2e-37).all()
 
 
 def test_cuts_company_and_threads_enter_no_bit(case: Case) -> None:
+    X = reals(9, 300, case.layer.entering, around=0)
     whole = case.step([case.cache()], [0], [X])
     caches, chance, at = [case.cache(), case.cache()], random.Random(1), [0, 0]
     found: list[list[Floats]] = [[], []]
@@ -200,11 +250,12 @@ def test_cuts_company_and_threads_enter_no_bit(case: Case) -> None:
 
 
 @pytest.mark.parametrize("row_type", ["f32", "bf16"])
-def test_going_back_and_forks_change_no_bit(row_type: str) -> None:
+@pytest.mark.parametrize("form", ["delta", "by channel"])
+def test_going_back_and_forks_change_no_bit(form: str, row_type: str) -> None:
     """Random steps of a session and its forks, each from a position that it says can be gone back to."""
-    case, chance = Case(library.supported()[0], row_type), random.Random(2)
-    other = reals(10, 600, ENTERING, around=0)
-    sessions: list[tuple[SessionCache, Floats]] = [(case.cache(mark=70), np.empty((0, ENTERING), np.float32))]
+    case, chance = Case(library.supported()[0], row_type, form), random.Random(2)
+    other = reals(10, 600, case.layer.entering, around=0)
+    sessions: list[tuple[SessionCache, Floats]] = [(case.cache(mark=70), other[:0])]
     for turn in range(300):
         cache, ids = sessions[chance.randrange(len(sessions))]
         length = len(ids)
@@ -381,7 +432,11 @@ def test_the_engine_refuses_states_that_do_not_fit() -> None:
         (library.CONVOLVE, (0, 1, TAPS, 7), (np.zeros((TAPS, ENTERING), np.float32),)),
         (library.DECAY, (5, 5), (np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32))),
         (library.DECAY, (5, 5), (np.zeros(HEADS), None)),
+        (library.DECAY, (5, 5, 1), (np.zeros(HEADS), np.zeros(HEADS, np.float32))),
+        (library.DECAY, (5, 5, 1), (None, np.zeros(HEADS, np.float32))),
+        (library.DECAY, (5, 5, 2), (np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32))),
         (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, 2), ()),
+        (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, 3), ()),
         (
             library.DELTA,
             (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, 1),

@@ -1,6 +1,7 @@
 """Recipes: published configs are read, every field is used or refused by name, Programs name what checkpoints hold."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from manyhands.program.families import FAMILIES, build_program, read_program
 from manyhands.program.ops import (
     Add,
     Attention,
+    ChannelDecay,
     Collapse,
     Compress,
     CompressedAttention,
@@ -254,6 +256,9 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case Decay():
             assert widths[op.source] == op.rate.outputs == op.bias.outputs
             widths[op.target] = widths[op.source]
+        case ChannelDecay():
+            assert widths[op.source] == op.bias.outputs and not op.bias.outputs % math.prod(op.rate.shape)
+            widths[op.target] = widths[op.source]
         case Xielu():
             assert widths[op.target] and [weight.shape for weight in op.numbers] == [(1,), (1,), (), ()]
         case Softplus():
@@ -262,7 +267,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case LinearAttention():
             assert op.skip is None or op.skip.outputs == op.heads
             assert widths[op.query] == widths[op.key] == op.key_heads * op.width
-            assert widths[op.decay] == widths[op.strength] == op.heads
+            assert widths[op.decay] == op.heads * (op.width if op.by_channel else 1)
+            assert widths[op.strength] == op.heads and not (op.by_channel and op.is_sum)
             assert widths[op.value] == op.heads * op.value_width
             widths[op.target] = widths[op.value]
         case Gate():

@@ -51,6 +51,24 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
     },
+    "kimi_linear": {  # Kimi-Linear-48B-A3B
+        "first_k_dense_replace": 1,
+        "head_dim": 72,
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "head_dim": 20,
+            "kda_layers": [1, 3],
+            "num_heads": 3,
+            "short_conv_kernel_size": 4,
+        },
+        "mla_use_nope": True,
+        "moe_layer_freq": 1,
+        "moe_router_activation_func": "sigmoid",
+        "num_nextn_predict_layers": 0,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "use_grouped_topk": True,
+    },
     "olmo": {"clip_qkv": None, "pretraining_tp": 1},
     "olmo_hybrid": {"linear_a_log_max": 1.0, "linear_dt_min": 0.1, "rope_theta": None},
     "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
@@ -215,6 +233,7 @@ def billions(program: Program) -> float:
     [
         ("axk1", 519),  # A.X-K1
         ("deepseek_v4", 284),  # DeepSeek-V4-Flash
+        ("kimi_linear", 48),  # Kimi-Linear-48B-A3B
         ("laguna", 33),  # Laguna-XS.2
         ("lfm3", 1.7),  # LFM3-1.7B
         ("iquestcoder", 40),  # IQuest-Coder-V1-40B
@@ -344,6 +363,18 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("mimo_v2_flash", "num_key_value_heads", 4),
         ("mimo_v2_flash", "swa_num_key_value_heads", 1),
         ("mimo_v2_flash", "swa_rope_theta", 1000),
+        ("kimi_linear", "hidden_act", "situ"),  # Kimi K3, which goes by this name too
+        ("kimi_linear", "kda_layers", [1, 2]),
+        ("kimi_linear", "layer_types", ["sliding_attention"] * 3),
+        ("kimi_linear", "linear_attn_config", [1]),
+        ("kimi_linear", "mla_use_nope", False),
+        ("kimi_linear", "mla_use_output_gate", True),
+        ("kimi_linear", "mlp_layer_types", ["dense", "sparse"]),
+        ("kimi_linear", "moe_router_activation_func", "softmax"),
+        ("kimi_linear", "num_expert_group", 3),
+        ("kimi_linear", "num_key_value_heads", 2),
+        ("kimi_linear", "tie_word_embeddings", True),
+        ("kimi_linear", "use_grouped_topk", False),
         ("llama4_text", "attention_chunk_size", 0),
         ("llama4_text", "attn_scale", -0.1),
         ("llama4_text", "attn_temperature_tuning", 2),
@@ -623,6 +654,50 @@ def test_heads_of_olmo_hybrid_turn_where_there_is_a_base_frequency(fields: dict[
     assert any(isinstance(op, Rotary) for layer in program.layers for op in layer.ops) == bool(tables)
 
 
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        (
+            {"full_attn_layers": [3], "kda_layers": [1]},
+            r"kda_layers is \[1\], with full_attn_layers each layer from 1 to 3",
+        ),
+        ({"full_attn_layers": [3], "kda_layers": [1, 2, 3]}, "kda_layers is .*, with full_attn_layers each"),
+        ({"full_attn_layers": [0], "kda_layers": [1, 2]}, "kda_layers is .*, with full_attn_layers each"),
+        ({"kda_layers": "all"}, "kda_layers is 'all', a list of whole numbers"),
+        ({"head_dim": 0}, "head_dim is 0, a whole number"),
+        ({"short_conv_kernel_size": 33}, "short_conv_kernel_size is 33, a whole number from 1 to 32"),
+        ({"gate_lower_bound": -5.0}, r"gate_lower_bound is -5\.0, a field that"),  # Kimi K3
+        ({"use_full_rank_gate": True}, "use_full_rank_gate is True, a field that"),
+    ],
+)
+def test_what_is_wrong_of_linear_attention_of_kimi_linear_is_named(inside: dict[str, Any], said: str) -> None:
+    config = {**tiny("kimi_linear"), "layer_types": None, "linear_attn_config": inside}
+    with pytest.raises(ModelError, match=rf"^config\.json: linear_attn_config: {said}"):
+        build_program(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("max_position_embeddings", "model_max_length"),
+        ("n_group", "num_expert_group"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("norm_topk_prob", "moe_renormalize"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("num_local_experts", "num_experts"),
+    ],
+)
+def test_fields_of_kimi_linear_go_by_either_name(name: str, own: str) -> None:
+    config = tiny("kimi_linear")
+    value = config.pop(own)
+    assert build_program({**config, name: value}) == build_program({**config, own: value})
+    assert build_program({**config, own: value, name: value}) == build_program({**config, own: value})
+    with pytest.raises(ModelError, match=f"^config.json: {own} is 1.5, "):
+        build_program({**config, own: 1.5})
+    with pytest.raises(ModelError, match=rf"^config.json: {name} is {value}, only 1\.5 is supported"):
+        build_program({**config, own: 1.5, name: value})
+
+
 def test_chunks_without_a_length_are_refused() -> None:
     with pytest.raises(ModelError, match=r"layer_types is .*chunked_attention needs attention_chunk_size"):
         build_program({**tiny("llama4_text"), "attention_chunk_size": None})
@@ -677,7 +752,7 @@ def test_norms_of_heads_without_end_are_refused_before_they_are_listed(family: s
         build_program({**tiny(family), **sizes, switch: True})
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"nemotron_h"}))  # which has no positions
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"kimi_linear", "nemotron_h"}))  # which have no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:
     config = tiny(family)
     del config["rope_parameters"]

@@ -32,7 +32,7 @@ _INTEGERS: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num_key_value_heads", "n_head_kv"), (1, _HEADS)),
     **dict.fromkeys(("head_dim", "global_head_dim"), (1, 8192)),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), (1, 1 << 20)),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), (1, _TOKENS)),
+    **dict.fromkeys(("max_position_embeddings", "model_max_length", "n_positions", "n_ctx"), (1, _TOKENS)),
     "original_max_position_embeddings": (1, _TOKENS),
     "vocab_size": (1, 1 << 22),
     "sliding_window": (-1, 1 << 31),

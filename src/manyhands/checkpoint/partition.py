@@ -71,7 +71,7 @@ class ModelFacts:
             num_layers=_num_layers(config),
             hidden_size=_count(config, "hidden_size", "n_embd", "d_model"),
             vocab_size=_count(config, "vocab_size"),
-            context=_count(config, "max_position_embeddings", "n_positions", "n_ctx", default=0),
+            context=_count(config, "max_position_embeddings", "model_max_length", "n_positions", "n_ctx", default=0),
         )
 
 

@@ -45,7 +45,7 @@ def state_bytes(layer: Layer, item: int) -> int:
     sizes = [
         convolution_states(op.weight.outputs, op.taps, item)
         if isinstance(op, Convolution)
-        else attention_states(op.heads, op.kept_key_heads, op.width, op.value_width)
+        else attention_states(op.heads, op.kept_key_heads, op.width, op.value_width, by_channel=op.by_channel)
         for op in layer.recurrent
     ]
     return session_bytes(sum(size.block for size in sizes), sum(size.now for size in sizes))

@@ -14,12 +14,14 @@ from manyhands.engine.latents import add_latent
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Make, Packer
+from manyhands.engine.states import delta_form
 from manyhands.engine.weights import (
     Found,
     Read,
     Stored,
     as_fp32,
     as_numbers,
+    decay_rates,
     ends_precision,
     find,
     matrices,
@@ -33,6 +35,7 @@ from manyhands.program.ops import (
     RESIDUAL,
     Add,
     Attention,
+    ChannelDecay,
     Collapse,
     Compress,
     CompressedAttention,
@@ -272,14 +275,12 @@ class _Compiler:
         self.emit(library.CONVOLVE, (source, target, op.taps, ACTIVATIONS.index(op.activation)), (), (taps, bias))
 
     @add.register
-    def _(self, op: Decay | Softplus) -> None:
-        rates = None
-        if isinstance(op, Decay):
-            stored = as_fp32(take(op.rate, self.read)).astype(np.float64).reshape(-1)
-            rates = library.double("exp", stored) if op.is_log else -stored
+    def _(self, op: Decay | ChannelDecay | Softplus) -> None:
         width = self.width(op.source)
+        rates = None if isinstance(op, Softplus) else decay_rates(op, width, self.read)
         bias = np.zeros(width, np.float32) if op.bias is None else vector([op.bias], self.read)
-        self.emit(library.DECAY, (self.source(op.source), self.target(op.target, width)), (), (rates, bias))
+        numbers = (self.source(op.source), self.target(op.target, width), int(isinstance(op, ChannelDecay)))
+        self.emit(library.DECAY, numbers, (), (rates, bias))
 
     @add.register
     def _(self, op: LinearAttention) -> None:
@@ -289,7 +290,7 @@ class _Compiler:
         for i in range(2 if times > 1 else 0):  # queries and keys again and again, one for each head
             once, sources[i] = sources[i], self.target(f" {i} of heads", times * keys)
             self.emit(library.COPY, (once, sources[i], 0, 0, keys, times, 0, keys))
-        shape = (op.heads, op.kept_key_heads, op.width, op.value_width, int(op.is_sum))
+        shape = (op.heads, op.kept_key_heads, op.width, op.value_width, delta_form(op.is_sum, op.by_channel))
         self.emit(library.DELTA, (*sources, target, *shape), (), (vector([op.skip] if op.skip else [], self.read),))
 
     @add.register

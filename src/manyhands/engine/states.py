@@ -17,6 +17,7 @@ from manyhands.errors import ModelError, StateGone
 
 B = TypeVar("B")
 
+DELTA_RULE, DELTA_SUM, DELTA_BY_CHANNEL = range(3)  # forms of linear attention (native/kernels.h)
 TILE: Final = 32  # columns of a head's state that lie together
 _LINE: Final = 64  # bytes: what an operation keeps begins at multiples
 RECENT: Final = 4  # blocks up to the last position that are kept
@@ -219,11 +220,19 @@ def convolution_states(columns: int, taps: int, item: int) -> StateSizes:
     return StateSizes(_lines((taps - 1 + STATE_BLOCK) * row), _lines((taps - 1) * row))
 
 
-def attention_states(heads: int, key_heads: int, width: int, value_width: int) -> StateSizes:
-    """Of linear attention: keys of `width` numbers, values of `value_width`, all in fp32."""
+def attention_states(
+    heads: int, key_heads: int, width: int, value_width: int, *, by_channel: bool = False
+) -> StateSizes:
+    """Of linear attention: keys of `width` numbers, values of `value_width`, all in fp32; decays of heads, or of each number of
+    their keys."""
     state = heads * -(-value_width // TILE) * TILE * width * 4
-    inputs = key_heads * width + heads * (value_width + 2)
+    inputs = key_heads * width + heads * (value_width + (width if by_channel else 1) + 1)
     return StateSizes(_lines(state + STATE_BLOCK * inputs * 4), _lines(state))
+
+
+def delta_form(is_sum: bool, by_channel: bool) -> int:
+    """The form of linear attention."""
+    return DELTA_BY_CHANNEL if by_channel else DELTA_SUM if is_sum else DELTA_RULE
 
 
 def _lines(num_bytes: int) -> int:

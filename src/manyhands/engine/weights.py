@@ -14,7 +14,7 @@ from manyhands.engine.library import SIDE, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
-from manyhands.program.ops import Rows, Weight, Xielu
+from manyhands.program.ops import ChannelDecay, Decay, Rows, Weight, Xielu
 
 STRETCH: Final = 1 << 20  # numbers that a thread packs at a time: as fp32 4 MB, and some three times that on the way
 
@@ -123,6 +123,14 @@ def vector(weights: Sequence[Weight], read: Read) -> NDArray[np.float32] | None:
     if not weights:
         return None
     return np.ascontiguousarray(np.concatenate([as_fp32(take(weight, read)) for weight in weights]))
+
+
+def decay_rates(op: Decay | ChannelDecay, width: int, read: Read) -> NDArray[np.float64] | NDArray[np.float32]:
+    """Of each of `width` columns; those of channels are in fp32."""
+    stored = as_fp32(take(op.rate, read)).astype(np.float64).reshape(-1)
+    if isinstance(op, ChannelDecay):
+        return library.double("exp", stored).astype(np.float32).repeat(width // len(stored))
+    return library.double("exp", stored) if op.is_log else -stored
 
 
 def xielu_numbers(op: Xielu, read: Read) -> NDArray[np.float32]:

@@ -119,6 +119,19 @@ class Decay:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelDecay:
+    """target = exp(-rate_h * softplus(source + bias)), column by column, in fp32; h is the column's head.
+
+    rate [heads] is exp(stored) in double, rounded to fp32; stored [1, 1, heads, 1]. Each head has as many columns.
+    """
+
+    source: str
+    target: str
+    rate: Weight
+    bias: Weight
+
+
+@dataclass(frozen=True, slots=True)
 class Softplus:
     """target = softplus(source + bias), column by column, in double, rounded to fp32 at the end."""
 
@@ -134,7 +147,8 @@ class LinearAttention:
 
     query and key [key_heads * width], value [heads * value_width], decay and strength [heads], head by head; head h reads
     key head h // (heads / key_heads), where `is_tiled` h % key_heads. A head's state S [width, value_width] is zeros before
-    position 0. At each position: S <- S * decay; d = (value - key . S) * strength, where `is_sum` value * strength;
+    position 0. At each position: S <- S * decay (`by_channel`, of the delta rule alone: decay [heads * width], one for each row
+    of S); d = (value - key . S) * strength, where `is_sum` value * strength;
     S <- S + key (outer) d; target = query . S, with a `skip` [heads] + skip * value. The order of the sums is in
     docs/arithmetic.md.
     """
@@ -151,6 +165,7 @@ class LinearAttention:
     value_width: int
     is_tiled: bool = False
     is_sum: bool = False
+    by_channel: bool = False
     skip: Weight | None = None
 
     @property

@@ -69,12 +69,25 @@ class Fields:
         self._used: set[str] = set()
         self._conventions: set[str] = set()  # of GGUF files that were asked about
         self._methods: set[str] = set()  # of quantisation, too
+        self._own_names: dict[str, str] = {}  # of fields that are read by other names
         self.where = where
 
     def refuse(self, name: str, needed: str) -> ModelError:
         """The error for a field whose value cannot be used."""
         shown = repr(self._values.get(name))
+        name = self._own_names.get(name, name)
         return ModelError(f"{self.where}: {name} is {shown if len(shown) <= 80 else shown[:77] + '...'}, {needed}")
+
+    def rename(self, **own_names: str) -> None:
+        """The family calls these fields by names of its own, by which errors name them. Raises ModelError for one that says
+        something else by each."""
+        for name, own in own_names.items():
+            if own in self._values:
+                self.only(name, self._values[own])
+                self._values[name] = self._values.pop(own)
+                self._own_names[name] = own
+            elif own in self._null:
+                self._null |= {name}
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from manyhands.program.cached_ops import Attention as Attention
+from manyhands.program.cached_ops import ChannelDecay as ChannelDecay
 from manyhands.program.cached_ops import Convolution as Convolution
 from manyhands.program.cached_ops import Decay as Decay
 from manyhands.program.cached_ops import Index as Index
@@ -212,6 +213,7 @@ Op = (
     | GroupedProduct
     | Convolution
     | Decay
+    | ChannelDecay
     | Softplus
     | LinearAttention
     | Xielu

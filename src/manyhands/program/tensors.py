@@ -6,6 +6,7 @@ from dataclasses import replace
 from manyhands.program.ops import (
     EXPERT,
     Attention,
+    ChannelDecay,
     Collapse,
     Compress,
     CompressedAttention,
@@ -54,7 +55,7 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (op.mix, op.base, op.scale)
         case Convolution():
             yield from (weight for weight in (op.weight, op.bias) if weight is not None)
-        case Decay():
+        case Decay() | ChannelDecay():
             yield from (op.rate, op.bias)
         case Softplus(bias=Weight() as bias):
             yield bias

@@ -108,10 +108,37 @@ def _olmo_hybrid(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return out
 
 
+def _kimi_linear(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of a kimi_linear as its publisher's checkpoints have them: transformers reads these, and gives blocks without
+    experts the name of those with experts."""
+    out = dict[str, torch.Tensor]()
+    for name, tensor in model.state_dict().items():
+        name = name.replace(".forget_gate.", ".")
+        if ".mlp.gate." in name or ".mlp.shared_experts." in name or ".mlp.experts." in name:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        if name.endswith(".conv1d.weight"):
+            out |= {
+                name.replace("conv1d", f"{kind}_conv1d"): part.clone()
+                for kind, part in zip("qkv", tensor.chunk(3), strict=True)
+            }
+        elif name.endswith(".gate_up_proj"):
+            path = name.removesuffix("gate_up_proj")
+            for i, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                out |= {f"{path}{i}.w1.weight": gate.clone(), f"{path}{i}.w3.weight": up.clone()}
+        elif ".experts." in name:
+            path = name.removesuffix("down_proj")
+            out |= {f"{path}{i}.w2.weight": down.clone() for i, down in enumerate(tensor)}
+        else:
+            out[name] = tensor
+    return out
+
+
 # Of families whose publisher's checkpoints have other tensors than transformers writes.
 _PUBLISHED: Final[dict[str, Callable[[PreTrainedModel], dict[str, torch.Tensor]]]] = {
     "olmo_hybrid": _olmo_hybrid,
     "deepseek_v4": published_v4,
+    "kimi_linear": _kimi_linear,
 }
 
 
@@ -154,7 +181,7 @@ def tiny_config(
     if model_type == "laguna":
         shape |= {"num_attention_heads_per_layer": [6 - i % 2 * 2 for i in range(layers)], "sliding_window": WINDOW}
         shape["shared_expert_intermediate_size"] = hidden
-    if family == "granitemoehybrid_mamba":
+    if family in ("granitemoehybrid_mamba", "kimi_linear"):
         shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
     elif family == "nemotron_h":
         shape["layers_block_type"] = [NEMOTRON_KINDS[i % len(NEMOTRON_KINDS)] for i in range(layers)]

@@ -69,6 +69,11 @@ def _glm4_lite(hidden: int) -> Overrides:
     return {**_mla(hidden), **routing, "moe_intermediate_size": hidden // 2}
 
 
+def _kimi_linear(hidden: int) -> Overrides:
+    heads = {"linear_num_heads": 3, "linear_head_dim": hidden // 4 + 4, "q_lora_rank": None}
+    return {**_mla(hidden), **heads, **_experts(hidden, 8), "n_shared_experts": 1}
+
+
 def _kimi(hidden: int) -> Overrides:
     return {**_deepseek(hidden), "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 
@@ -301,6 +306,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
     "jais2": ("jais2", lambda hidden: {}),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
+    "kimi_linear": ("kimi_linear", _kimi_linear),
     "laguna": ("laguna", lambda hidden: {**_experts(hidden, 8), "head_dim": hidden // 2}),
     "lfm2": ("lfm2", lambda hidden: {"block_multiple_of": 32, "conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
@@ -336,15 +342,6 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
-    "bamba",
-    "falcon_h1",
-    "granitemoehybrid_mamba",
-    "lfm2",
-    "lfm2_moe",
-    "lfm3",
-    "nemotron_h",
-    "olmo_hybrid",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
+    *"bamba falcon_h1 granitemoehybrid_mamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
+    *"olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(),
 )

@@ -7,7 +7,7 @@ from manyhands.engine import library
 from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.launch import Place
 from manyhands.engine.library import BLOCK, SIDE
-from manyhands.engine.states import attention_states, convolution_states
+from manyhands.engine.states import DELTA_BY_CHANNEL, attention_states, convolution_states
 from manyhands.errors import ModelError
 
 DEPTH: Final = 32  # numbers of K in a step of a product
@@ -112,7 +112,12 @@ class Room:
     def _add_states(self, place: int, op: Held) -> None:
         n, item = op.numbers, 2 if self.rounds else 4
         is_attention = op.kind == library.DELTA
-        sizes = attention_states(*n[6:10]) if is_attention else convolution_states(self.widths[n[0]], n[2], item)
+        by_channel = n[10] == DELTA_BY_CHANNEL
+        sizes = (
+            attention_states(*n[6:10], by_channel=by_channel)
+            if is_attention
+            else convolution_states(self.widths[n[0]], n[2], item)
+        )
         self.states[place] = Kept(self.state_bytes, self.now_bytes)
         self.state_bytes, self.now_bytes = self.state_bytes + sizes.block, self.now_bytes + sizes.now
 

@@ -78,46 +78,62 @@ KERNEL(decay)
     a.out[row * a.out_stride + at] = size_of(found) < real_of(0x00800000) ? 0 : found; /* flushed, whatever a conversion of doubles does */
 }
 
+/* In fp32, as in engine/native/functions.h. n: width. tensors: rates (fp32), bias. */
+KERNEL(channel_decay)
+{
+    await_rows();
+    const count_t at = column_of(), row = blockIdx.y;
+    if (at >= a.n[0])
+        return;
+    const float x = a.x[row * a.x_stride + at] + ((const float *)a.tensors[1])[at];
+    const float small = exponential(minus(size_of(x))), z = small / (2 + small), square = z * z;
+    float p = fma_(0.28174675f, square, 0.27961433f);
+    p = fma_(p, square, 0.4002485f);
+    p = fma_(p, square, 0.66666317f);
+    p = fma_(p, square, 2);
+    a.out[row * a.out_stride + at] = exponential(minus(((const float *)a.tensors[0])[at] * fma_(z, p, more(x, 0))));
+}
+
 /* -- linear attention. x: queries, y: keys; parts: values, decays, strengths. tensors: skips, or null. n: heads, key heads, width, value
- * width, is_sum, where the operation begins in a block of states, and in now (bytes). Grid (heads times tiles of columns, sessions or
+ * width, form (engine/native/kernels.h), where the operation begins in a block of states, and in now (bytes). Grid (heads times tiles of columns, sessions or
  * fewer: a block has every gridDim.y-th row, and computes the sessions that begin there). ---------------------------------------------------- */
 
-enum { TILE_COLUMNS = 32, DELTA_SUMS = 4, DELTA_THREADS = TILE_COLUMNS * DELTA_SUMS, STAGED = 8 }; /* STAGED: positions in shared memory */
+enum { TILE_COLUMNS = 32, DELTA_SUMS = 4, DELTA_THREADS = TILE_COLUMNS * DELTA_SUMS, STAGED = 8, DELTA_SUM = 1 }; /* STAGED: positions in shared memory; DELTA_SUM: a form */
 
 /* What changes a head's state at a position; queries where it is a row of the step. */
 struct Change {
     const float *query, *key, *value, *decay, *strength;
 };
 
-/* A head's tile of columns. */
+/* A head's tile of columns. channels: decays of a head. */
 struct DeltaTile {
-    int heads, key_heads, width, value_width, head, key_head, tile;
+    int heads, key_heads, width, value_width, head, key_head, tile, channels;
 
     /* Floats that a position leaves in a block, and where they begin behind the states of all heads. */
-    __device__ __forceinline__ count_t inputs() const { return (count_t)key_heads * width + (count_t)heads * value_width + 2 * heads; }
+    __device__ __forceinline__ count_t inputs() const { return (count_t)key_heads * width + (count_t)heads * value_width + (count_t)heads * (channels + 1); }
     __device__ __forceinline__ count_t size() const { return (count_t)width * TILE_COLUMNS; }
     __device__ __forceinline__ count_t tiles() const { return ceil_div(value_width, TILE_COLUMNS); }
     __device__ __forceinline__ count_t begin() const { return (head * tiles() + tile) * size(); }
     __device__ __forceinline__ float *inputs_in(float *block, count_t line) const { return block + heads * tiles() * size() + line * inputs(); }
     __device__ __forceinline__ Change change_in(const float *inputs) const
     {
-        const float *values = inputs + key_heads * width, *decays = values + heads * value_width + head;
-        return {0, inputs + key_head * width, values + head * value_width + tile * TILE_COLUMNS, decays, decays + heads};
+        const float *values = inputs + key_heads * width, *decays = values + heads * value_width, *strengths = decays + heads * channels;
+        return {0, inputs + key_head * width, values + head * value_width + tile * TILE_COLUMNS, decays + head * channels, strengths + head};
     }
     __device__ __forceinline__ Change change_at(const Args &a, count_t row) const
     {
         const Part *p = a.parts;
         return {a.x + row * a.x_stride + key_head * width, a.y + row * a.y_stride + key_head * width,
-                p[0].out + row * p[0].out_stride + head * value_width + tile * TILE_COLUMNS, p[1].out + row * p[1].out_stride + head,
+                p[0].out + row * p[0].out_stride + head * value_width + tile * TILE_COLUMNS, p[1].out + row * p[1].out_stride + head * channels,
                 p[2].out + row * p[2].out_stride + head};
     }
 };
 
-INLINE DeltaTile delta_tile(const Args &a)
+INLINE DeltaTile delta_tile(const Args &a, bool by_channel)
 {
     const int heads = (int)a.n[0], key_heads = (int)a.n[1], value_width = (int)a.n[3], tiles = (value_width + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const int head = blockIdx.x / tiles;
-    return {heads, key_heads, (int)a.n[2], value_width, head, head / (heads / key_heads), (int)blockIdx.x % tiles};
+    return {heads, key_heads, (int)a.n[2], value_width, head, head / (heads / key_heads), (int)blockIdx.x % tiles, by_channel ? (int)a.n[2] : 1};
 }
 
 /* (sum 0 + sum 1) + (sum 2 + sum 3) of four threads. */
@@ -130,20 +146,21 @@ INLINE float sum_of_four(float sum)
 
 /* The session whose first row is `first`, keys of at most COUNT * DELTA_SUMS numbers. A thread has the numbers k = own, own + 4, ... of a
  * column of the state. */
-template <int COUNT> INLINE void delta(const Args &a, const DeltaTile &d, count_t first)
+template <int COUNT, bool BY_CHANNEL> INLINE void delta(const Args &a, const DeltaTile &d, count_t first)
 {
     enum { LOADS = COUNT * DELTA_SUMS / DELTA_THREADS, VALUES = STAGED * TILE_COLUMNS / DELTA_THREADS };
     __shared__ __align__(16) float keys[STAGED][DELTA_SUMS][COUNT + 4], queries[STAGED][DELTA_SUMS][COUNT + 4];
+    __shared__ __align__(16) float channels[BY_CHANNEL ? STAGED : 1][DELTA_SUMS][COUNT + 4]; /* their decays */
     __shared__ float values[STAGED][TILE_COLUMNS], decays[STAGED], strengths[STAGED];
     __shared__ char *blocks[STAGED];
     const Row session = a.rows[first];
     const int t = threadIdx.x, own = t % DELTA_SUMS, c = t / DELTA_SUMS, mine = (d.width - own + DELTA_SUMS - 1) / DELTA_SUMS;
     const int column = d.tile * TILE_COLUMNS + c, behind = (int)session.behind, end = (int)session.left + 1;
-    const bool is_sum = a.n[4], is_there = column < d.value_width;
+    const bool is_sum = a.n[4] == DELTA_SUM, is_there = column < d.value_width;
     const float *skips = (const float *)a.tensors[0];
     float *const origin = (float *)(session.origin ? session.origin + a.n[5] : 0), *const now = (float *)(session.now + a.n[6]) + d.begin();
     const int place = own * TILE_COLUMNS + c; /* of the thread's first number in a tile */
-    float s[COUNT], key[STAGED][LOADS], query[STAGED][LOADS], value[VALUES], decay, strength;
+    float s[COUNT], key[STAGED][LOADS], query[STAGED][LOADS], by_key[STAGED][LOADS], value[VALUES], decay, strength;
     char *block;
     auto change = [&](int at) { return at < 0 ? d.change_in(d.inputs_in(origin, behind + at)) : d.change_at(a, first + at); };
     auto load = [&](int from) { /* of positions from this one on, counted from the session's first row */
@@ -155,6 +172,8 @@ template <int COUNT> INLINE void delta(const Args &a, const DeltaTile &d, count_
                 const bool is_one = at < end && k < d.width;
                 key[i][j] = is_one ? change(at).key[k] : 0;
                 query[i][j] = is_one && at >= 0 ? change(at).query[k] : 0;
+                if (BY_CHANNEL)
+                    by_key[i][j] = is_one ? change(at).decay[k] : 0;
             }
 #pragma unroll
         for (int j = 0; j < VALUES; j++) {
@@ -173,6 +192,8 @@ template <int COUNT> INLINE void delta(const Args &a, const DeltaTile &d, count_
             for (int j = 0; j < LOADS; j++) {
                 const int k = t + j * DELTA_THREADS;
                 keys[i][k % DELTA_SUMS][k / DELTA_SUMS] = key[i][j], queries[i][k % DELTA_SUMS][k / DELTA_SUMS] = query[i][j];
+                if (BY_CHANNEL)
+                    channels[i][k % DELTA_SUMS][k / DELTA_SUMS] = by_key[i][j];
             }
 #pragma unroll
         for (int j = 0; j < VALUES; j++)
@@ -191,6 +212,9 @@ template <int COUNT> INLINE void delta(const Args &a, const DeltaTile &d, count_
             ((float *)kept.value)[c] = values[i][c];
         if (d.tile == 0 && t == 0)
             *(float *)kept.decay = decays[i], *(float *)kept.strength = strengths[i];
+        if (BY_CHANNEL && d.tile == 0)
+            for (int k = t; k < d.width; k += DELTA_THREADS)
+                ((float *)kept.decay)[k] = channels[i][k % DELTA_SUMS][k / DELTA_SUMS];
         if (d.tile == 0 && d.head % (d.heads / d.key_heads) == 0)
             for (int k = t; k < d.width; k += DELTA_THREADS)
                 ((float *)kept.key)[k] = keys[i][k % DELTA_SUMS][k / DELTA_SUMS];
@@ -213,7 +237,7 @@ template <int COUNT> INLINE void delta(const Args &a, const DeltaTile &d, count_
             float sum = 0, read = 0;
 #pragma unroll
             for (int j = 0; j < COUNT; j++)
-                s[j] = s[j] * by;
+                s[j] = s[j] * (BY_CHANNEL ? channels[i][own][j] : by);
 #pragma unroll
             for (int j = 0; j < COUNT; j += 4) {
                 const float4 four = *(const float4 *)(keys[i][own] + j);
@@ -248,14 +272,16 @@ template <int COUNT> INLINE void delta(const Args &a, const DeltaTile &d, count_
             now[place + j * DELTA_THREADS] = s[j];
 }
 
-template <int COUNT> INLINE void deltas(const Args &a)
+template <int COUNT, bool BY_CHANNEL = false> INLINE void deltas(const Args &a)
 {
     await_rows();
-    const DeltaTile d = delta_tile(a);
+    const DeltaTile d = delta_tile(a, BY_CHANNEL);
     for (count_t row = blockIdx.y; row < a.count; row += gridDim.y)
         if (!a.rows[row].before)
-            delta<COUNT>(a, d, row);
+            delta<COUNT, BY_CHANNEL>(a, d, row);
 }
 
 KERNEL_OF(delta_128, DELTA_THREADS, 1) { deltas<128 / DELTA_SUMS>(a); }
 KERNEL_OF(delta_256, DELTA_THREADS, 1) { deltas<256 / DELTA_SUMS>(a); }
+KERNEL_OF(delta_by_channel_128, DELTA_THREADS, 1) { deltas<128 / DELTA_SUMS, true>(a); }
+KERNEL_OF(delta_by_channel_256, DELTA_THREADS, 1) { deltas<256 / DELTA_SUMS, true>(a); }

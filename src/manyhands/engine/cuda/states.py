@@ -7,7 +7,7 @@ from manyhands.engine import library
 from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.launch import Launch, LaunchPart, args, over_columns
 from manyhands.engine.cuda.room import Held, Kept, Room
-from manyhands.engine.states import TILE
+from manyhands.engine.states import DELTA_BY_CHANNEL, TILE
 from manyhands.errors import ModelError
 
 MOST_KEYS: Final = 256  # numbers of a key of linear attention (delta_256 in states.cu)
@@ -53,25 +53,26 @@ def convolve(room: Room, op: Held, kept: Kept, table: int, rows: int) -> Launch:
 
 def decay(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     """The launch of a decay, or of softplus alone, over `rows` rows."""
-    source, target = op.numbers[:2]
+    source, target, is_fp32 = op.numbers[:3]
     vectors, width = (op.address(0), op.address(1)), room.widths[source]
     given = args(room.register(source), out=room.register(target), tensors=vectors, n=(width,))
-    yield over_columns("decay", width, rows, given)
+    yield over_columns("channel_decay" if is_fp32 else "decay", width, rows, given)
 
 
 def attend(room: Room, op: Held, kept: Kept, table: int, rows: int, narrow: int) -> Launch:
     """The launch of linear attention over `rows` rows. table: as for `convolve`; narrow: see Tiles.narrow_keys."""
-    query, key, value, decays, strengths, target, heads, key_heads, width, value_width, is_sum = op.numbers[:11]
+    query, key, value, decays, strengths, target, heads, key_heads, width, value_width, form = op.numbers[:11]
     beside = [room.register(number) for number in (value, decays, strengths)]
     given = args(
         room.register(query),
         room.register(key),
         room.register(target),
         tensors=(op.address(0),),
-        n=(heads, key_heads, width, value_width, is_sum, *kept),
+        n=(heads, key_heads, width, value_width, form, *kept),
         rows=table,
         count=rows,
         parts=[LaunchPart(None, None, place.address, place.stride) for place in beside],
     )
     grid = heads * -(-value_width // TILE), min(rows, SESSIONS), 1
-    return Launch("delta_128" if width <= narrow else "delta_256", grid, given, DELTA_THREADS)
+    kernel = "delta_by_channel" if form == DELTA_BY_CHANNEL else "delta"
+    return Launch(f"{kernel}_{128 if width <= narrow else 256}", grid, given, DELTA_THREADS)

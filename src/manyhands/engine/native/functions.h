@@ -123,6 +123,17 @@ static inline V error_of(V x)
     return pick(below(size, set(1)), mul(x, p), far);
 }
 
+/* e^-(rate softplus(x)): softplus is the larger of x and 0, and log(1 + e^-|x|) = 2 artanh(z) as z P(z^2), z at most a third. */
+static inline V decay_of(V x, V rate)
+{
+    V small = exponential_down(minus(size_of(x))), z = div_(small, add(set(2), small)), square = mul(z, z), p = set(0.28174675f);
+    HORNER(p, square, 0.27961433f);
+    HORNER(p, square, 0.4002485f);
+    HORNER(p, square, 0.66666317f);
+    HORNER(p, square, 2);
+    return exponential_down(minus(mul(rate, fma_(z, p, more(x, set(0))))));
+}
+
 enum { NONE, SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID }; /* as Activation in program/ops.py */
 
 /* alpha: of silu alone, x sigmoid(alpha x). */

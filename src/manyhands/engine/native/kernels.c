@@ -1095,23 +1095,33 @@ INLINE void delta_panels(int64_t width, const int is_sum, float *state, const fl
 }
 
 /* One position of linear attention, columns [0, n) of a tile of a head's state [width, DELTA_COLUMNS]; query null: nothing is read. */
-static void delta(int64_t width, int64_t is_sum, float *state, int64_t n, const float *query, const float *key, const float *value, float decay,
+static void delta(int64_t width, int64_t form, float *state, int64_t n, const float *query, const float *key, const float *value, const float *decay,
                   float strength, float *out)
 {
+    float by = form == DELTA_BY_CHANNEL ? 1 : *decay; /* rows have decayed by then, and 1 changes no bit */
+    for (int64_t at = 0; form == DELTA_BY_CHANNEL && at < width * DELTA_COLUMNS; at += LANES)
+        store(state + at, mul(load(state + at), set(decay[at / DELTA_COLUMNS])));
     for (int64_t at = 0; at < n; at += DELTA_PANELS * LANES) {
         V v[DELTA_PANELS], o[DELTA_PANELS];
         for (int c = 0; c < DELTA_PANELS; c++)
             v[c] = n > at + c * LANES ? load_part(value + at + c * LANES, n - at - c * LANES) : set(0);
-        if (is_sum)
-            delta_panels(width, 1, state + at, query, key, v, decay, strength, o);
+        if (form == DELTA_SUM)
+            delta_panels(width, 1, state + at, query, key, v, by, strength, o);
         else if (query)
-            delta_panels(width, 0, state + at, query, key, v, decay, strength, o);
+            delta_panels(width, 0, state + at, query, key, v, by, strength, o);
         else
-            delta_panels(width, 0, state + at, 0, key, v, decay, strength, o);
+            delta_panels(width, 0, state + at, 0, key, v, by, strength, o);
         for (int c = 0; c < DELTA_PANELS && query; c++)
             if (n > at + c * LANES)
                 store_part(out + at + c * LANES, o[c], n - at - c * LANES);
     }
+}
+
+/* Decays of channels: rates and biases are fp32 [n]. */
+static void decay(const float *x, const float *rates, const float *bias, float *out, int64_t n)
+{
+    for (int64_t at = 0; at < n; at += LANES)
+        store_part(out + at, decay_of(add(load_part(x + at, n - at), load_part(bias + at, n - at)), load_part(rates + at, n - at)), n - at);
 }
 
 /* Activations by number (functions.h), then exp, tanh, erf. */
@@ -1132,5 +1142,5 @@ static void apply(int64_t function, float alpha, const float *x, float *out, int
 Kernels kernels_amx = {.name = "amx", .has_tiles = 1, .prepare = prepare, .product = product, .attend = attend, .index = index_blocks};
 #else
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), 0, prepare, product, norm, rotate, gate, add_rows, multiply, xielu, remember,
-                                        attend, index_blocks, widen, narrow, soften, route, convolve, delta, pool, inverse, apply, round_weights};
+                                        attend, index_blocks, widen, narrow, soften, route, convolve, delta, decay, pool, inverse, apply, round_weights};
 #endif

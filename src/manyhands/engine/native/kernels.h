@@ -101,14 +101,17 @@ typedef struct {
     void (*route)(const Routing *routing, const float *logits, const float *correction, const int32_t *given, float *pairs);
     void (*convolve)(const float *const *rows, int64_t taps, const float *weights, int64_t stride, const float *bias, int64_t activation,
                      int64_t n, float *out);
-    void (*delta)(int64_t width, int64_t is_sum, float *state, int64_t n, const float *query, const float *key, const float *value,
-                  float decay, float strength, float *out);
+    void (*delta)(int64_t width, int64_t form, float *state, int64_t n, const float *query, const float *key, const float *value,
+                  const float *decay, float strength, float *out);
+    void (*decay)(const float *x, const float *rates, const float *bias, float *out, int64_t n);
     void (*pool)(const float *gates, const float *values, int64_t count, int64_t stride, int64_t n, float *out);
     float (*inverse)(const float *x, int64_t n, float epsilon);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
     void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
 } Kernels;
 
+/* Of linear attention: the delta rule, the plain sum, the delta rule with a decay for each number of a key. */
+enum { DELTA_RULE, DELTA_SUM, DELTA_BY_CHANNEL };
 enum { ZEN5 = 26 };
 extern int mh_amd; /* the family of an AMD CPU, else 0: weights are fetched in other ways there (Zen 3, 4: 25) */
 /* How a product fetches the weights that it comes to.

@@ -419,18 +419,22 @@ static int check_convolve(Plan *plan, Op *op) /* source, target, taps, activatio
     return DONE;
 }
 
-static int check_decay(const Plan *plan, const Op *op) /* source, target; rates in double (null: softplus alone), bias */
+/* source, target, is_fp32 (of channels, in lanes); rates, in double (null: softplus alone) or in fp32, bias */
+static int check_decay(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
     if (!has(plan, n[0]) || !has(plan, n[1]))
         return BAD_REGISTER;
-    if (w[n[0]] != w[n[1]])
+    if (w[n[0]] != w[n[1]] || n[2] < 0 || n[2] > 1)
         return BAD_SHAPE;
     const Tensor *t = op->tensors;
-    return (!t[0].data || t[0].bytes == w[n[0]] * 8) && t[1].data && t[1].bytes == w[n[0]] * 4 ? DONE : BAD_TENSOR;
+    if (n[2] ? !t[0].data || t[0].bytes != w[n[0]] * 4 : t[0].data && t[0].bytes != w[n[0]] * 8)
+        return BAD_TENSOR;
+    return t[1].data && t[1].bytes == w[n[0]] * 4 ? DONE : BAD_TENSOR;
 }
 
-/* query, key, value, decay, strength, target, heads, key heads, width, value width, is_sum; skips [heads] or null */
+/* query, key, value, decay, strength, target, heads, key heads, width, value width, form (kernels.h; by channel: decays [heads * width]);
+ * skips [heads] or null */
 static int check_delta(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -442,7 +446,7 @@ static int check_delta(Plan *plan, Op *op)
             return BAD_SHAPE;
     if (n[6] % n[7] || w[n[0]] != n[7] * n[8] || w[n[1]] != n[7] * n[8] || w[n[2]] != n[6] * n[9] || w[n[5]] != n[6] * n[9])
         return BAD_SHAPE;
-    if (w[n[3]] != n[6] || w[n[4]] != n[6] || n[10] < 0 || n[10] > 1)
+    if (n[10] < DELTA_RULE || n[10] > DELTA_BY_CHANNEL || w[n[3]] != n[6] * (n[10] == DELTA_BY_CHANNEL ? n[8] : 1) || w[n[4]] != n[6])
         return BAD_SHAPE;
     if (!is_vector(op->tensors[0], n[6]))
         return BAD_TENSOR;

@@ -149,7 +149,10 @@ static void do_row(const Job *job, int64_t row)
             copy_columns(row_of(plan, n[0], row) + n[2] + i * n[6], op->tensors[0].data, row_of(plan, n[1], row) + n[3] + i * n[7], n[4]);
         break;
     case DECAY:
-        decay_row(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, plan->widths[n[0]], row_of(plan, n[1], row));
+        if (n[2])
+            kernels->decay(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, row_of(plan, n[1], row), plan->widths[n[0]]);
+        else
+            decay_row(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, plan->widths[n[0]], row_of(plan, n[1], row));
         break;
     case SOFTEN:
         kernels->soften(row_of(plan, n[0], row), plan->widths[n[0]], (float)reals[0], (float)reals[1]);

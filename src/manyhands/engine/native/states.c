@@ -74,17 +74,20 @@ static void convolve_task(const void *argument, int64_t task, void *scratch)
         convolve_part(work->plan, work->op, work->segments + i / work->parts, i % work->parts * COLUMNS, scratch);
 }
 
-/* -- linear attention: query, key, value, decay, strength, target, heads, key heads, width, value width, is_sum; skips or null ---- */
+/* -- linear attention: query, key, value, decay, strength, target, heads, key heads, width, value width, form; skips or null ---- */
 
 static int64_t tiles_of(const Op *op) { return ceil_div(op->numbers[9], DELTA_COLUMNS); }
 static int64_t tile_floats(const Op *op) { return op->numbers[8] * DELTA_COLUMNS; }
 int64_t delta_floats(const Op *op) { return op->numbers[6] * tiles_of(op) * tile_floats(op); }
 
+/* Decays of a head. */
+static int64_t decays_of(const Op *op) { return op->numbers[10] == DELTA_BY_CHANNEL ? op->numbers[8] : 1; }
+
 /* What a position leaves in a block: keys, values, decays, strengths. */
 static int64_t inputs_of(const Op *op)
 {
     const int64_t *n = op->numbers;
-    return n[7] * n[8] + n[6] * n[9] + 2 * n[6];
+    return n[7] * n[8] + n[6] * n[9] + n[6] * (decays_of(op) + 1);
 }
 int64_t delta_block_floats(const Op *op) { return delta_floats(op) + STATE_BLOCK * inputs_of(op); }
 
@@ -96,15 +99,15 @@ typedef struct {
 static Change change_in(const Op *op, float *inputs, int64_t head, int64_t column)
 {
     const int64_t *n = op->numbers;
-    float *values = inputs + n[7] * n[8], *decays = values + n[6] * n[9];
-    return (Change){inputs + head / (n[6] / n[7]) * n[8], values + head * n[9] + column, decays + head, decays + n[6] + head};
+    float *values = inputs + n[7] * n[8], *decays = values + n[6] * n[9], *strengths = decays + n[6] * decays_of(op);
+    return (Change){inputs + head / (n[6] / n[7]) * n[8], values + head * n[9] + column, decays + head * decays_of(op), strengths + head};
 }
 
 static Change change_at(const Plan *plan, const Op *op, int64_t row, int64_t head, int64_t column)
 {
     const int64_t *n = op->numbers;
     return (Change){row_of(plan, n[1], row) + head / (n[6] / n[7]) * n[8], row_of(plan, n[2], row) + head * n[9] + column,
-                    row_of(plan, n[3], row) + head, row_of(plan, n[4], row) + head};
+                    row_of(plan, n[3], row) + head * decays_of(op), row_of(plan, n[4], row) + head};
 }
 
 /* Columns [column, column + count) of a head, of all rows of a segment. */
@@ -121,7 +124,7 @@ static void delta_part(const Plan *plan, const Op *op, const Segment *s, int64_t
         memcpy(state, block + tile, (size_t)floats * 4);
         for (int64_t p = s->from; p < s->start; p++) {
             Change c = change_in(op, block + delta_floats(op) + (p - s->from) * inputs_of(op), head, column);
-            kernels->delta(width, n[10], state, count, 0, c.key, c.value, *c.decay, *c.strength, 0);
+            kernels->delta(width, n[10], state, count, 0, c.key, c.value, c.decay, *c.strength, 0);
         }
     }
     for (int64_t p = s->start; p < s->start + s->count; p++) {
@@ -133,13 +136,15 @@ static void delta_part(const Plan *plan, const Op *op, const Segment *s, int64_t
         if (block) {
             Change kept = change_in(op, block + delta_floats(op) + p % STATE_BLOCK * inputs_of(op), head, column);
             memcpy(kept.value, c.value, (size_t)count * 4);
-            if (column == 0)
-                *kept.decay = *c.decay, *kept.strength = *c.strength;
+            if (column == 0) {
+                memcpy(kept.decay, c.decay, (size_t)decays_of(op) * 4);
+                *kept.strength = *c.strength;
+            }
             if (is_first)
                 memcpy(kept.key, c.key, (size_t)width * 4);
         }
         float *out = row_of(plan, n[5], row) + head * n[9] + column;
-        kernels->delta(width, n[10], state, count, row_of(plan, n[0], row) + head / (n[6] / n[7]) * width, c.key, c.value, *c.decay,
+        kernels->delta(width, n[10], state, count, row_of(plan, n[0], row) + head / (n[6] / n[7]) * width, c.key, c.value, c.decay,
                        *c.strength, out);
         if (skips)
             kernels->add(out, c.value, skips[head], out, count, 0);

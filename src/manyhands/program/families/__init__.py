@@ -23,6 +23,7 @@ apertus    apertus
 axk1       axk1
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
+kimi_linear kimi_linear
 laguna     laguna
 deepseek_v4 deepseek_v4
 """
@@ -87,6 +88,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "iquestcoder": "llama",
     "jais2": "layernorm",
     "kimi_k2": "latent",
+    "kimi_linear": "kimi_linear",
     "laguna": "laguna",
     "lfm2": "linear",
     "lfm2_moe": "linear",

@@ -53,7 +53,7 @@ class LatentSizes:
 
     @classmethod
     def read(
-        cls, f: Fields, s: Sizes, *, query_rank: int, rank: int, plain: int, rotary: int, value: int
+        cls, f: Fields, s: Sizes, *, query_rank: int | None, rank: int, plain: int, rotary: int, value: int
     ) -> "LatentSizes":
         """With the family's defaults. Raises ModelError where heads would share keys."""
         f.only("num_key_value_heads", s.heads)
@@ -135,9 +135,10 @@ def latent_attention(
     bias: bool,
     split: bool = False,
     index: IndexStyle | None = None,
+    turns: bool = True,
 ) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key. An `index` takes
-    such queries."""
+    such queries. Without `turns` neither has a position."""
     width, down = z.plain + z.rotary, "self_attn.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
@@ -170,8 +171,8 @@ def latent_attention(
         *query,
         *(index.late(n) if index else ()),
         _LATENT_NORM.op(n, "self_attn.kv_a_layernorm", z.rank, "c", "c"),
-        Rotary("q", s.heads, width, 0, offset=z.plain, pairs=pairs),
-        Rotary("r", 1, z.rotary, 0, pairs=pairs),
+        *((Rotary("q", s.heads, width, 0, offset=z.plain, pairs=pairs),) if turns else ()),
+        *((Rotary("r", 1, z.rotary, 0, pairs=pairs),) if turns else ()),
         attend,
         Product("a", (n.part("a", "self_attn.o_proj", s.hidden, s.heads * z.value, bias),)),
     )

@@ -65,6 +65,7 @@ class LinearStyle:
     is_apart: bool = True
     is_tiled: bool = False
     is_log: bool = True
+    gate: Activation = "silu"
 
     @classmethod
     def read(cls, f: Fields, activation: Activation, eps: float, *, is_grouped: bool) -> "LinearStyle":
@@ -109,9 +110,11 @@ def linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, source: str, 
     )
 
 
-def delta_rule(n: TensorNames, style: LinearStyle, kernels: Sequence[Weight], norm: str) -> Ops:
+def delta_rule(
+    n: TensorNames, style: LinearStyle, kernels: Sequence[Weight], norm: str, decay: Op | None = None
+) -> Ops:
     """What lies between the products: from "q", "k", "v", each convolved by its one of `kernels`, decays "a", strengths "b" and
-    gates "z" to "o"."""
+    gates "z" to "o". `decay`: of each number of a key, in place of the one of a head."""
     ops: list[Op] = []
     for name, kernel in zip("qkv", kernels, strict=True):
         ops.append(Convolution(name, f"{name} mixed", style.taps, kernel, activation=style.activation))
@@ -120,11 +123,11 @@ def delta_rule(n: TensorNames, style: LinearStyle, kernels: Sequence[Weight], no
         ops.append(Norm(name, name, "rms", UNIT_EPS / style.width, (), groups=style.key_heads))
         ops.append(Multiply(name, scale, name))
     rate, bias = (n.vector(f"linear_attn.{name}", style.heads) for name in ("A_log", "dt_bias"))
-    ops.append(Decay("a", "a", rate, bias, style.is_log))
+    ops.append(decay or Decay("a", "a", rate, bias, style.is_log))
     shape = (style.heads, style.key_heads, style.width, style.value_width, style.is_tiled)
-    ops.append(LinearAttention("q mixed", "k mixed", "v mixed", "a", "b", "o", *shape))
+    ops.append(LinearAttention("q mixed", "k mixed", "v mixed", "a", "b", "o", *shape, by_channel=decay is not None))
     ops.append(Norm("o", "o", "rms", style.eps, (n.vector(f"{norm}.weight", style.value_width),), groups=style.heads))
-    return (*ops, Gate("z", "o", "o", Gating("silu")))
+    return (*ops, Gate("z", "o", "o", Gating(style.gate)))
 
 
 def _grouped(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, ...]:

@@ -73,6 +73,8 @@ class ExpertBlocks:
     gate: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
     beside: str = "mlp.shared_experts"
+    experts: str = "mlp.experts"
+    parts: Sequence[str] = GATE_UP_DOWN  # of each expert
     is_stacked: bool = False  # experts lie in one tensor
     beside_inner: int | None = None  # columns of the shared ones, if others than those of `shared` experts
     after: str | None = None  # the norm of what experts and shared ones give together
@@ -102,10 +104,9 @@ class ExpertBlocks:
         return _mixed(n, s, norm, whole, ())
 
     def _experts(self, n: TensorNames, s: Sizes) -> Experts:
-        path, count = "mlp.experts", self.route.experts
         if self.is_stacked:
-            return stacked_experts(n, path, s, self.inner, count, self.act)
-        return each_expert(n, path, GATE_UP_DOWN, s, self.inner, count, self.act)
+            return stacked_experts(n, self.experts, s, self.inner, self.route.experts, self.act)
+        return each_expert(n, self.experts, self.parts, s, self.inner, self.route.experts, self.act)
 
 
 def with_blocks(
