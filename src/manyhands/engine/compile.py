@@ -320,8 +320,7 @@ class _Compiler:
         return self._pack(lambda: matrix(find(weight, self.read), "fp32", self._memory, self._back_end))
 
     def rounds(self, op: Op) -> bool:
-        """Whether what `op` leaves in the residual stream is rounded: with small weights or codes once a layer, at its end,
-        where spans may be cut."""
+        """Whether what `op` leaves in "x" is rounded: with small weights or codes once a layer, at its end, where cuts are."""
         return op is self._last or not (self.has_codes or self._precision in SMALL_WEIGHTS)
 
     @add.register
