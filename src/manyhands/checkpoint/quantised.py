@@ -1,11 +1,12 @@
 """Quantised safetensors: what `quantization_config` says of how matrices are stored, and which tensors are parts of one.
 
-Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss), FP8 and NVFP4 (modelopt, compressed-tensors). A stored number
-is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's inputs; of FP8 a float of 8 bit times a
-scale; of NVFP4 a float of 4 bit times a scale in FP8 of 16 inputs and one of the matrix. Such a matrix goes by the
-name that it has unquantised ("model.layers.0.mlp.up_proj.weight") and is held in blocks of dtypes.py that store the same
-numbers; engine/quantised.py makes them. What has no such blocks, as FP8, has the type F32 here. Knows names and shapes, reads
-no weights.
+Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss), FP8 and NVFP4 (modelopt, compressed-tensors). A stored
+number is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's inputs; of FP8 a float of 8 bit
+times a scale (of deepseek_v4 its power of two, ".scale", and experts are floats of 4 bit, with one for 32 inputs: MXFP4);
+of NVFP4 a float of 4 bit times a scale in FP8 of 16 inputs and one of the matrix. Such a matrix goes by the name that it
+has unquantised ("model.layers.0.mlp.up_proj.weight") and is held in blocks of dtypes.py that store the same numbers;
+engine/quantised.py makes them. What has no such blocks, as FP8, has the type F32 here. Knows names and shapes, reads no
+weights.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -86,7 +87,8 @@ class Quantised:
             return {"codes": f"{stack}_blocks", "scales": f"{stack}_scales"}
         if self.method in _FLOAT_PARTS:
             scales, rows = _FLOAT_PARTS[self.method]
-            return {"bytes": name, "scales": name + scales, "rows": f"{stem}.{rows}"}
+            powers = {"powers": f"{stem}.scale"} if self.method == "fp8" else {}
+            return {"bytes": name, "scales": name + scales, "rows": f"{stem}.{rows}", **powers}
         if self.method == "modelopt":
             parts = {"bytes": name, "scales": f"{name}_scale", "global": f"{name}_scale_2"}
             return {**parts, "rows": f"{stem}.input_scale", "smooth": f"{stem}.pre_quant_scale"}
@@ -313,6 +315,12 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
         return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
     if codes.dtype == FLOAT8:
         return Folded(name, "F32", (shape[0], shape[1]))
+    if how.method == "fp8":
+        if codes.dtype != "I8" or "powers" not in parts or 2 * shape[1] % STEP:
+            raise ModelError(
+                f"{codes.name} is stored as {codes.dtype} {list(shape)}: no matrix in FP8, nor in FP4 of {STEP}"
+            )
+        return Folded(name, "MXFP4", (shape[0], 2 * shape[1]))
     if codes.dtype == PAIRS:
         if not how.has_float4:
             raise ModelError(f"{codes.name} is stored as {PAIRS}, as NVFP4 is, which config.json does not name")

@@ -67,6 +67,8 @@ class _Reader:
         arrays = {role: self._tensors.raw(part) for role, part in roles.items() if role not in _UNREAD}
         if self._how.method == "mxfp4":
             return _mxfp4(folded, arrays, expert=int(name.removesuffix(".weight").split(".")[-2]))
+        if self._how.method == "fp8" and folded.dtype == "MXFP4":
+            return _pairs(folded, arrays)
         if "codes" not in roles and self._tensors.entry(name).dtype == FLOAT8:
             return Stored("f32", _floats(folded, arrays, self._how.tile))
         if self._how.has_float4:
@@ -147,10 +149,23 @@ def _mxfp4(folded: Folded, arrays: dict[str, Array], expert: int) -> Stored:
         )
     if expert >= len(codes):
         raise ModelError(f"the checkpoint lacks {folded.name}: it has {len(codes)} experts")
-    given = codes[expert]
+    return _blocks_of(codes[expert], scales[expert])
+
+
+def _pairs(folded: Folded, arrays: dict[str, Array]) -> Stored:
+    """Blocks of a matrix [outputs, inputs / 2] of pairs, with a power of two for 32 inputs."""
+    groups = folded.shape[0], folded.shape[1] // STEP
+    _check_shape(folded, "powers", arrays["powers"].shape, groups)
+    if arrays["powers"].dtype != np.uint8:
+        raise ModelError(f"{folded.name}: its powers are {arrays['powers'].dtype}; F8_E8M0 is needed")
+    return _blocks_of(arrays["bytes"].view(np.uint8).reshape(*groups, MXFP4_BYTES), arrays["powers"])
+
+
+def _blocks_of(given: Array, powers: Array) -> Stored:
+    """Codes [outputs, groups, 16], in pairs of neighbours, and their powers of two."""
     pairs = np.stack([given & np.uint8(15), given >> np.uint8(4)], -1).reshape(*given.shape[:-1], 2 * MXFP4_BYTES)
     out = np.empty((*given.shape[:-1], MXFP4_BYTES + 1), np.uint8)
-    out[..., 0] = scales[expert]
+    out[..., 0] = powers
     out[..., 1:] = pairs[..., :16] | pairs[..., 16:] << np.uint8(4)
     return Stored("MXFP4", out.reshape(len(given), -1))
 
@@ -267,6 +282,13 @@ def _needed(arrays: dict[str, Array], role: str, folded: Folded) -> Array:
 
 def _scales(arrays: dict[str, Array], folded: Folded) -> Floats:
     """In fp32. (bf16 is read as uint16.)"""
+    if (
+        "powers" in arrays
+        and "scales" not in arrays
+        and arrays["powers"].dtype == np.uint8
+        and arrays["powers"].ndim == 2
+    ):
+        return np.ldexp(np.float32(1), arrays["powers"].astype(np.int32) - 127)
     given = _needed(arrays, "scales", folded)
     if given.ndim > 2 or not given.size or given.dtype not in (np.uint16, np.float16, np.float32):
         raise ModelError(f"{folded.name}: its scales are {given.dtype} {list(given.shape)}; floats in rows are needed")
