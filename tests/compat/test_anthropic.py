@@ -94,6 +94,22 @@ def test_the_events_of_a_stream(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_examples_of_a_tools_input_are_told(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        async with client(it) as asked:
+            sizes = []
+            for tool in (
+                {**TOOL, "input_examples": [{"unit": "c", "day": None}]},
+                {**TOOL, "description": 'x\n\nExamples of its input: [{"unit": "c", "day": null}]'},
+                TOOL,
+            ):
+                counted = await asked.messages.count_tokens(model=MODEL, messages=HI, tools=[tool])
+                sizes.append(counted.input_tokens)
+            assert sizes[0] == sizes[1] > sizes[2]
+
+    stage.play(scene)
+
+
 def test_the_text_of_thoughts_is_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
     opened = HERMES_TEMPLATE.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}{# </think> #}")
     folder = make_model(tmp_path / "m", opened)

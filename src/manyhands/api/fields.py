@@ -58,8 +58,8 @@ _SAYS = {path: {f.name: _LINK.sub(r"\1", f.shown.says) for f in _fields(model)} 
 # What is a client's own, on every path and on some.
 _VERBATIM = frozenset({"parameters", "schema", "input_schema", "arguments"})
 _OWN: Mapping[str, frozenset[str]] = {
-    "/v1/messages": frozenset({"input"}),
-    "/v1/messages/count_tokens": frozenset({"input"}),
+    "/v1/messages": frozenset({"input", "input_examples"}),
+    "/v1/messages/count_tokens": frozenset({"input", "input_examples"}),
     "/api/chat": frozenset({"format"}),
     "/api/generate": frozenset({"format"}),
 }

@@ -1,5 +1,6 @@
 """From a /v1/messages request to the conversation that is put to the model. Pure."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -61,6 +62,9 @@ def _word(choice: Mapping[str, Any]) -> Any:
 
 def _function(tool: Mapping[str, Any]) -> Object:
     kept = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    if examples := tool.get("input_examples"):  # which chat templates know nothing of
+        shown = f"Examples of its input: {json.dumps(examples, ensure_ascii=False)}"
+        kept["description"] = "\n\n".join(filter(None, (tool.get("description"), shown)))
     return {**kept, "parameters": tool["input_schema"]}
 
 

@@ -105,6 +105,7 @@ class AnthropicTool(TypedDict):
     description: NotRequired[Text]
     input_schema: Object
     strict: NotRequired[bool]
+    input_examples: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=128)]]
 
 
 class AnthropicChoice(TypedDict):
