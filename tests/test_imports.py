@@ -1,6 +1,7 @@
 """docs/design.md, Packages: the tree is the diagram; imports only point upward in its list."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,14 @@ IN_CUDA = {"manyhands.engine.cuda.gpu"}
 
 def modules() -> list[Path]:
     return sorted(path for path in ROOT.rglob("*.py") if path.name != "__init__.py" or path.parent != ROOT)
+
+
+def test_every_package_lists_its_files() -> None:
+    """In its own text, which is the map for a newcomer. A command's file is found by its name; docs/design.md has the top."""
+    for package in sorted({path.parent for path in modules()} - {ROOT, ROOT / "cli"}):
+        text = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf8"))) or ""
+        missing = {path.stem for path in package.glob("*.py")} - {"__init__", *re.findall(r"\w+", text)}
+        assert not missing, f"{package.relative_to(ROOT)}/__init__.py does not say what these hold: {sorted(missing)}"
 
 
 def part(name: str) -> str:

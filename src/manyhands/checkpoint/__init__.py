@@ -1,7 +1,9 @@
 """What a model is on disk: tensors with their hashes, the manifest and ModelId, and folders that hold a part of a model.
 
-folder.py what a folder holds · header.py the header of a safetensors file · config_fields.py bounds on config.json
-dtypes.py stored types · gguf.py the header of a GGUF file, part_names.py and gguf_parts.py a model in several of them,
+folder.py what a folder holds, plain_file.py as plain files · header.py the header of a safetensors file
+config_fields.py bounds on config.json · text_part.py the text part of a multimodal model
+dtypes.py stored types · quantised.py quantised safetensors
+gguf.py the header of a GGUF file, part_names.py and gguf_parts.py a model in several of them,
 gguf_model.py its tensors and config (by gguf_architectures.py, gguf_configs.py, gguf_dense.py,
 gguf_experts.py, gguf_mamba.py, gguf_names.py, gguf_keys.py),
 gguf_tokenizer.py its tokenizer, gguf_folder.py a folder for it

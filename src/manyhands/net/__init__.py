@@ -19,6 +19,9 @@ reach         one Transport for every way to a peer: direct, iroh, relay
 memory        the same without a network, for tests
 pool          links by (peer, lane), dialled once
 watch         heartbeats on every link; liveness says what silence means, kernel reads TCP's counters
+turn          how long messages may hold a turn of the event loop
+uplink        what this node's uplink carries
 own_address   the address that others reach this machine at
 setbacks      peers and addresses that could not be dialled lately
+pairing/      joining by a short code
 """

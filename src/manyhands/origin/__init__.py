@@ -13,6 +13,15 @@ route_costs.py, step_costs.py  what rounds and steps of a route take, beside oth
 fault.py, pace.py   which hop to replace, and when         repair_plan.py, repair.py  the new route: decided, carried out
 alone.py    what a repair spends on the local fallback
 standby.py, standby_search.py  hops kept warm beside others
+first_rows.py  prompts as steps        growth.py   leases that grow        intake.py   what comes back (returns.py)
+request_routes.py, opener.py, attempts.py  a request's own routes, the first of them, what attempts have shown
+offers.py, trust.py, apart.py, reaching.py  records to offers, whom rules let take part, pairs that cannot meet, dials
+reuse.py, conversations.py  sessions that begin where an earlier one got to
+adoption.py, received.py, redraw.py  streams that another origin began
+probe.py     hops asked how far they are       room.py, relief.py  hops without room: waited for, replaced
+give_back.py, eviction.py  leaving a spare, and an evicted node
+draft_model.py  a small model as drafter       sampling.py  draws on the last hop
+layers.py    layers run by themselves
 lossy.py, loss_guard.py  rows sent with loss: which, and whether what it does is too much
 """
 

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its fields, what they mean to the model, and its events."""
+"""Anthropic's Messages API: its fields (fields.py), what they mean to the model (conversation.py), its events (messages.py)."""

@@ -1,1 +1,5 @@
-"""Ollama's API: its fields, what they mean to the model, the list of models, and answers as lines of JSON."""
+"""Ollama's API.
+
+fields.py its fields · conversation.py what they mean to the model · models.py the list of models
+generate.py answers, as lines of JSON
+"""

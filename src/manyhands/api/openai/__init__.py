@@ -1,1 +1,6 @@
-"""OpenAI's paths: chat completions, completions and models (chat.py), responses (responses.py), their fields and shapes."""
+"""OpenAI's paths: chat completions, completions and models (chat.py), responses (responses.py).
+
+schema.py what their requests share; fields_chat.py, fields_responses.py, fields_tokens.py their fields
+conversation.py what they mean to the model · forms.py how a choice looks · logprobs.py log probabilities
+tokens.py /tokenize, /detokenize, /props
+"""

@@ -1,0 +1,15 @@
+"""Ids and text: chat templates, tokenizers, stop strings, thoughts, function calls, grammars. Reading order:
+
+tokenizer          a checkpoint's tokenizer; tokenizer_parts says what of it may run where, apart runs the rest in processes
+generation_config  the ids that end a text, and how its publisher recommends to draw tokens
+template           a checkpoint's chat template, rendered within bounds
+history            conversations with tools, as a template takes them
+prompt             text and messages to ids
+detokenize         ids to text that is safe to show
+received           what a client says it has of an answer
+reasoning          thoughts and answer; channels: answers that are messages in channels
+dialects           how models write function calls
+tools              calls, read as they are written: calls (JSON), tagged (values between tags), literals (Python's and Gemma's)
+grammar            grammars for answers; literal_grammar, tagged_grammar and channels_grammar have those of their forms
+whole_json         whether a text is one JSON object
+"""
