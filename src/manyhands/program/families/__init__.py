@@ -25,7 +25,7 @@ unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
 kimi_linear kimi_linear
 laguna     laguna
-deepseek_v4 deepseek_v4
+deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
 """
 
 from collections.abc import Callable, Mapping
