@@ -80,7 +80,7 @@ def _predicted(precision: Precision, read: Sequence[tuple[str, int]], kernels: S
 def _read_bytes(program: "Program", stored: Mapping[str, str], precision: Precision) -> list[tuple[str, int]]:
     """Type and packed bytes of each matrix that a token is multiplied with: of experts those that it is routed to."""
     from manyhands.engine.weights import ends_precision
-    from manyhands.program.ops import ExpertRouting, Experts, LatentAttention, Product
+    from manyhands.program.ops import Collapse, ExpertRouting, Experts, GroupedProduct, LatentAttention, Product
     from manyhands.program.tensors import wide_weights
 
     found: list[tuple[str, int]] = []
@@ -91,6 +91,8 @@ def _read_bytes(program: "Program", stored: Mapping[str, str], precision: Precis
                 routed = op.top_k
             weights = [part.weight for part in op.parts] if isinstance(op, Product) else []
             weights += _of_experts(op) * routed if isinstance(op, Experts) else []
+            weights += [op.weight] if isinstance(op, GroupedProduct) else []
+            found += [_packed(op.mix, stored, "fp32")] if isinstance(op, Collapse) else []
             if isinstance(op, LatentAttention):
                 weights += [op.key_weight, op.value_weight] * (op.heads if op.key_weight.stacked else 1)
             found += [_packed(weight, stored, "bf16" if weight.name in wide else precision) for weight in weights]
