@@ -52,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no windows to speak of": {"sliding_window": 1, **kinds(*[HEAVY, SPARSE] * 2)},
     "windows beyond the text": {"sliding_window": 500},
     "one stream": {"hc_mult": 1},
+    "a tied head": {"tie_word_embeddings": True},
     "three streams, balanced once": {"hc_mult": 3, "hc_sinkhorn_iters": 1, "hc_eps": 1e-3},
     "eight streams": {"hc_mult": 8, "hc_sinkhorn_iters": 7},
     "no ids": {"mlp_layer_types": ["moe"] * 4},

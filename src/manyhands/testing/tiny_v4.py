@@ -47,6 +47,8 @@ def published_v4(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     out = dict[str, torch.Tensor]()
     for whole, tensor in model.state_dict().items():
         name = whole.removeprefix("model.")
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
         if ".experts." in name:
             path, kind = name.rsplit(".", 1)
             names = ("w1", "w3") if kind == "gate_up_proj" else ("w2",)
