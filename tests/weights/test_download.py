@@ -193,6 +193,33 @@ def test_the_rest_of_a_tensor_comes_from_another(llama: Path, home: Path) -> Non
     assert sum(pulled.received.values()) == sum(map(len, read_entries(pulled.folder)))
 
 
+def test_a_bounded_number_of_providers_is_asked_at_once(
+    llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each record: with thousands of false ones as many dials, each to whatever address it names."""
+    monkeypatch.setattr(download, "MAX_WORKING", 3)
+    asked, counts = list[str](), list[int]()
+
+    def vanishing(name: str) -> FromDisk:
+        async def twist(tensor: str, at: int, data: bytes) -> bytes:
+            if tensor.endswith(".json"):
+                return data
+            asked.append(name)
+            counts.append(len(set(asked)))
+            try:
+                await asyncio.sleep(1.0)
+            finally:
+                asked.remove(name)
+            return await vanish(tensor, at, data)
+
+        return FromDisk(name, llama, twist)
+
+    providers = [*(vanishing(f"false{number}") for number in range(12)), FromDisk("good", llama)]
+    pulled = get(need(llama), providers, home)
+    check_holds(pulled.folder, llama)
+    assert max(counts) == 3 and faults(pulled, *providers) == ["lost"] * 12 + [""]
+
+
 def test_a_lie_inside_a_mixed_tensor_is_found_out(llama: Path, home: Path) -> None:
     """A peer sends a wrong piece and leaves; the right one that completes the tensor is not blamed for it."""
     bad, good = FromDisk("bad", llama, after(8, vanish, before=lie)), FromDisk("good", llama, slow(0.5))

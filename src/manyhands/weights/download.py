@@ -45,6 +45,9 @@ MAX_MODEL_BYTES: Final = 16 << 40  # the largest file that ext4 holds
 # 64 MiB of wrong bytes, sent as slowly as is borne, take 20 minutes.
 NEXT_S: Final = 30.0
 MAX_ASKED: Final = 4
+# Providers that tensors are asked of at once; others when none of these can do more. A member can make records of thousands of
+# nodes, each of which would be dialled.
+MAX_WORKING: Final = 64
 LOCK_S: Final = 1.0  # how long one attempt waits for another pull of the same folder
 
 
@@ -312,8 +315,8 @@ class _Pull:
             args = (self.need.model, board, hashes, self.store, handle, self.on_disk, self.blames, self._progress)
             crew = DownloadWorkers(*args, self.received)
             try:
-                for tier in tiers:
-                    if board.waiting and (able := [provider for provider in tier if provider not in self.blames]):
+                for some in (tier[at : at + MAX_WORKING] for tier in tiers for at in range(0, len(tier), MAX_WORKING)):
+                    if board.waiting and (able := [provider for provider in some if provider not in self.blames]):
                         await crew.work(able)
             finally:
                 await crew.save()
