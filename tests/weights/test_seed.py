@@ -25,8 +25,9 @@ from manyhands.origin.node import FullNode
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_node, memory_swarm
 from manyhands.testing.tiny import make_tiny
+from manyhands.weights import blocks
 from manyhands.weights import seed as seeding
-from manyhands.weights.blocks import ProvenStretch
+from manyhands.weights.blocks import BLOCK_BYTES, ProvenStretch
 from manyhands.weights.download import Need, pull
 from manyhands.weights.provider import PeerProvider, ProviderError
 from manyhands.weights.seed import MAX_WAITING, WeightServer, read_shared_model, read_want
@@ -429,6 +430,70 @@ def test_a_peer_that_asks_too_much_at_once_loses_its_link(folder: Path) -> None:
         assert link.sent == [] and seed._waiting == {}
 
     with_seed(body)
+
+
+def test_single_bytes_are_given_at_the_pace_of_what_is_read_for_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of a byte has half a megabyte read and hashed: 600 KB of them a second took a core."""
+    size = len(read_shared_model(folder)[1].tensors["lm_head.weight"])
+    assert size <= BLOCK_BYTES
+    monkeypatch.setattr(seeding, "WASTE_BPS", size)  # one a second
+
+    async def body(seed: WeightServer, link: Slow) -> None:
+        model, other, honest = await seed.add(folder), Slow(NodeId("bb" * 32)), Slow(NodeId("cc" * 32))
+        for each in (link, other, honest):
+            each.may_leave.set()
+        for _ in range(8):
+            for each, length in ((link, 1), (other, 1), (honest, size)):
+                seed.on_want(want(model, "lm_head.weight", 0, length), cast(Link, each))
+        await asyncio.sleep(6.5)
+        assert len(link.sent) + len(other.sent) in (7, 8), "both share it"
+        assert len(honest.sent) == 8
+        assert not link.is_closed
+
+    with_seed(body)
+
+
+def test_what_is_read_is_what_is_said_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
+    stretch = read_shared_model(folder)[1].tensors["lm_head.weight"]
+    stretch.read(0, 1)
+    counts: list[int] = []
+    read = ProvenStretch._read
+    monkeypatch.setattr(ProvenStretch, "_read", lambda self, a, b: counts.append(b - a) or read(self, a, b))
+    for offset, length in (
+        (0, 1),
+        (999, 2),
+        (1000, 1000),
+        (500, 1000),
+        (len(stretch) - 1, 1),
+        (len(stretch), 5),
+        (0, 1 << 20),
+    ):
+        counts.clear()
+        stretch.read(offset, length)
+        assert sum(counts) == stretch.reads(offset, length)
+
+
+def test_damage_is_told_once(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each request for it wrote a line, as fast as a peer asks."""
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    entry = next(entry for entry in read_entries(damaged) if entry.name == "model.norm.weight")
+
+    async def body(seed: WeightServer, link: Slow) -> None:
+        link.may_leave.set()
+        model = await seed.add(damaged)
+        with (damaged / SINGLE).open("r+b") as file:
+            file.seek(entry.start)
+            file.write(b"\xff" * 8)
+        for _ in range(5):
+            seed.on_want(want(model, "model.norm.weight"), cast(Link, link))
+        await asyncio.sleep(1)
+        assert len(link.sent) == 5
+
+    with_seed(body)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
 def test_refusals_name_their_code(folder: Path) -> None:

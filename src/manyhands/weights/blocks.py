@@ -29,6 +29,11 @@ class ProvenStretch:
     def __len__(self) -> int:
         return self._size
 
+    def reads(self, offset: int, length: int) -> int:
+        """Bytes that `read` reads and hashes for that, once the whole was."""
+        end = min(self._size, -(-min(self._size, offset + length) // BLOCK_BYTES) * BLOCK_BYTES)
+        return end - offset // BLOCK_BYTES * BLOCK_BYTES
+
     def read(self, offset: int, length: int) -> bytes:
         """At most `length` bytes at `offset`. Raises Damaged if they are wrong, ModelError if they cannot be read."""
         if self._damage is not None:

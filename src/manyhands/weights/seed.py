@@ -8,6 +8,7 @@ Every byte is proven by the manifest as it is read (weights/blocks.py): damage o
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,10 @@ from manyhands.wire.weights_message import WeightRequest, WeightsChunk, WeightsN
 logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64  # Wants of one peer; an honest one has 16 under way for each model that it fetches
+# What is read and hashed for requests of single bytes (5 times what they ask for, or more), of all peers together. Honest ones
+# ask for whole blocks, or for a tensor's end.
+MAX_WASTE: Final = 5
+WASTE_BPS: Final = 32 << 20
 SEND_S: Final = 30.0  # for one chunk to leave: a peer that reads slower than 35 KB/s loses its link
 
 
@@ -41,6 +46,9 @@ class MemoryFile:
 
     def __len__(self) -> int:
         return len(self._raw)
+
+    def reads(self, offset: int, length: int) -> int:
+        return min(length, len(self._raw) - offset)
 
     def read(self, offset: int, length: int) -> bytes:
         return self._raw[offset : offset + length]
@@ -63,6 +71,8 @@ class WeightServer:
         self._models: dict[ModelId, SharedModel] = {}
         self._waiting: dict[NodeId, deque[tuple[WeightRequest, Link]]] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="seed")
+        self._rests_until = -math.inf  # by the loop's clock: who asks for single bytes waits
+        self._told = set[str]()  # names of what is damaged, each said once
 
     def __repr__(self) -> str:
         return f"<WeightServer models={len(self._models)} peers={len(self._waiting)} sent={self.num_sent}>"
@@ -118,6 +128,7 @@ class WeightServer:
             self.num_sent += len(data)
             async with asyncio.timeout(SEND_S):
                 await link.drain()
+            await self._rest(want, len(data))
         except LinkClosed:
             return
         except TimeoutError:
@@ -125,8 +136,19 @@ class WeightServer:
         except ManyhandsError as error:
             await self._refuse(want, link, error)
 
+    async def _rest(self, want: WeightRequest, num_sent: int) -> None:
+        """Wait before the next answer to this peer where much was read for little: all that do so share WASTE_BPS."""
+        shared = self._models.get(want.model)
+        place = None if shared is None else (shared.tensors if want.part == "tensor" else shared.files).get(want.name)
+        if place is not None and (num_read := place.reads(want.offset, want.length)) >= MAX_WASTE * num_sent:
+            now = asyncio.get_running_loop().time()
+            self._rests_until = max(self._rests_until, now) + num_read / WASTE_BPS
+            await asyncio.sleep(self._rests_until - now)
+
     async def _refuse(self, want: WeightRequest, link: Link, error: ManyhandsError) -> None:
-        level = logging.WARNING if isinstance(error, Damaged) else logging.DEBUG
+        is_news = isinstance(error, Damaged) and want.name not in self._told
+        self._told |= {want.name} if is_news else set()
+        level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "peer=%s wants %s %.80s in vain: %s", link.peer[:8], want.part, want.name, error)
         try:
             link.send(WeightsNotFound(want.request, error.code))
