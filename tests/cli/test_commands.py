@@ -100,5 +100,5 @@ def test_a_name_that_can_be_no_model_is_refused_before_anything_is_begun(
 ) -> None:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
     found = CliRunner().invoke(app, [command, "/no/such/folder"])
-    assert isinstance(found.exception, ModelError) and "'/no/such/folder' is no folder" in str(found.exception)
+    assert isinstance(found.exception, ModelError) and "there is no '/no/such/folder': name" in str(found.exception)
     assert not (tmp_path / "home").exists()

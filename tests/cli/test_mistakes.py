@@ -81,6 +81,8 @@ def test_what_would_watch_the_api_is_looked_for_before_anything_is_loaded(comman
     [
         ("Tales", "did you mean tales?"),
         ("smolm2", "did you mean smollm2?"),
+        ("./tales-copy", "there is no './tales-copy' in /"),
+        ("tales.gguf", "there is no 'tales.gguf' in /"),
         (__file__, "is a file, and no GGUF file: name the folder of the checkpoint"),
     ],
 )

@@ -260,7 +260,7 @@ def test_too_small_a_disk_is_refused_before_the_download(
 ) -> None:
     hub = start(llama, with_manifest=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 999, 999))
-    with pytest.raises(DiskFull, match=r"tests--tiny@.*needs \d+ kB, 999 B are free"):
+    with pytest.raises(DiskFull, match=r"tests--tiny@.*needs \d+ kB, \d+ kB more than are free"):
         fetch(home)
     assert hub.weight_bytes < 20_000
 
@@ -351,7 +351,7 @@ def test_names_that_mean_nothing_are_refused(
     """Tried in a folder of its own: "../x" may well exist beside a checkout."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises((ModelError, BadRequest), match="no folder or GGUF file here"):
+    with pytest.raises((ModelError, BadRequest), match="no folder or GGUF file here|there is no '"):
         fetch(home, name=name)
 
 
@@ -450,7 +450,7 @@ def test_wrong_bytes_of_a_gguf_file_are_fetched_again(quantised: Path, home: Pat
     "name", ["missing.gguf", "hf:a/b:../x.gguf", "a/b:x.bin", "hf:a/b:c//d.gguf", "a/missing.gguf"]
 )
 def test_names_that_are_no_gguf_file_are_refused(name: str, home: Path) -> None:
-    with pytest.raises(ModelError, match="no folder or GGUF file here"):
+    with pytest.raises(ModelError, match="no folder or GGUF file here|there is no '"):
         fetch(home, name=name)
 
 

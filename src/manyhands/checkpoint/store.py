@@ -148,8 +148,8 @@ def check_free(folder: Path, needed: int) -> None:
     """Raise DiskFull unless `folder`'s disk has `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        needs = size_of(needed, is_limit=True)
-        raise DiskFull(f"{folder}: needs {needs}, {size_of(free)} are free; make room or set MANYHANDS_HOME")
+        needs, more = (size_of(each, is_limit=True) for each in (needed, needed - free))
+        raise DiskFull(f"{folder}: needs {needs}, {more} more than are free; make room or set MANYHANDS_HOME")
 
 
 @contextmanager

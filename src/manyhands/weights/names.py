@@ -81,10 +81,7 @@ def parse_hub_id(name: str) -> HubId:
         return HubId(short.repo, short.commit, short.file)
     match = _HUB_ID.fullmatch(name)
     if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
-        if expanded(name).is_file():
-            raise ModelError(
-                f"model {name!r} is a file, and no GGUF file: name the folder of the checkpoint that it is of"
-            )
+        _check_path(name)
         import difflib
 
         short_names = ("tales", *SHORT_NAMES)
@@ -95,6 +92,16 @@ def parse_hub_id(name: str) -> HubId:
             f"{f'; did you mean {close[0]}?' if close else ''}"
         )
     return HubId(match[1], match[2] or "main", match[3] and all_parts(match[3])[0])
+
+
+def _check_path(name: str) -> None:
+    """Raise ModelError for a path, and say no more than what is wrong with it."""
+    path = expanded(name)
+    if path.is_file():
+        raise ModelError(f"model {name!r} is a file, and no GGUF file: name the folder of the checkpoint that it is of")
+    if name.startswith(("/", "./", "../", "~")) or (name.endswith(SUFFIX) and not name.startswith("hf:")):
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise ModelError(f"there is no {name!r}{where}: name a checkpoint folder or a GGUF file that is there")
 
 
 def is_hub_gguf(name: str) -> bool:

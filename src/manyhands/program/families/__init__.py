@@ -136,6 +136,8 @@ def build_program(config: Mapping[str, Any], where: str = "config.json") -> Prog
     """The Program of a parsed config.json. Raises ModelError in one line for what cannot be computed exactly."""
     family = config.get("model_type")
     module = FAMILIES.get(family) if isinstance(family, str) else None
+    if family is None:
+        raise ModelError(f"{where}: model_type is missing; it names the family of the model")
     if module is None:
         shown = repr(family)[:80]
         known = f"{', '.join(FAMILIES)}; and for the text part of {', '.join(MULTIMODAL)}"
