@@ -351,7 +351,7 @@ def test_names_that_mean_nothing_are_refused(
     """Tried in a folder of its own: "../x" may well exist beside a checkout."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises((ModelError, BadRequest), match="no folder or GGUF file here|there is no '"):
+    with pytest.raises((ModelError, BadRequest), match=r"no folder or GGUF file here|there is no '"):
         fetch(home, name=name)
 
 
@@ -450,7 +450,7 @@ def test_wrong_bytes_of_a_gguf_file_are_fetched_again(quantised: Path, home: Pat
     "name", ["missing.gguf", "hf:a/b:../x.gguf", "a/b:x.bin", "hf:a/b:c//d.gguf", "a/missing.gguf"]
 )
 def test_names_that_are_no_gguf_file_are_refused(name: str, home: Path) -> None:
-    with pytest.raises(ModelError, match="no folder or GGUF file here|there is no '"):
+    with pytest.raises(ModelError, match=r"no folder or GGUF file here|there is no '"):
         fetch(home, name=name)
 
 
