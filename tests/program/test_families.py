@@ -388,3 +388,8 @@ def test_programs_are_data(tmp_path: Path) -> None:
     assert one == two and hash(one) == hash(two)
     assert hash(one) != hash(build_program({**LLAMA, "rms_norm_eps": 1e-3}))
     assert "torch" not in sys.modules[Program.__module__].__dict__
+
+
+def test_a_config_that_names_no_family_is_told_so() -> None:
+    with pytest.raises(ModelError, match="model_type is missing; it names the family"):
+        build_program({}, "x/config.json")
