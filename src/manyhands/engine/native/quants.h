@@ -756,20 +756,22 @@ typedef void GroupChain(const float *x, int64_t row_step, int64_t step_step, con
         group_chain(type, dot, n, x, row_step, step_step, panel, depth, first, end, sums);                                                        \
     }
 #define GROUP_NAME(type, dot, n) group_chain_##type##_##dot##_##n,
+#define TWO_COUNTS(name, type, dot) name(type, dot, 1) name(type, dot, 2)
+#define FOUR_COUNTS(name, type, dot) TWO_COUNTS(name, type, dot) name(type, dot, 3) name(type, dot, 4)
 #if MOST_TOGETHER == 2
-#define EACH_COUNT(name, type, dot) name(type, dot, 1) name(type, dot, 2)
+#define EACH_COUNT TWO_COUNTS
 #elif MOST_TOGETHER == 4
-#define EACH_COUNT(name, type, dot) name(type, dot, 1) name(type, dot, 2) name(type, dot, 3) name(type, dot, 4)
+#define EACH_COUNT FOUR_COUNTS
 #elif MOST_TOGETHER == 8
-#define EACH_COUNT(name, type, dot) \
-    name(type, dot, 1) name(type, dot, 2) name(type, dot, 3) name(type, dot, 4) name(type, dot, 5) name(type, dot, 6) name(type, dot, 7) name(type, dot, 8)
+#define EACH_COUNT(name, type, dot) FOUR_COUNTS(name, type, dot) name(type, dot, 5) name(type, dot, 6) name(type, dot, 7) name(type, dot, 8)
 #endif
 #if defined(LANES_AVX512) || (defined(LANES_AVX2) && !defined(NO_AVX_DOT)) || defined(LANES_NEON)
-enum { DOTS = 2 };
-#define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0) EACH_COUNT(GROUP_CHAIN, type, 1)
-#define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}, {EACH_COUNT(GROUP_NAME, type, 1)}},
+/* Rows together without the dot product: more of them took 190 kB, for AVX-512 CPUs of before 2019. */
+enum { DOTS = 2, MOST_WITHOUT = 4 };
+#define EACH_DOT(type) FOUR_COUNTS(GROUP_CHAIN, type, 0) EACH_COUNT(GROUP_CHAIN, type, 1)
+#define NAMES_OF(type) {{FOUR_COUNTS(GROUP_NAME, type, 0)}, {EACH_COUNT(GROUP_NAME, type, 1)}},
 #else
-enum { DOTS = 1 };
+enum { DOTS = 1, MOST_WITHOUT = MOST_TOGETHER };
 #define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0)
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}},
 #endif
@@ -780,6 +782,8 @@ static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_S
 #undef GROUP_CHAIN
 #undef GROUP_NAME
 #undef EACH_COUNT
+#undef TWO_COUNTS
+#undef FOUR_COUNTS
 #undef EACH_DOT
 #undef NAMES_OF
 #undef EACH_SMALL
@@ -788,11 +792,12 @@ static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_S
  * has_dot: whether the target's dot product of bytes is to be used, if it has one. */
 static void group_chains(int64_t type, int has_dot, const Source *source, const uint8_t *panel, float *sums)
 {
-    int64_t count = source->count, depth = source->depth, turns = ceil_div(count, MOST_TOGETHER);
+    const int is_dot = has_dot && DOTS == 2;
+    int64_t count = source->count, depth = source->depth, turns = ceil_div(count, is_dot ? MOST_TOGETHER : MOST_WITHOUT);
     int64_t most = turns ? ceil_div(count, turns) : 1, steps = turns > 1 ? TURN_BYTES / (code_bytes(type) + factor_bytes(type)) : depth;
     for (int64_t step = 0; step < depth; step += steps)
         for (int64_t row = 0; row < count; row += most)
-            GROUP_CHAINS[type - W8][has_dot && DOTS == 2][at_most(count - row, most) - 1](
+            GROUP_CHAINS[type - W8][is_dot][at_most(count - row, most) - 1](
                 source->rows + row * source->row_step + step * source->step_step, source->row_step, source->step_step, panel, depth, step,
                 at_most(step + steps, depth), sums + row * SIDE);
 }
