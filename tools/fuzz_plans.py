@@ -187,7 +187,8 @@ def operation(integer: Integer, whole: Shape) -> Op:
             first, before = matrix(integer, inner, w[0], experts)
             second, after = matrix(integer, w[2], inner, experts)
             scales = integer(0, 1) * (w[0] == w[2] or odd)
-            shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second, scales)
+            more = integer(0, 3) * ((w[0] == w[2] and not scales) or odd)
+            shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second, scales, more)
             gates = before if integer(0, 2) else None
             return kind, shape, (1.0, 0.0, 0.0), (gates, before, after, maybe(integer, experts * inner))
         case library.CONVOLVE:

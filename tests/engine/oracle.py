@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.longcat_flash import LongcatFlashForCausalLM
 
 from manyhands.core import Span
 from manyhands.engine.cpu import CpuEnds, CpuSpan
@@ -41,8 +42,25 @@ def stock_model(folder: Path, **options: Any) -> PreTrainedModel:
     said = json.loads((folder / "config.json").read_text())
     theirs = NAMED_ANEW.get(said["model_type"])
     config = None if theirs is None else CONFIG_MAPPING[theirs].from_dict({**said, "model_type": theirs})
+    if said["model_type"] == "longcat_flash":
+        return _stock_longcat(folder, said, options)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, config=config, attn_implementation="eager", dtype=torch.float32, **options
+    )
+    return model.eval()
+
+
+def _stock_longcat(folder: Path, said: dict[str, Any], options: dict[str, Any]) -> PreTrainedModel:
+    """With gates and ups of the experts that give their source, which transformers (5.23) wants, uses nowhere, and publishers'
+    checkpoints lack."""
+    read, config = reader(folder), CONFIG_MAPPING["longcat_flash"].from_dict(said)
+    with safe_open(folder / "model.safetensors", framework="pt") as handle:
+        state = {name: read(name) for name in handle.keys()}
+    for name in [name for name in state if ".experts.0." in name and "down_proj" not in name]:
+        for i in range(config.n_routed_experts, config.n_routed_experts + config.zero_expert_num):
+            state[name.replace(".experts.0.", f".experts.{i}.")] = torch.zeros_like(state[name])
+    model: PreTrainedModel = LongcatFlashForCausalLM.from_pretrained(
+        None, config=config, state_dict=state, attn_implementation="eager", dtype=torch.float32, **options
     )
     return model.eval()
 

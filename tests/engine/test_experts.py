@@ -72,6 +72,42 @@ def test_experts_may_have_an_activation_in_place_of_gates(machine: BackEnd) -> N
     assert np.array_equal(found.reshape(-1), plain.view(np.float32).reshape(-1))
 
 
+def test_routes_may_name_what_gives_its_source(machine: BackEnd) -> None:
+    """Of twelve experts the last four: as those that are not there, and then the row times the weight in their places."""
+    ups, downs = reals(20, EXPERTS - 4, INNER, HIDDEN, around=-2), reals(21, EXPERTS - 4, HIDDEN, INNER, around=-2)
+    x, number = reals(2, ROWS, HIDDEN, around=0), library.TYPES["f32"]
+    scores = (library.PRODUCT, (0, 3, library.TYPES["f32"], 0), (), (library.pack(reals(3, EXPERTS, HIDDEN), "f32"),))
+    route = (library.ROUTE, (3, 1, EXPERTS, TOP, 0, 0, 1, 1), (1.5, 1e-20), (reals(4, EXPERTS, around=0), None))
+    packed = [np.concatenate([library.pack(one, "f32") for one in matrices]) for matrices in (ups, downs)]
+    shape = (0, 1, 2, EXPERTS - 4, TOP, INNER, number, library.ACTIVATIONS.index("relu2"), number, 0, 4)
+    widths = [2 * TOP, HIDDEN, EXPERTS]
+    ops = [scores, route, (library.EXPERTS, shape, (1.0, 0.0, 0.0), (None, *packed))]
+    found = machine.run(x, "f32", widths, ops, 2).view(np.float32).reshape(ROWS, HIDDEN)
+    pairs = machine.run(x, "f32", widths, ops[:2], 1).view(np.float32).reshape(ROWS, TOP, 2)
+    wanted, named = np.zeros((ROWS, HIDDEN)), set()
+    for row in range(ROWS):
+        for number, weight in pairs[row]:
+            inner = np.maximum(ups[int(number) % 8].astype(np.float64) @ x[row], 0) ** 2
+            wanted[row] += weight * (x[row] if number >= EXPERTS - 4 else downs[int(number)] @ inner)
+            named.add(number >= EXPERTS - 4)
+    assert named == {False, True}
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    plain = BackEnd("scalar", Team(1)).run(x, "f32", widths, ops, 2)
+    assert np.array_equal(found.reshape(-1), plain.view(np.float32).reshape(-1))
+
+
+@pytest.mark.parametrize(("scales", "more", "out"), [(0, -1, HIDDEN), (0, 1025, HIDDEN), (1, 2, HIDDEN), (0, 2, OUT)])
+def test_what_gives_its_source_is_as_wide_and_not_scaled(scales: int, more: int, out: int) -> None:
+    ups, downs = reals(20, EXPERTS, INNER, HIDDEN), reals(21, EXPERTS, out, INNER)
+    packed = [np.concatenate([library.pack(one, "f32") for one in matrices]) for matrices in (ups, downs)]
+    number = library.TYPES["f32"]
+    plan = Plan("scalar", "f32", [HIDDEN, 2 * TOP, out], 2, "f32", 64)
+    shape = (0, 1, 2, EXPERTS, TOP, INNER, number, 0, number)
+    plan.add(library.EXPERTS, (*shape, 0, 0), (1.0, 0.0, 0.0), (None, *packed))
+    with pytest.raises(ModelError):
+        plan.add(library.EXPERTS, (*shape, scales, more), (1.0, 0.0, 0.0), (None, *packed))
+
+
 def test_gates_that_do_not_fit_are_refused() -> None:
     for gates, place, changed in (
         (True, 0, np.zeros(3, np.uint8)),  # gates of too few bytes

@@ -113,6 +113,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe_lite",
         {"rope_interleave": False, "mlp_layer_types": ["sparse", "dense"] * 2, "n_shared_experts": 2},
     ),
+    "longcat_flash, yarn, biases, few real experts": (
+        "longcat_flash",
+        {
+            **rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.2),
+            "attention_bias": True,
+            "n_routed_experts": 3,
+            "zero_expert_num": 9,
+            "moe_topk": 7,
+        },
+    ),
+    "longcat_flash, every expert real": (
+        "longcat_flash",
+        {"zero_expert_num": 0, "hidden_act": "gelu", "tie_word_embeddings": True, "pad_token_id": None},
+    ),
     "youtu, direct queries": ("youtu", {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
     "minicpm3, no scalings": ("minicpm3", {"scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False}),
     "glm4 without biases": ("glm4", {"attention_bias": False, "partial_rotary_factor": 1.0}),

@@ -69,6 +69,14 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "use_grouped_topk": True,
     },
+    "longcat_flash": {  # LongCat-Flash-Chat
+        "attention_method": "MLA",
+        "mla_scale_kv_lora": True,
+        "mla_scale_q_lora": True,
+        "num_hidden_layers": 6,
+        "router_bias": False,
+        "zero_expert_type": "identity",
+    },
     "olmo": {"clip_qkv": None, "pretraining_tp": 1},
     "olmo_hybrid": {"linear_a_log_max": 1.0, "linear_dt_min": 0.1, "rope_theta": None},
     "bamba": {"attn_rotary_emb": 8, "mamba_d_head": 16, "z_loss_coefficient": 0.0, "partial_rotary_factor": 0.5},
@@ -241,6 +249,7 @@ def billions(program: Program) -> float:
         ("llama4_text", 109),  # Llama-4-Scout-17B-16E, with its tower
         ("mellum", 12),  # Mellum2-12B-A2.5B
         ("mimo_v2_flash", 309),  # MiMo-V2-Flash
+        ("longcat_flash", 560),  # LongCat-Flash-Chat
         ("mistral4", 119),  # Mistral-Small-4-119B
         ("phimoe", 42),  # Phi-3.5-MoE
         ("solar_open", 100),  # Solar-Open-100B
@@ -382,6 +391,18 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("llama4_text", "layer_types", ["sliding_attention"] * 3),
         ("llama4_text", "moe_layers", "all"),
         ("llama4_text", "no_rope_layers", [1, 0]),
+        ("longcat_flash", "attention_method", "GQA"),
+        ("longcat_flash", "ffn_hidden_size", 0),
+        ("longcat_flash", "head_dim", 16),
+        ("longcat_flash", "mla_scale_q_lora", False),
+        ("longcat_flash", "moe_topk", 13),
+        ("longcat_flash", "ngram_vocab_size_ratio", 78),  # LongCat-Flash-Lite
+        ("longcat_flash", "num_hidden_layers", 3),
+        ("longcat_flash", "num_layers", None),
+        ("longcat_flash", "q_lora_rank", None),
+        ("longcat_flash", "router_bias", True),
+        ("longcat_flash", "zero_expert_num", 1024),
+        ("longcat_flash", "zero_expert_type", "zero"),
         ("mistral4", "n_group", 2),
         ("solar_open", "first_k_dense_replace", 1),
         ("solar_open", "use_qk_norm", True),

@@ -79,7 +79,10 @@ def _num_layers(config: Mapping[str, Any]) -> int:
     """Layers of a model. Configs of nemotron_h may list the layers in place of their number. Raises ModelError."""
     listed = config.get("layers_block_type")
     default = len(listed) if isinstance(listed, list) and listed else None
-    return _count(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=default)
+    names = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"]
+    if config.get("model_type") == "longcat_flash":  # the first counts attentions, of which a layer has two
+        names.remove("num_hidden_layers")
+    return _count(config, *names, default=default)
 
 
 def _count(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:

@@ -14,7 +14,7 @@ from manyhands.engine.compressed import block_bytes
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
 from manyhands.engine.states import HOST, States, attention_states, convolution_states, pages, session_bytes
-from manyhands.program.ops import CompressedAttention, Convolution, LatentAttention, Layer
+from manyhands.program.ops import Attention, CompressedAttention, Convolution, LatentAttention, Layer
 
 B = TypeVar("B")
 
@@ -27,9 +27,12 @@ _PAGES: Final = 1 << 16  # bytes: as many blocks as these hold are made at once
 
 def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> int:
     """Bytes that a layer caches for each position of a session, in numbers of `item` bytes or as codes of 8 bit."""
-    op = layer.attention
-    if op is None:
-        return 0
+    return sum(_attention_bytes(op, layer, item, has_codes) for op in layer.attentions)
+
+
+def _attention_bytes(
+    op: Attention | LatentAttention | CompressedAttention, layer: Layer, item: int, has_codes: bool
+) -> int:
     if isinstance(op, CompressedAttention):
         return -(-block_bytes(op, layer.compressed, item) // BLOCK)
     if isinstance(op, LatentAttention):  # values are the beginning of the keys

@@ -41,7 +41,8 @@ def _(op: Experts, to: Emitter) -> None:
         raise ModelError(f"{to.family}: the experts' gates and ups are stored in different types")
     gating, top_k = op.gating, to.width(op.routes) // 2
     numbers = (source, routes, target, op.experts, top_k, op.up.outputs, TYPES[ups.type])
-    shape = (*numbers, ACTIVATIONS.index(gating.activation), TYPES[downs.type], int(op.scales_source))
+    last = TYPES[downs.type], int(op.scales_source), op.identities
+    shape = (*numbers, ACTIVATIONS.index(gating.activation), *last)
     tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
     to.emit(library.EXPERTS, shape, (gating.alpha, gating.limit or 0.0, gating.up_offset), tensors)
 

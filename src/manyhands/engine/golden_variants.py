@@ -41,6 +41,19 @@ def scaled_sources(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def identities(machine: BackEnd) -> bytes:
+    """Experts with gates and without, behind which routes also name some that give their source."""
+    found, k, n, count = [], 40, 32, 5
+    for top_k, more, has_gates in ((1, 5, True), (4, 3, True), (9, 6, False)):
+        ops = [product(80, 0, 1, count + more, k)]
+        ops.append((library.ROUTE, (1, 2, count + more, top_k, 0, 0, 1, 1), (1.5, 1e-20), (reals(24, count + more),)))
+        matrices = several(82, count, n, k) if has_gates else None, several(90, count, n, k), several(98, count, k, n)
+        ops.append((library.EXPERTS, (0, 2, 3, count, top_k, n, 0, 1, 0, 0, more), (1.0, 0.0, 0.0), matrices))
+        widths = [count + more, 2 * top_k, k]
+        found += [machine.run(reals(16, 33, k), kind, widths, ops, 3).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
 def mixers(machine: BackEnd) -> bytes:
     """Weights of a mixer, of which a threshold leaves out none, some and nearly all."""
     found = []
@@ -77,6 +90,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "attention in chunks f32": attention("f32", SHAPES),
     "position scales from one": later_scales,
     "experts of scaled sources": scaled_sources,
+    "experts and identities": identities,
     "mixers": mixers,
     "xielu": xielus,
     "gates of heads": head_gates,

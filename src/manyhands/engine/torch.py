@@ -96,7 +96,7 @@ class TorchSpan:
         angles = {pair: self._tables[pair[0]]((positions - pair[1]).clamp_min(0), end) for pair in backs}
         x, part = rows_ND.to(self.device).float(), self._part(span)
         for number, (layer, weights) in enumerate(zip(self.layers[part], self._weights[part], strict=True)):
-            run = _Layer(weights, angles, positions, [(p, p.cache.layers[number]) for p in pieces])
+            run = _Layer(weights, angles, positions, [(p, iter(p.cache.layers[number])) for p in pieces])
             x = run(layer.ops, x)
         for piece in pieces:
             piece.cache.length = piece.start + piece.count
@@ -153,12 +153,11 @@ class _Layer:
         weights: TorchWeights,
         angles: Mapping[tuple[int, int], Angles],
         positions_N: Tensor,
-        pieces: Sequence[tuple[Piece, Sequence[Tensor]]],
+        pieces: Sequence[tuple[Piece, Iterator[Tensor]]],
     ) -> None:
         self.weights, self.angles, self.positions_N, self.pieces = weights, angles, positions_N, pieces
         self.registers: dict[str, Tensor] = {}
         self.routes: dict[str, tuple[Tensor, Tensor]] = {}
-        self.taken = 0  # of a piece's tensors, by operations before
 
     def __call__(self, ops: Sequence[Op], x_ND: Tensor) -> Tensor:
         self.registers[RESIDUAL] = x_ND
@@ -203,8 +202,7 @@ class _Layer:
 
     @run.register
     def _(self, op: Attention) -> None:
-        given = self.round(self.registers[op.query])
-        query = given.reshape(len(given), op.kv_heads, -1, op.width)
+        query = self.round(self.registers[op.query]).reshape(-1, op.kv_heads, op.heads // op.kv_heads, op.width)
         sinks, out = self.weights.optional(op.sinks), []
         for rows, (keys_LK, values_LK), seen_TL in self._cached(op.heads, (op.key, op.value), op):
             keys, values = heads(keys_LK, op.kv_heads), heads(values_LK, op.kv_heads)
@@ -239,8 +237,9 @@ class _Layer:
         """Writes what these registers hold into the caches. By piece, and by blocks of its rows (SCORES, of so many heads):
         the rows, all that is cached, what a row sees."""
         row = 0
-        for piece, cached in self.pieces:
+        for piece, of_layer in self.pieces:
             last, end = row + piece.count, piece.start + piece.count
+            cached = [next(of_layer) for _ in names]
             for tensor, name in zip(cached, names, strict=True):
                 tensor[piece.start : end] = self.registers[name][row:last].to(tensor.dtype)
             held = [tensor[:end].float() for tensor in cached]

@@ -66,14 +66,13 @@ def _(op: Compress, run: LayerRun) -> None:
     values, gates, row = run.registers[op.values], run.registers[op.gates], 0
     out = values.new_zeros(len(values), op.width)
     for piece, cached in run.pieces:
-        kept = cached[run.taken : run.taken + 2]
+        kept = next(cached), next(cached)
         for tensor, given in zip(kept, (values, gates), strict=True):
             tensor[piece.start : piece.start + piece.count] = given[row : row + piece.count].to(tensor.dtype)
         for i in range(piece.count):
             if (piece.start + i + 1) % op.rate == 0:
                 out[row + i] = _entry(op, run, piece.start + i + 1, *kept)
         row += piece.count
-    run.taken += 2
     run.registers[op.target] = out
 
 
@@ -97,9 +96,10 @@ def _(op: CompressedAttention, run: LayerRun) -> None:
     names = [name for name in (op.key, op.entry, op.index and op.index.key) if name]
     for piece, cached in run.pieces:
         rows, end = slice(row, row + piece.count), piece.start + piece.count
-        for tensor, name in zip(cached[run.taken :], names, strict=True):
+        tensors = [next(cached) for _ in names]
+        for tensor, name in zip(tensors, names, strict=True):
             tensor[piece.start : end] = run.registers[name][rows].to(tensor.dtype)
-        keys, *more = (tensor[:end].float() for tensor in cached[run.taken :])
+        keys, *more = (tensor[:end].float() for tensor in tensors)
         own, other = run.positions_N[rows, None], torch.arange(end, device=keys.device)
         seen = (other <= own) & (other > own - op.window)
         if op.entry is not None:
@@ -111,5 +111,4 @@ def _(op: CompressedAttention, run: LayerRun) -> None:
         weights, total = run.softmax(torch.einsum("thc,lc->htl", query[rows], keys) * op.scale, seen, sinks)
         out.append((torch.einsum("htl,lc->htc", weights, keys) / total).transpose(0, 1).flatten(1))
         row += piece.count
-    run.taken += len(names)
     run.registers[op.target] = torch.cat(out)

@@ -47,14 +47,15 @@ def _(op: ExpertRouting, run: LayerRun) -> None:
 @run_experts.register
 def _(op: Experts, run: LayerRun) -> None:
     chosen_NK, weights_NK = run.routes[op.routes]
-    source = run.registers[op.source][:, None]
+    source = (whole := run.registers[op.source])[:, None]
     if op.scales_source:
         source, weights_NK = source * weights_NK[..., None], torch.ones_like(weights_NK)
     source = run.round(source).expand(*chosen_NK.shape, -1)
     each_NKD = source.new_zeros(*chosen_NK.shape, op.down.outputs)
     for expert in sorted(set(chosen_NK.flatten().tolist())):
         rows, ranks = torch.where(chosen_NK == expert)
-        each_NKD[rows, ranks] = _expert(op, run, expert, source[rows, ranks])
+        is_expert = expert < op.experts
+        each_NKD[rows, ranks] = _expert(op, run, expert, source[rows, ranks]) if is_expert else whole[rows]
     total = torch.zeros_like(each_NKD[:, 0])
     for rank in range(chosen_NK.shape[1]):
         total = total + weights_NK[:, rank, None] * each_NKD[:, rank]

@@ -1,6 +1,6 @@
 """What the torch engine holds: weights as operations name them, tables of rotary embeddings, caches of sessions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -80,9 +80,8 @@ class LayerRun(Protocol):
     weights: TorchWeights
     registers: dict[str, Tensor]
     routes: dict[str, tuple[Tensor, Tensor]]
-    pieces: Sequence[tuple[Piece, Sequence[Tensor]]]
+    pieces: Sequence[tuple[Piece, Iterator[Tensor]]]  # each operation takes the next tensors that are its own
     positions_N: Tensor
-    taken: int  # of each piece's tensors, by operations before
 
     def round(self, rows: Tensor) -> Tensor: ...
 

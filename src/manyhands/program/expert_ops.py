@@ -63,7 +63,7 @@ class Experts:
 
     expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. If `gate` is
     None: down . round(activation(up . round(v) + up_bias)) + down_bias, where activation is the gating's. With
-    `scales_source` the sum is of expert(weight * source).
+    `scales_source` the sum is of expert(weight * source). Routes may name `identities` experts more: each gives its source.
     """
 
     source: str
@@ -78,3 +78,4 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     scales_source: bool = False
+    identities: int = 0

@@ -233,9 +233,15 @@ class Layer:
     ops: tuple[Op, ...]
 
     @property
+    def attentions(self) -> tuple[Attention | LatentAttention | CompressedAttention, ...]:
+        """The operations that attend to what is cached of every position: mostly one, of longcat_flash two."""
+        kinds = Attention | LatentAttention | CompressedAttention
+        return tuple(op for op in self.ops if isinstance(op, kinds))
+
+    @property
     def attention(self) -> Attention | LatentAttention | CompressedAttention | None:
-        """The layer's one operation that attends to what is cached of every position, if it has one."""
-        return next((op for op in self.ops if isinstance(op, Attention | LatentAttention | CompressedAttention)), None)
+        """The first of them, if there is one."""
+        return next(iter(self.attentions), None)
 
     @property
     def compressed(self) -> tuple[Compress, ...]:
@@ -245,7 +251,7 @@ class Layer:
     @property
     def cache_widths(self) -> tuple[int, ...]:
         """Values that a position keeps in the cache, part by part: of each of `compressed`, then of attention."""
-        found = (0, 0) if self.attention is None else self.attention.cache_widths
+        found = tuple(width for op in self.attentions for width in op.cache_widths) or (0, 0)
         return (*(width for op in self.compressed for width in op.cache_widths), *found)
 
     @property
@@ -303,9 +309,7 @@ class Program:
     @property
     def has_index(self) -> bool:
         """Whether some layers choose the positions that attention sees."""
-        return any(
-            isinstance(op, LatentAttention) and op.index is not None for layer in self.layers for op in layer.ops
-        )
+        return any(isinstance(op, LatentAttention) and op.index is not None for one in self.layers for op in one.ops)
 
     @property
     def has_entries(self) -> bool:

@@ -134,11 +134,27 @@ def _kimi_linear(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return out
 
 
+def _longcat_flash(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of a longcat_flash as its publisher's checkpoints have them: transformers has gates and ups also of experts
+    that give their source, and reads no checkpoint without."""
+    out, count = dict[str, torch.Tensor](), model.config.n_routed_experts
+    for name, tensor in model.state_dict().items():
+        path, _, part = name.partition(".experts.")
+        for i, one in enumerate(tensor[:count] if part else ()):
+            parts = one.chunk(2) if part == "gate_up_proj" else (one,)
+            names = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
+            stored = zip(names, parts, strict=True)
+            out |= {f"{path}.experts.{i}.{kind}.weight": matrix.clone() for kind, matrix in stored}
+        out |= {} if part else {name: tensor}
+    return out
+
+
 # Of families whose publisher's checkpoints have other tensors than transformers writes.
 _PUBLISHED: Final[dict[str, Callable[[PreTrainedModel], dict[str, torch.Tensor]]]] = {
     "olmo_hybrid": _olmo_hybrid,
     "deepseek_v4": published_v4,
     "kimi_linear": _kimi_linear,
+    "longcat_flash": _longcat_flash,
 }
 
 
@@ -169,7 +185,8 @@ def tiny_config(
     sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": hidden * 3 // 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    shape: Overrides = {"num_hidden_layers": layers, "max_position_embeddings": context}
+    counted = "num_layers" if model_type == "longcat_flash" else "num_hidden_layers"
+    shape: Overrides = {counted: layers, "max_position_embeddings": context}
     if model_type.startswith("lfm2"):
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
     if model_type == "lfm3":

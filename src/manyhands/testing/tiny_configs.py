@@ -1,27 +1,27 @@
 """What the configs of tiny models (tiny.py) need, family by family."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
+from manyhands.testing.tiny_latent import WINDOW as WINDOW
+from manyhands.testing.tiny_latent import Overrides as Overrides
+from manyhands.testing.tiny_latent import (
+    beside_shared,
+    deepseek,
+    deepseek_v2,
+    experts,
+    glm4_lite,
+    indexed,
+    kimi,
+    kimi_linear,
+    longcat,
+    mistral4,
+    mla,
+)
 from manyhands.testing.tiny_v4 import small_v4
 
 NEMOTRON_KINDS: Final = ("linear_attention", "moe", "full_attention", "mlp")  # of layers of nemotron_h
 LFM3_KINDS: Final = ("conv", "sliding_attention", "full_attention")  # of layers of lfm3
-WINDOW: Final = 24  # positions; small, so that tests cross it
-
-Overrides = dict[str, Any]  # keyword arguments of a transformers config
-
-
-def _mla(hidden: int) -> Overrides:
-    head = hidden // 4
-    return {
-        "q_lora_rank": hidden // 2,
-        "kv_lora_rank": hidden // 4,
-        "qk_nope_head_dim": head // 2,
-        "qk_rope_head_dim": head // 2,
-        "v_head_dim": head,
-        "num_key_value_heads": 4,
-    }
 
 
 def _gemma(hidden: int) -> Overrides:
@@ -39,10 +39,6 @@ def _gemma4(hidden: int) -> Overrides:
     return {**heads, **experts, "hidden_size_per_layer_input": 0, "sliding_window": WINDOW}
 
 
-def _experts(hidden: int, count: int) -> Overrides:
-    return {"num_experts": count, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
-
-
 def _llama3_rope(hidden: int) -> Overrides:
     rope = {
         "rope_type": "llama3",
@@ -53,38 +49,6 @@ def _llama3_rope(hidden: int) -> Overrides:
         "original_max_position_embeddings": 64,
     }
     return {"tie_word_embeddings": True, "rope_parameters": rope}
-
-
-def _deepseek(hidden: int) -> Overrides:
-    routing = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 2}
-    return {**_mla(hidden), **routing, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
-
-
-def _indexed(hidden: int) -> Overrides:
-    return {**_deepseek(hidden), "index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
-
-
-def _glm4_lite(hidden: int) -> Overrides:
-    routing = {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
-    return {**_mla(hidden), **routing, "moe_intermediate_size": hidden // 2}
-
-
-def _kimi_linear(hidden: int) -> Overrides:
-    heads = {"linear_num_heads": 3, "linear_head_dim": hidden // 4 + 4, "q_lora_rank": None}
-    return {**_mla(hidden), **heads, **_experts(hidden, 8), "n_shared_experts": 1}
-
-
-def _kimi(hidden: int) -> Overrides:
-    return {**_deepseek(hidden), "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-
-
-def _deepseek_v2(hidden: int) -> Overrides:
-    return {**_mla(hidden), **_beside_shared(hidden), "q_lora_rank": None}
-
-
-def _beside_shared(hidden: int) -> Overrides:
-    routing = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
-    return {**routing, "moe_intermediate_size": hidden // 2}
 
 
 def _ernie_moe(hidden: int) -> Overrides:
@@ -102,19 +66,11 @@ def _minimax(hidden: int) -> Overrides:
 
 
 def _qwen2_moe(hidden: int) -> Overrides:
-    return {**_experts(hidden, 8), "shared_expert_intermediate_size": hidden, "mlp_only_layers": [1]}
+    return {**experts(hidden, 8), "shared_expert_intermediate_size": hidden, "mlp_only_layers": [1]}
 
 
 def _qwen3_moe(hidden: int) -> Overrides:
-    return {**_experts(hidden, 8), "head_dim": hidden // 2, "mlp_only_layers": [2], "decoder_sparse_step": 1}
-
-
-def _mistral4(hidden: int) -> Overrides:
-    width = hidden // 4
-    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
-    scales = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5}
-    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
-    return {**_mla(hidden), **experts, "moe_intermediate_size": width, "rope_parameters": {**yarn, **scales}}
+    return {**experts(hidden, 8), "head_dim": hidden // 2, "mlp_only_layers": [2], "decoder_sparse_step": 1}
 
 
 def _llama4(hidden: int) -> Overrides:
@@ -130,17 +86,17 @@ def _solar(hidden: int) -> Overrides:
 
 def _hy(hidden: int) -> Overrides:
     kinds = {"num_shared_experts": 2, "attention_bias": True, "mlp_bias": True}
-    return {**_experts(hidden, 8), **kinds, "head_dim": hidden // 2}
+    return {**experts(hidden, 8), **kinds, "head_dim": hidden // 2}
 
 
 def _exaone_moe(hidden: int) -> Overrides:
     windows = {"sliding_window": WINDOW, "sliding_window_pattern": 3}
-    return {**_experts(hidden, 8), **windows, "n_group": 2, "topk_group": 1}
+    return {**experts(hidden, 8), **windows, "n_group": 2, "topk_group": 1}
 
 
 def _afmoe(hidden: int) -> Overrides:
     windows = {"sliding_window": WINDOW, "global_attn_every_n_layers": 3}
-    return {**_experts(hidden, 8), **windows, "head_dim": hidden // 2, "mup_enabled": True, "route_scale": 2.5}
+    return {**experts(hidden, 8), **windows, "head_dim": hidden // 2, "mup_enabled": True, "route_scale": 2.5}
 
 
 def _mimo_flash(hidden: int) -> Overrides:
@@ -154,7 +110,7 @@ def _mimo_flash(hidden: int) -> Overrides:
 
 
 def _mellum(hidden: int) -> Overrides:
-    return {**_experts(hidden, 8), "head_dim": hidden // 2, "sliding_window": WINDOW, "attention_bias": True}
+    return {**experts(hidden, 8), "head_dim": hidden // 2, "sliding_window": WINDOW, "attention_bias": True}
 
 
 def _cohere2_moe(hidden: int) -> Overrides:
@@ -208,11 +164,11 @@ def _linear(hidden: int) -> Overrides:
 
 
 def _linear_experts(hidden: int) -> Overrides:
-    return {**_linear(hidden), **_experts(hidden, 8), "shared_expert_intermediate_size": hidden}
+    return {**_linear(hidden), **experts(hidden, 8), "shared_expert_intermediate_size": hidden}
 
 
 def _lfm2_moe(hidden: int) -> Overrides:
-    return {**_experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
+    return {**experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
 
 
 def _nemotron_h(hidden: int) -> Overrides:
@@ -252,14 +208,14 @@ RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "gemma2": ("gemma2", _gemma),
     "gemma3_text": ("gemma3_text", _gemma),
     "phi3": ("phi3", lambda hidden: {}),
-    "minicpm3": ("minicpm3", lambda hidden: {**_mla(hidden), "scale_emb": 12, "dim_model_base": hidden // 2}),
+    "minicpm3": ("minicpm3", lambda hidden: {**mla(hidden), "scale_emb": 12, "dim_model_base": hidden // 2}),
     "qwen2_moe": ("qwen2_moe", _qwen2_moe),
     "qwen3_moe": ("qwen3_moe", _qwen3_moe),
     "mixtral": ("mixtral", lambda hidden: {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "gpt_oss": ("gpt_oss", _gpt_oss),
     "glm4": ("glm4", lambda hidden: {"head_dim": hidden // 2, "partial_rotary_factor": 0.5}),
     "olmo2": ("olmo2", lambda hidden: {}),
-    "deepseek_v3": ("deepseek_v3", _deepseek),
+    "deepseek_v3": ("deepseek_v3", deepseek),
 }
 FAMILIES: Final[tuple[str, ...]] = tuple(RECIPES)
 # Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
@@ -267,16 +223,16 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "afmoe": ("afmoe", _afmoe),
     "apertus": ("apertus", lambda hidden: {}),
     "arcee": ("arcee", lambda hidden: {}),
-    "axk1": ("axk1", _deepseek),
+    "axk1": ("axk1", deepseek),
     "bamba": ("bamba", _bamba),
     "cohere": ("cohere", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "cohere2_moe": ("cohere2_moe", _cohere2_moe),
     "cwm": ("cwm", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
-    "deepseek_v2": ("deepseek_v2", _deepseek_v2),
-    "deepseek_v32": ("deepseek_v32", _indexed),
+    "deepseek_v2": ("deepseek_v2", deepseek_v2),
+    "deepseek_v32": ("deepseek_v32", indexed),
     "deepseek_v4": ("deepseek_v4", small_v4),
-    "dots1": ("dots1", lambda hidden: {**_beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
+    "dots1": ("dots1", lambda hidden: {**beside_shared(hidden), "sliding_window": WINDOW, "max_window_layers": 2}),
     "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
     "ernie4_5_moe": ("ernie4_5_moe", _ernie_moe),
     "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
@@ -286,9 +242,9 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
     "gemma4_text": ("gemma4_text", _gemma4),
     "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
-    "glm4_moe": ("glm4_moe", lambda hidden: {**_beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
-    "glm4_moe_lite": ("glm4_moe_lite", _glm4_lite),
-    "glm_moe_dsa": ("glm_moe_dsa", _indexed),
+    "glm4_moe": ("glm4_moe", lambda hidden: {**beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe_lite": ("glm4_moe_lite", glm4_lite),
+    "glm_moe_dsa": ("glm_moe_dsa", indexed),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
     "granite_swa": ("granite_swa", _granite_swa),
@@ -305,19 +261,20 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "internlm3": ("internlm3", lambda hidden: {"head_dim": hidden // 2, "qkv_bias": True, "bias": True}),
     "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
     "jais2": ("jais2", lambda hidden: {}),
-    "kimi_k2": (NAMED_ANEW["kimi_k2"], _kimi),
-    "kimi_linear": ("kimi_linear", _kimi_linear),
-    "laguna": ("laguna", lambda hidden: {**_experts(hidden, 8), "head_dim": hidden // 2}),
+    "kimi_k2": (NAMED_ANEW["kimi_k2"], kimi),
+    "kimi_linear": ("kimi_linear", kimi_linear),
+    "laguna": ("laguna", lambda hidden: {**experts(hidden, 8), "head_dim": hidden // 2}),
     "lfm2": ("lfm2", lambda hidden: {"block_multiple_of": 32, "conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),
     "lfm3": ("lfm3", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW, "conv_bias": True}),
     "llama4_text": ("llama4_text", _llama4),
+    "longcat_flash": ("longcat_flash", longcat),
     "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
     "minimax_m2": ("minimax_m2", _minimax),
     "ministral": ("ministral", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "ministral3": ("ministral3", _ministral3),
-    "mistral4": ("mistral4", _mistral4),
+    "mistral4": ("mistral4", mistral4),
     "nanochat": ("nanochat", lambda hidden: {}),
     "nemotron": ("nemotron", lambda hidden: {}),
     "nemotron_h": ("nemotron_h", _nemotron_h),
@@ -337,7 +294,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
     "vaultgemma": ("vaultgemma", _gemma),
     # With a pad_token_id transformers sets its row of the (tied) embedding to zero, also in a loaded model.
-    "youtu": ("youtu", lambda hidden: {**_mla(hidden), "pad_token_id": None}),
+    "youtu": ("youtu", lambda hidden: {**mla(hidden), "pad_token_id": None}),
 }
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.

@@ -146,7 +146,8 @@ KERNEL(expert_scale)
         a.out[pair * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride + pair % a.n[1] * 2 + 1];
 }
 
-/* Results (x, a row for each route) -> sums in the routes' order. n: width, experts, top k, whether weights are in the results already. */
+/* Results (x, a row for each route) -> sums in the routes' order. n: width, experts, top k, whether weights are in the results already, identities (the
+ * experts behind the others, which give their source: the only part's rows). */
 KERNEL(expert_sum)
 {
     await_rows();
@@ -156,9 +157,10 @@ KERNEL(expert_sum)
     float sum = 0;
     for (count_t route = 0; route < top_k; route++) {
         count_t pair = row * top_k + route;
-        if (expert_of(a, pair, a.n[1], top_k) < 0)
+        const bool is_expert = expert_of(a, pair, a.n[1], top_k) >= 0;
+        if (!is_expert && expert_of(a, pair, a.n[1] + a.n[4], top_k) < 0)
             continue;
-        float v = a.x[pair * a.x_stride + at], weight = a.n[3] ? 1 : a.y[row * a.y_stride + 2 * route + 1];
+        float v = is_expert ? a.x[pair * a.x_stride + at] : a.parts[0].out[row * a.parts[0].out_stride + at], weight = a.n[3] ? 1 : a.y[row * a.y_stride + 2 * route + 1];
         sum = sum + (weight != 1 ? v * weight : v);
     }
     a.out[row * a.out_stride + at] = sum;

@@ -280,7 +280,7 @@ def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 
 def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    source, routes, target, experts, top_k, inner, kind, activation, down_kind, scales = op.numbers[:10]
+    source, routes, target, experts, top_k, inner, kind, activation, down_kind, scales, identities = op.numbers[:11]
     width, hidden, pairs, panels = room.widths[source], room.widths[target], rows * top_k, -(-inner // SIDE)
     gates, ups = room.routed(0, inner), room.routed(top_k * whole(inner), inner)
     results = room.routed(2 * top_k * whole(inner), hidden)
@@ -311,7 +311,14 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     yield Launch(
         f"expert_{TYPE_NAMES[down_kind]}", (-(-hidden // SIDE), pairs, 1), args(given, chosen, n=numbers, parts=parts)
     )
-    summed = args(results, chosen, room.register(target), n=(hidden, experts, top_k, scales))
+    own = room.register(source)
+    summed = args(
+        results,
+        chosen,
+        room.register(target),
+        n=(hidden, experts, top_k, scales, identities),
+        parts=[LaunchPart(None, None, own.address, own.stride)],
+    )
     yield over_columns("expert_sum", hidden, rows, summed)
 
 

@@ -116,7 +116,10 @@ static void sum_task(const void *argument, int64_t row, void *scratch)
     memset(out, 0, (size_t)m->hidden * 4);
     for (int64_t route = 0; route < n[4]; route++) {
         int64_t place = m->places[row * n[4] + route];
-        if (place >= 0)
+        float number = pairs[2 * route];
+        if (place < 0 && number >= (float)n[3] && number < (float)(n[3] + n[10]))
+            m->plan->kernels->add(out, row_of(m->plan, n[0], m->first + row), pairs[2 * route + 1], out, m->hidden, 0);
+        else if (place >= 0)
             m->plan->kernels->add(out, m->results + place * whole(m->hidden), n[9] ? 1 : pairs[2 * route + 1], out, m->hidden, 0);
     }
 }

@@ -194,15 +194,18 @@ static int check_route(const Plan *plan, const Op *op)
     return is_vector(op->tensors[0], n[2]) && is_vector(op->tensors[1], n[2]) ? DONE : BAD_TENSOR;
 }
 
-/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs, scales_source; alpha, limit,
- * offset; gates (or none, and no reals are used), ups, downs packed one expert behind the other, their biases [experts, n] */
+/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs, scales_source, identities (what
+ * routes name from `experts` on gives its source: as wide as the target, and not scaled); alpha, limit, offset; gates (or none, and no
+ * reals are used), ups, downs packed one expert behind the other, their biases [experts, n] */
 static int check_experts(Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
     for (int i = 0; i < 3; i++)
         if (!has(plan, n[i]))
             return BAD_REGISTER;
-    if (n[2] == n[0] || n[2] == n[1] || !is_count(n[3], MOST_EXPERTS) || !is_count(n[4], n[3]) || !is_count(n[5], MAX_WIDTH))
+    if (n[10] < 0 || n[10] > MOST_EXPERTS || (n[10] && (n[9] || w[n[0]] != w[n[2]])))
+        return BAD_SHAPE;
+    if (n[2] == n[0] || n[2] == n[1] || !is_count(n[3], MOST_EXPERTS) || !is_count(n[4], n[3] + n[10]) || !is_count(n[5], MAX_WIDTH))
         return BAD_SHAPE;
     if (w[n[1]] != 2 * n[4] || n[6] < BF16 || n[6] >= TYPES || n[7] < 0 || n[7] > 6 || n[8] < BF16 || n[8] >= TYPES)
         return BAD_SHAPE;

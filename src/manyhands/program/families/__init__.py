@@ -15,7 +15,9 @@ lfm3       lfm3
 mamba      granitemoehybrid, bamba
 nemotron_h nemotron_h
 falcon_h1  falcon_h1
-latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2, minicpm3, youtu
+latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2
+latent_dense minicpm3, youtu
+longcat_flash longcat_flash
 mistral4   mistral4
 llama4     llama4_text
 phimoe     phimoe
@@ -95,9 +97,10 @@ FAMILIES: Final[Mapping[str, str]] = {
     "lfm3": "lfm3",
     "llama": "llama",
     "llama4_text": "llama4",
+    "longcat_flash": "longcat_flash",
     "mellum": "shared",
     "mimo_v2_flash": "corrected",
-    "minicpm3": "latent",
+    "minicpm3": "latent_dense",
     "minimax_m2": "experts",
     "ministral": "llama",
     "ministral3": "llama",
@@ -128,7 +131,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "stablelm": "layernorm",
     "starcoder2": "layernorm",
     "vaultgemma": "gemma",
-    "youtu": "latent",
+    "youtu": "latent_dense",
 }
 
 

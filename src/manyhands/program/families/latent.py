@@ -1,7 +1,6 @@
-"""Recipes of families with latent attention: deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, minicpm3, youtu; and of those
-whose indexer chooses positions, deepseek_v32, glm_moe_dsa."""
+"""Recipes of families with latent attention: deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite; and of those whose indexer
+chooses positions, deepseek_v32, glm_moe_dsa."""
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,8 +10,6 @@ from manyhands.program.blocks import (
     Ops,
     Sizes,
     TensorNames,
-    before_each,
-    gated,
     head_scale,
     sequential,
 )
@@ -24,6 +21,7 @@ from manyhands.program.ops import (
     ExpertRouting,
     Index,
     LatentAttention,
+    Multiply,
     Part,
     Product,
     Program,
@@ -69,11 +67,11 @@ class LatentSizes:
         return out
 
 
-def sizes(f: Fields) -> Sizes:
-    """Sizes of a config in which head_dim says nothing."""
+def sizes(f: Fields, layers: str = "num_hidden_layers") -> Sizes:
+    """Sizes of a config in which head_dim says nothing; `layers` counts the layers."""
     hidden, heads = f.count("hidden_size", high=1 << 17), f.count("num_attention_heads", high=4096)
     return Sizes(
-        layers=f.count("num_hidden_layers", high=1024),
+        layers=f.count(layers, high=1024),
         hidden=hidden,
         vocab=f.count("vocab_size", high=1 << 22),
         heads=heads,
@@ -136,22 +134,24 @@ def latent_attention(
     split: bool = False,
     index: IndexStyle | None = None,
     turns: bool = True,
+    path: str = "self_attn",
+    stretch: tuple[float, float] | None = None,
 ) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key. An `index` takes
-    such queries. Without `turns` neither has a position."""
-    width, down = z.plain + z.rotary, "self_attn.kv_a_proj_with_mqa"
+    such queries. Without `turns` neither has a position. `stretch` multiplies queries, and normed latents."""
+    width, down = z.plain + z.rotary, f"{path}.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
     early: tuple[Part, ...] = (latent, rotary, *(index.early(n, s) if index else ()))
-    query: Ops = (Product("h", (n.part("q", "self_attn.q_proj", s.heads * width, s.hidden, False), *early)),)
+    query: Ops = (Product("h", (n.part("q", f"{path}.q_proj", s.heads * width, s.hidden, False), *early)),)
     if z.query_rank is not None:
         first = (index.query(n, z.query_rank),) if index else ()
         query = (
-            Product("h", (n.part("q", "self_attn.q_a_proj", z.query_rank, s.hidden, bias), *early)),
-            _LATENT_NORM.op(n, "self_attn.q_a_layernorm", z.query_rank, "q", "q"),
-            Product("q", (*first, n.part("q", "self_attn.q_b_proj", s.heads * width, z.query_rank, False))),
+            Product("h", (n.part("q", f"{path}.q_a_proj", z.query_rank, s.hidden, bias), *early)),
+            _LATENT_NORM.op(n, f"{path}.q_a_layernorm", z.query_rank, "q", "q"),
+            Product("q", (*first, n.part("q", f"{path}.q_b_proj", s.heads * width, z.query_rank, False))),
         )
-    key, value = _keys_values(n, s, z, split)
+    key, value = _keys_values(n, s, z, split, path)
     attend = LatentAttention(
         query="q",
         latent="c",
@@ -170,24 +170,25 @@ def latent_attention(
     return (
         *query,
         *(index.late(n) if index else ()),
-        _LATENT_NORM.op(n, "self_attn.kv_a_layernorm", z.rank, "c", "c"),
+        _LATENT_NORM.op(n, f"{path}.kv_a_layernorm", z.rank, "c", "c"),
+        *((Multiply("q", stretch[0], "q"), Multiply("c", stretch[1], "c")) if stretch else ()),
         *((Rotary("q", s.heads, width, 0, offset=z.plain, pairs=pairs),) if turns else ()),
         *((Rotary("r", 1, z.rotary, 0, pairs=pairs),) if turns else ()),
         attend,
-        Product("a", (n.part("a", "self_attn.o_proj", s.hidden, s.heads * z.value, bias),)),
+        Product("a", (n.part("a", f"{path}.o_proj", s.hidden, s.heads * z.value, bias),)),
     )
 
 
-def _keys_values(n: TensorNames, s: Sizes, z: LatentSizes, split: bool) -> tuple[Weight, Weight]:
+def _keys_values(n: TensorNames, s: Sizes, z: LatentSizes, split: bool, path: str) -> tuple[Weight, Weight]:
     """What makes keys and values of a latent: rows of one tensor, head by head; `split`: in two, those of keys transposed."""
     if split:
-        key, value = f"{n.path}self_attn.k_b_proj.weight", f"{n.path}self_attn.v_b_proj.weight"
+        key, value = f"{n.path}{path}.k_b_proj.weight", f"{n.path}{path}.v_b_proj.weight"
         return (
             Weight(key, (s.heads, z.rank, z.plain), transposed=True, stacked=True),
             Weight(value, (s.heads, z.value, z.rank), stacked=True),
         )
     stride = z.plain + z.value
-    name, stored = f"{n.path}self_attn.kv_b_proj.weight", (s.heads * stride, z.rank)
+    name, stored = f"{n.path}{path}.kv_b_proj.weight", (s.heads * stride, z.rank)
     return (
         Weight(name, stored, Rows(0, z.plain, stride, s.heads)),
         Weight(name, stored, Rows(z.plain, z.value, stride, s.heads)),
@@ -308,43 +309,3 @@ def with_latents(
         return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
 
     return assemble(f, s, norm, rope, [table or rope.plain(z.rotary)], EndsStyle(), layer)
-
-
-def youtu(f: Fields) -> Program:
-    """Dense, with the attention of deepseek_v3."""
-    s = sizes(f)
-    z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
-    norm, act, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.activation(), f.flag("attention_bias")
-    pairs, rope = f.flag("rope_interleave", True), RopeReader(f)
-    f.ignore("embedding_initializer_range")
-    scale = latent_scale(rope, z.plain + z.rotary)
-
-    def layer(n: TensorNames, i: int) -> Ops:
-        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias)
-        return before_each(n, s, norm, first, gated(n, "mlp", s.hidden, s.inner, act, "h", "m"))
-
-    return assemble(f, s, norm, rope, [rope.plain(z.rotary)], EndsStyle(tied=True), layer)
-
-
-def minicpm3(f: Fields) -> Program:
-    """Dense; scaled embedding, branches and logits."""
-    s = sizes(f)
-    z = LatentSizes.read(f, s, query_rank=768, rank=256, plain=64, rotary=32, value=max(1, s.hidden // s.heads))
-    norm, act, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.activation(), f.flag("attention_bias")
-    depth, base = f.optional("scale_depth", 1.4), f.optional("dim_model_base", 256.0)
-    branch = 1.0 if depth is None else depth / math.sqrt(s.layers)
-    rope, block_bias = RopeReader(f), f.flag("mlp_bias")
-    scale = latent_scale(rope, z.plain + z.rotary)
-
-    def layer(n: TensorNames, i: int) -> Ops:
-        first = latent_attention(n, s, z, scale, pairs=False, bias=bias)
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=block_bias)
-        return before_each(n, s, norm, first, block, branch)
-
-    ends = EndsStyle(
-        tied=True,
-        embed_scale=f.number("scale_emb", 12.0),
-        round_scale=True,
-        scale=1.0 if base is None else base / s.hidden,
-    )
-    return assemble(f, s, norm, rope, [rope.plain(z.rotary)], ends, layer)
