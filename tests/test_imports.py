@@ -63,6 +63,7 @@ IN_TORCH = {
     "manyhands.engine.torch_experts",
     "manyhands.engine.torch_functions",
     "manyhands.engine.torch_memory",
+    "manyhands.engine.torch_rows",
     "manyhands.worker.torch_program",
 }
 

@@ -72,6 +72,8 @@ def shape_of(integer: Integer) -> Shape:
         library.ADD: (5, 5, 0, 5),
         library.NORM: (0, 5, 0, 0),
         library.MULTIPLY: (5, 6, 5, 0),
+        library.RESCALE: (0, 5, 0, 0),
+        library.MIX: (0, 6, 5, 0),
     }
     match integer(0, 6):
         case 1:
@@ -140,7 +142,7 @@ def rate(integer: Integer) -> int:
 
 def operation(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
-    kind, widths = integer(0, library.ATTEND_ENTRIES), whole.widths
+    kind, widths = integer(0, library.SPARSIFY), whole.widths
     r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(6)]
     if kind in whole.fitting and integer(0, 5):
         r = list(whole.fitting[kind])
@@ -226,8 +228,20 @@ def operation(integer: Integer, whole: Shape) -> Op:
         case library.XIELU:
             return kind, (r[0],), (), (reals(integer(1, 99), 4 + odd),)
         case library.COPY:
-            shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)))
+            shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)), integer(0, 1 + odd))
             chosen = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)
             return kind, shape, (), (chosen if integer(0, 1) else None,)
+        case library.MIX:
+            width = integer(1, max(1, min(w[0], w[2]) // 2))
+            sources, targets = (integer(1, max(1, some // width)) for some in (w[0], w[2]))
+            by = next((i for i, have in enumerate(widths) if have == sources * targets), -1 - odd)
+            start, at = (max(0, integer(0, max(0, some - n * width))) for some, n in ((w[0], sources), (w[2], targets)))
+            return kind, (r[0], by, r[2], width, sources, targets, start + odd, at), (float(integer(0, 1)),), ()
+        case library.RESCALE:
+            return kind, tuple(r[:3]), (1e-5,), ()
+        case library.SPARSIFY:
+            return kind, (r[0],), (float(integer(-2, 2)),), ()
+        case library.MULTIPLY:
+            return kind, tuple(r[:3]), (), (maybe(integer, w[0] + odd),)
         case _:
             return kind, (*r[:3], integer(0, 6 + odd)), (1.0, float(integer(0, 3)), 0.0), ()

@@ -10,7 +10,7 @@ import pytest
 from manyhands.engine import layout, library
 from manyhands.errors import ModelError
 
-KINDS = library.ATTEND_ENTRIES + 1
+KINDS = library.SPARSIFY + 1
 
 
 class Layout:

@@ -242,6 +242,24 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.XIELU, (0,), (), ()),
     (library.XIELU, (0,), (), (np.zeros(3, np.float32),)),
     (library.SCALE, (0, 8, 2), (0.1,), ()),
+    (library.MIX, (0, -1, 64, 20, 1, 1, 0, 0), (0.0,), ()),
+    (library.MIX, (0, -2, 1, 20, 1, 1, 0, 0), (0.0,), ()),
+    (library.MIX, (0, 64, 1, 20, 1, 1, 0, 0), (0.0,), ()),
+    (library.MIX, (0, 2, 1, 20, 2, 2, 0, 0), (0.0,), ()),
+    (library.MIX, (0, -1, 0, 20, 1, 1, 0, 0), (0.0,), ()),
+    (library.MIX, (0, -1, 1, 20, 2, 1, 1, 0), (0.0,), ()),
+    (library.MIX, (0, -1, 1, 20, 1, 5, 0, 0), (0.0,), ()),
+    (library.MIX, (0, -1, 1, 20, 1, 1, -1, 0), (0.0,), ()),
+    (library.MIX, (0, -1, 1, 20, 1, 1, 0, 1 << 62), (0.0,), ()),
+    (library.MIX, (0, -1, 1, 0, 1, 1, 0, 0), (0.0,), ()),
+    (library.MIX, (0, -1, 1, 1 << 40, 1 << 40, 1, 0, 0), (0.0,), ()),
+    (library.RESCALE, (0, 64, 0), (0.0,), ()),
+    (library.RESCALE, (0, 1, 1), (0.0,), ()),
+    (library.RESCALE, (0, 0, 0), (0.0,), ()),
+    (library.SPARSIFY, (64,), (0.0,), ()),
+    (library.SPARSIFY, (-1,), (0.0,), ()),
+    (library.COPY, (0, 1, 0, 0, 4, 1, 0, 0, 2), (), ()),
+    (library.MULTIPLY, (0, 0, 0), (), (np.zeros(39, np.float32),)),
     (library.ROUTE, (0, 5, 40, 20, 4, 0, 1, 1), (1.0, 0.0), ()),
     (library.ROUTE, (0, 5, 40, 20, 2, 1, 1, 1), (1.0, 0.0), ()),
 ]
@@ -269,6 +287,65 @@ def test_each_part_of_a_row_is_multiplied_by_its_number(parts: int) -> None:
         ops: list[Op] = [by, (library.MULTIPLY, (0, 1, target), (), ())]
         found = machine.run(x, "f32", [parts, k], ops, target).view(np.float32)
         assert np.array_equal(found, x * np.repeat(numbers, k // parts, axis=1))
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_parts_of_a_row_are_mixed_and_columns_replaced(numbered: bool) -> None:
+    """Against numpy: three parts of a row into two of another, which then take the place of columns of the first."""
+    x, width, k = reals(1, 9, 70), 19, 70
+    ops = [product(3, 0, 1, 6, k), product(5, 0, 2, 45, k)]
+    for name, row_type in itertools.product(library.supported(), ("f32", "bf16")):
+        machine = golden_cases.BackEnd(name, Team(1))
+        numbers, before = (machine.run(x, "f32", [6, 45], ops, i).view(np.float32) for i in (1, 2))
+        by = (numbers + np.float32(0.5)).reshape(9, 2, 3) if numbered else np.ones((9, 2, 3), np.float32)
+        parts = np.einsum("nba,naw->nbw", by, x[:, 11 : 11 + 3 * width].reshape(9, 3, width))
+        want = before.copy()
+        want[:, 5 : 5 + 2 * width] += parts.reshape(9, -1)
+        mix: Op = (library.MIX, (0, 1 if numbered else -1, 2, width, 3, 2, 11, 5), (0.5,), ())
+        found = machine.run(x, "f32", [6, 45], [*ops, mix], 2).view(np.float32)
+        assert np.abs(found - want).max() < 1e-5 * np.abs(want).max()
+        if row_type == "bf16":
+            continue
+        copy: Op = (library.COPY, (2, 0, 5, 30, 2 * width, 1, 0, 0, 1), (), ())
+        back = machine.run(x, "f32", [6, 45], [*ops, mix, copy], 0).view(np.float32)
+        assert np.array_equal(back[:, 30:68], found[:, 5:43])  # rows in fp32 are not rounded
+        assert np.array_equal(np.delete(back, range(30, 68), 1), np.delete(x, range(30, 68), 1))
+
+
+def test_columns_that_are_replaced_are_rounded_as_rows_are_stored() -> None:
+    """Behind a norm, whose results bf16 does not hold; only where that is asked for."""
+    norm: Op = (library.NORM, (0, 1, 1, 0), (1e-5, 0.0), ())
+    for name, row_type in itertools.product(library.supported(), ("bf16", "f32")):
+        machine, found = golden_cases.BackEnd(name, Team(1)), []
+        for rounds in (0, 1):
+            copy: Op = (library.COPY, (1, 0, 0, 7, 33, 1, 0, 0, rounds), (), ())
+            found.append(machine.run(reals(1, 9, 40), row_type, [40], [norm, copy], 0).view(np.float32))
+        want = found[0].copy()
+        if row_type == "bf16":
+            bits = want[:, 7:].copy().view(np.uint32)
+            want[:, 7:] = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+            assert not np.array_equal(want, found[0])
+        assert np.array_equal(found[1], want)
+
+
+def test_rows_get_the_size_of_others_and_lose_what_is_below_a_cut() -> None:
+    x, vector = reals(1, 9, 70), reals(2, 70)
+    made = product(3, 0, 1, 50, 70)
+    for name in library.supported():
+        machine = golden_cases.BackEnd(name, Team(1))
+        before = machine.run(x, "f32", [50], [made], 1).view(np.float32).astype(np.float64)
+        size, own = np.sqrt((x.astype(np.float64) ** 2).mean(1)), np.sqrt((before**2).mean(1))
+        for least in (1e-5, 9.0):
+            scaled: Op = (library.RESCALE, (1, 0, 1), (least,), ())
+            found = machine.run(x, "f32", [50], [made, scaled], 1).view(np.float32)
+            want = before * (size / np.maximum(own, np.sqrt(least)))[:, None]
+            assert np.abs(found - want).max() < 1e-6 * np.abs(want).max()
+        found = machine.run(x, "f32", [1], [(library.SPARSIFY, (0,), (0.75,), ())], 0).view(np.float32)
+        cut = x.mean(1, keepdims=True) + 0.75 * x.std(1, keepdims=True)
+        assert np.abs(found - np.maximum(x - cut, 0)).max() < 1e-6
+        assert 0.05 < (found > 0).mean() < 0.45
+        found = machine.run(x, "f32", [70], [(library.MULTIPLY, (0, 0, 1), (), (vector,))], 1).view(np.float32)
+        assert np.array_equal(found, x * vector)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op[0]} {op[1]}")

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from manyhands.program.ops import (
     Compress,
     CompressedAttention,
     Convolution,
+    Copy,
     Decay,
     ExpertRouting,
     Experts,
@@ -29,14 +31,18 @@ from manyhands.program.ops import (
     LatentAttention,
     Layer,
     LinearAttention,
+    Mix,
     Multiply,
     Norm,
     Op,
     Product,
     Program,
+    Rescale,
     Rotary,
     ScaleByPosition,
+    SoftCap,
     Softplus,
+    Sparsify,
     Spread,
     Xielu,
 )
@@ -191,12 +197,17 @@ def test_every_register_is_written_before_it_is_read(family: str, tmp_path: Path
     for layer in program.layers:
         widths = register_widths(program, layer)
         assert widths["x"] == program.hidden
+    assert widths_after(program, program.head.ops)["logits"] == program.vocab
 
 
 def register_widths(program: Program, layer: Layer) -> dict[str, int]:
     """Widths of registers after the layer; fails where an operation finds another than it needs."""
+    return widths_after(program, layer.ops)
+
+
+def widths_after(program: Program, ops: Sequence[Op]) -> dict[str, int]:
     widths = {"x": program.hidden}
-    for op in layer.ops:
+    for op in ops:
         take(program, op, widths)
     return widths
 
@@ -242,7 +253,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = op.width
         case Collapse():
             assert op.mix.inputs == op.streams * op.width <= widths[op.source]
-            assert op.mix.outputs == op.base.outputs == (2 + op.streams) * op.streams and op.scale.outputs == 3
+            assert op.mix.outputs == op.base.outputs == op.streams * (2 + op.streams if op.has_all else 1)
+            assert op.scale.outputs == (3 if op.has_all else 1)
             widths |= {op.kept: op.mix.outputs, op.target: op.width}
         case Spread():
             assert widths[op.kept] == (2 + op.streams) * op.streams
@@ -287,8 +299,23 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             if isinstance(op.by, str):
                 assert widths[op.source] % widths[op.by] == 0
             else:
-                assert op.source == op.target and (isinstance(op.by, float) or op.by.shape == (1,))
+                fits = isinstance(op.by, float) or op.by.shape in ((1,), (widths[op.source],))
+                assert op.source == op.target and fits
             widths[op.target] = widths[op.source]
+        case Copy():
+            assert 0 <= op.start and 0 < op.count <= widths[op.source] - op.start
+            if op.at is None:
+                widths[op.target] = op.count
+            assert (op.at or 0) + op.count <= widths[op.target]
+        case Mix():
+            assert op.by is None or widths[op.by] == op.sources * op.targets
+            assert op.start + op.sources * op.width <= widths[op.source] and op.source != op.target != op.by
+            assert op.at + op.targets * op.width <= widths[op.target]
+        case Rescale():
+            assert widths[op.like] and op.like != op.target
+            widths[op.target] = widths[op.source]
+        case Sparsify() | SoftCap():
+            assert widths[op.target]
         case Add():
             assert {widths[term.source] for term in op.terms} == {widths[op.target]}
 

@@ -3,7 +3,8 @@
 span        the interface: what runs a span, and what runs the ends
 cpu         the native engine: spans and ends on this machine's CPU
 compile     Program -> native operations (compiled); what they are made with: emitter; latents, compressed and compile_experts
-            have those of latent and of compressed attention and of experts; parts: plans of some layers
+            have those of latent and of compressed attention and of experts, compile_rows of rows alone; parts: plans of
+            some layers
 registers   which registers of a plan may share memory
 library     native/ (C) by ctypes; layout: structs that both write down
 cache       what a session keeps of a span; states: what convolutions and linear attention keep
@@ -12,9 +13,9 @@ mapped      tensors of a folder, mapped from its files
 blocks      block types in numbers; grids and nvfp4 have theirs; quantised: those of quantised safetensors
 golden      the digests that a back end must reproduce; proofs: notes that it has
 golden_cases  what is digested; golden_small, golden_cache, golden_index, golden_states, golden_variants,
-            golden_compressed; golden_models
+            golden_compressed, golden_mixes; golden_models
 devices     on which device a process computes
 cuda/       the same bits on NVIDIA GPUs
 torch       the same in torch, as oracle and for other devices: torch_functions, torch_memory, torch_compressed,
-            torch_experts
+            torch_experts, torch_rows
 """

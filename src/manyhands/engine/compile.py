@@ -8,6 +8,7 @@ import numpy as np
 from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library
 from manyhands.engine.compile_experts import add_experts
+from manyhands.engine.compile_rows import add_row
 from manyhands.engine.compiled import Compiled, Emitted, Registers
 from manyhands.engine.compressed import add_compressed
 from manyhands.engine.latents import add_latent
@@ -28,7 +29,6 @@ from manyhands.engine.weights import (
     matrix,
     take,
     vector,
-    xielu_numbers,
 )
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
@@ -56,6 +56,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    RowOp,
     ScaleByPosition,
     Softplus,
     Spread,
@@ -103,8 +104,9 @@ def compile_head(
     """Final norm and head, from hidden states to logits in fp32. table: the packed weight of a tied head."""
     head: Head = program.head
     packer.begin(f"head {head!r}")
-    compiler = _Compiler(program, read, ends_precision(precision), back_end, packer, table)
+    compiler = _Compiler(program, read, ends_precision(precision), back_end, packer)
     for op in head.ops:
+        compiler.table = table if op is head.product else None
         compiler.add(op)
     logits = compiler.bound["logits"]
     if head.scale != 1.0 or head.soft_cap is not None:
@@ -122,14 +124,14 @@ class _Compiler:
         precision: Precision,
         back_end: str,
         packer: Packer,
-        table: Stored | None = None,
     ) -> None:
         self.has_codes, precision = caches_codes(precision), weight_precision(precision)
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
         self.family = program.family
         self._program, self.read, self._precision, self._back_end = program, read, precision, back_end
-        self._memory, self._packer, self._table = Memory(), packer, table
+        self._memory, self._packer = Memory(), packer
+        self.table: Stored | None = None  # the packed weight of the next product, if there is one already
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
         self.ops: list[Emitted] = []
         self.layers: list[int] = []  # their first operations
@@ -203,7 +205,7 @@ class _Compiler:
             found = find(part.weight, self.read)
             return matrix(found, self._kept(part.weight), self._memory, self._back_end, may_order=True)
 
-        weight = self._table or self._pack(make)
+        weight = self.table or self._pack(make)
         bias = vector([part.bias] if part.bias else [], self.read)
         if weight.order is not None:
             width = len(weight.order)
@@ -324,22 +326,8 @@ class _Compiler:
         return op is self._last or not (self.has_codes or self._precision in SMALL_WEIGHTS)
 
     @add.register
-    def _(self, op: Multiply) -> None:
-        source = self.source(op.source)
-        if not isinstance(op.by, str):
-            number = float(as_fp32(take(op.by, self.read))[0]) if isinstance(op.by, Weight) else op.by
-            self.emit(library.SOFTEN, (source,), (number, 0.0))
-            return
-        by = self.source(op.by)
-        self.emit(library.MULTIPLY, (source, by, self.target(op.target, self.width(op.source), [by])))
-
-    @add.register
-    def _(self, op: ScaleByPosition) -> None:
-        self.emit(library.SCALE, (self.source(op.target), op.length, op.offset), (op.beta,))
-
-    @add.register
-    def _(self, op: Xielu) -> None:
-        self.emit(library.XIELU, (self.source(op.target),), (), (xielu_numbers(op, self.read),))
+    def _(self, op: Multiply | ScaleByPosition | Xielu | RowOp) -> None:
+        add_row(op, self)
 
     @add.register
     def _(self, op: Add) -> None:

@@ -5,6 +5,7 @@ Rows are bytes in the storage dtype (bf16 or fp32): what comes over the wire goe
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from manyhands.engine.span import Piece
 from manyhands.engine.states import session_bytes
 from manyhands.engine.weights import Read, Stored, as_bf16, ends_precision, find, held, matrix, take
 from manyhands.errors import CutError, ModelError
-from manyhands.program.ops import Program, Weight
+from manyhands.program.ops import Embed, Program, Weight
 
 __all__ = ["CpuEnds", "CpuSpan", "Piece"]
 
@@ -101,6 +102,15 @@ class CpuSpan:
         return True
 
 
+class _Table(NamedTuple):
+    """An embedding's table, whose rows are multiplied by `scale`. is_beside: the second one, which may lack ids."""
+
+    packed: Stored
+    shape: tuple[int, ...]
+    scale: float
+    is_beside: bool
+
+
 class CpuEnds:
     """Embedding and head of a program, or one of them: an EndsRunner. A tied head is held once."""
 
@@ -120,20 +130,25 @@ class CpuEnds:
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         precision = weight_precision(precision)
         self._team, self._row_type = team, ROW_TYPES[precision]
-        self._embed, weight = program.embed, program.embed.weight
-        tied = embed and head and weight == program.head.product.parts[0].weight
-        self._shape = weight.shape[0], weight.shape[1]
-        self._table = None
-        if embed:
-            self._table = self._packed_table(weight, read, ends_precision(precision), tied, packer)
-        scale = np.array([program.embed.scale], np.float32)
-        if program.embed.round_scale and self._row_type == "bf16":
-            scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
-        self._scale = float(scale[0])
-        table = self._table if tied else None
+        self._embed, first, kept = program.embed, program.embed.weight, ends_precision(precision)
+        tied = embed and head and first == program.head.product.parts[0].weight
+        self._tables: list[_Table] = []
+        for place in (program.embed, program.embed.beside) if embed else ():
+            if place is not None:
+                is_head = tied and place is program.embed
+                packed = self._packed_table(place.weight, read, kept, is_head, packer)
+                is_beside = place is not program.embed
+                self._tables.append(_Table(packed, place.weight.shape, self._scale_of(place), is_beside))
+        table = self._tables[0].packed if tied else None
         self._head: Plan | None = None
         if head:
             self._take_head(compile_head(program, read, precision, self._native, table, packer))
+
+    def _scale_of(self, embed: Embed) -> float:
+        scale = np.array([embed.scale], np.float32)
+        if embed.round_scale and self._row_type == "bf16":
+            scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
+        return float(scale[0])
 
     def _take_head(self, compiled: Compiled) -> None:
         self._head = compiled.plan(self._native)
@@ -148,11 +163,27 @@ class CpuEnds:
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """Row bytes [T, bytes of a row] of token ids. Raises ModelError for an id that the model does not have."""
-        table = self._table
-        assert table is not None, "these ends have no embedding"
-        rows = library.embed(self._native, table.array, table.type, self._shape, ids, self._scale, self._row_type)
-        parts = [*[rows] * self._embed.streams, *([self._digits(ids)] if self._embed.has_ids else [])]
-        return rows if len(parts) == 1 else np.concatenate(parts, 1)
+        assert self._tables, "these ends have no embedding"
+        first, *beside = [self._looked_up(table, ids) for table in self._tables]
+        parts = [*[first] * self._embed.streams, *([self._digits(ids)] if self._embed.has_ids else [])]
+        rows = first if len(parts) == 1 else np.concatenate(parts, 1)
+        if not beside:
+            return rows
+        item = 2 if self._row_type == "bf16" else 4
+        whole = np.zeros((len(ids), self.hidden_size * item), np.uint8)
+        whole[:, : rows.shape[1]] = rows
+        at = self._embed.column * item
+        whole[:, at : at + beside[0].shape[1]] = beside[0]
+        return whole
+
+    def _looked_up(self, table: _Table, ids: Sequence[int]) -> NDArray[np.uint8]:
+        """A table's rows; of one beside the first row 0 for ids that it does not have."""
+        if table.is_beside:
+            ids = [number if number < table.shape[0] else 0 for number in ids]
+        shape = table.shape[0], table.shape[1]
+        return library.embed(
+            self._native, table.packed.array, table.packed.type, shape, ids, table.scale, self._row_type
+        )
 
     def _digits(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """The columns that hold the ids (ops.Embed)."""

@@ -39,6 +39,8 @@ _PLACES: Final = {
     library.SPREAD: ((0, 1, 2), 2),
     library.COMPRESS: ((0, 1), 2),
     library.ATTEND_ENTRIES: ((0, 1, 2), 3),
+    library.RESCALE: ((0, 1), 2),
+    library.SPARSIFY: ((0,), 0),
 }
 
 
@@ -47,6 +49,8 @@ def touched(kind: int, numbers: Sequence[int]) -> Touched:
     if kind == library.ADD:  # to the residual stream, if no other is named
         target = (*numbers, 0)[2]
         return Touched((target, numbers[0]), target, True)
+    if kind == library.MIX:  # without numbers of its own -1 stands for their register
+        return Touched(tuple(number for number in numbers[:3] if number >= 0), numbers[2], False)
     reads, writes = _PLACES[kind]
     if any(numbers[(place := CHOSEN.get(kind, len(numbers))) : place + 1]):
         reads = (*reads, place)

@@ -23,6 +23,7 @@ from manyhands.engine.torch_compressed import run_compressed, with_streams
 from manyhands.engine.torch_experts import run_experts
 from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped, xielu
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
+from manyhands.engine.torch_rows import position_factors, run_row
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -42,6 +43,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    RowOp,
     ScaleByPosition,
     Softplus,
     Weight,
@@ -117,15 +119,25 @@ class TorchEnds:
         head: bool = True,
     ) -> None:
         self.dtype, self.device, self._program = dtype, device, program
+        tables = (program.embed, program.embed.beside) if embed else ()
         ops: list[Op] = [*program.head.ops] if head else []
-        if embed:
-            ops.append(Product("ids", (Part(RESIDUAL, program.embed.weight),)))
+        ops += [Product("ids", (Part(RESIDUAL, table.weight),)) for table in tables if table is not None]
         self._weights = TorchWeights(ops, read, dtype, device)
 
     @torch.inference_mode()
     def embed(self, ids_T: Tensor) -> Tensor:
         """Hidden states [T, hidden] in the storage dtype for token ids [T]."""
-        embed: Embed = self._program.embed
+        embed = self._program.embed
+        rows = self._looked_up(embed, ids_T)
+        if embed.beside is None:
+            return rows
+        whole = torch.zeros(len(ids_T), self._program.hidden, dtype=self.dtype, device=self.device)
+        whole[:, : rows.shape[1]] = rows
+        ids_T = ids_T.where(ids_T < embed.beside.weight.outputs, 0)
+        whole[:, embed.column : embed.column + embed.beside.weight.inputs] = self._looked_up(embed.beside, ids_T)
+        return whole
+
+    def _looked_up(self, embed: Embed, ids_T: Tensor) -> Tensor:
         scale = torch.tensor(embed.scale, dtype=torch.float32)
         if embed.round_scale:
             scale = scale.to(self.dtype).float()
@@ -290,9 +302,11 @@ class _Layer:
 
     @run.register
     def _(self, op: ScaleByPosition) -> None:
-        steps = ((self.positions_N + op.offset) // op.length).cpu().double()  # some devices have no double
-        factors = (1.0 + op.beta * torch.log(1.0 + steps)).float().to(self.positions_N.device)
-        self.registers[op.target] = self.registers[op.target] * factors[:, None]
+        self.registers[op.target] = self.registers[op.target] * position_factors(op, self.positions_N)[:, None]
+
+    @run.register
+    def _(self, op: RowOp) -> None:
+        run_row(op, self.registers, self.round)
 
     @run.register
     def _(self, op: Softplus) -> None:

@@ -13,7 +13,7 @@ even; with fp32 storage a rounding does nothing) at these and no others:
      of its `Index`: rounded once, where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
   4. the residual stream: the result of `Embed`, of `Spread` and of every `Add` to it (not of a `Norm` of it in place, as of
-     nanochat's embedding);
+     nanochat's embedding), and the columns that a `Copy` replaces in it;
   5. the rows that a `Convolution` reads;
   6. queries, keys and entries of `CompressedAttention`, queries and keys of its index, values and gates of `Compress`:
      where they are read or cached.
@@ -46,6 +46,14 @@ from manyhands.program.expert_ops import ExpertRouting as ExpertRouting
 from manyhands.program.expert_ops import Experts as Experts
 from manyhands.program.expert_ops import Gating as Gating
 from manyhands.program.expert_ops import Score as Score
+from manyhands.program.row_ops import Copy as Copy
+from manyhands.program.row_ops import Mix as Mix
+from manyhands.program.row_ops import Rescale as Rescale
+from manyhands.program.row_ops import RowOp as RowOp
+from manyhands.program.row_ops import ScaleByPosition as ScaleByPosition
+from manyhands.program.row_ops import SoftCap as SoftCap
+from manyhands.program.row_ops import Sparsify as Sparsify
+from manyhands.program.row_ops import Xielu as Xielu
 from manyhands.program.weight import EXPERT as EXPERT
 from manyhands.program.weight import Activation as Activation
 from manyhands.program.weight import Rows as Rows
@@ -132,25 +140,6 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
-class Xielu:
-    """In place, v by v in fp32: above zero (p v) v + beta v, else (expm1(min(v, epsilon)) - v) n + beta v.
-
-    p = softplus(rise) and n = beta + softplus(fall), in double, rounded to fp32 once. All four are stored numbers.
-    """
-
-    target: str
-    rise: Weight
-    fall: Weight
-    beta: Weight
-    epsilon: Weight
-
-    @property
-    def numbers(self) -> tuple[Weight, ...]:
-        """All that is stored."""
-        return self.rise, self.fall, self.beta, self.epsilon
-
-
-@dataclass(frozen=True, slots=True)
 class Gate:
     """target = gating(gate, up), column by column, in fp32."""
 
@@ -163,25 +152,11 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class Multiply:
     """target = source * by. `by`: a register with a column for each of as many equal parts of a row (heads), or for all of it;
-    in place also a stored vector of one, or a number."""
+    in place also a number, or a stored vector of one, or of a number for each column."""
 
     source: str
     by: str | Weight | float
     target: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleByPosition:
-    """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position.
-
-    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Before position `length` -
-    `offset` it is 1. `beta` is not negative; `length` counts positions; `offset` is 0 or 1.
-    """
-
-    target: str
-    beta: float
-    length: int
-    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +197,7 @@ Op = (
     | Experts
     | Multiply
     | ScaleByPosition
+    | RowOp
     | Add
 )
 
@@ -263,20 +239,25 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class Embed:
     """x = round(weight[id] * scale), `streams` times. With `round_scale`, the scale itself is first rounded to the storage
-    dtype. With `has_ids` the id's four digits to base 256 follow, the lowest first, each / 256."""
+    dtype. With `has_ids` the id's four digits to base 256 follow, the lowest first, each / 256.
+
+    x may be wider: columns from `column` on are those of a second table, likewise; ids that it does not have get its row 0.
+    All others are zeros."""
 
     weight: Weight
     scale: float = 1.0
     round_scale: bool = False
     streams: int = 1
     has_ids: bool = False
+    beside: "Embed | None" = None
+    column: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """logits [vocab] = product . norm(x) (rounded when read) + bias, times `scale`; with `soft_cap` c: c tanh(logit / c).
 
-    `norm` goes from register "x", or `collapse`'s target, to "h", `product` reads "h" and writes "logits" (fp32,
+    `before` leaves what `norm` reads, else that is "x"; `norm` writes "h", `product` reads it and writes "logits" (fp32,
     unrounded). A tied head names the embedding's tensor, and as `own` the one that it is where a checkpoint has it
     (tensors.py: with_own_head)."""
 
@@ -285,12 +266,12 @@ class Head:
     scale: float = 1.0
     soft_cap: float | None = None
     own: Weight | None = field(default=None, repr=False)
-    collapse: Collapse | None = None
+    before: tuple[Op, ...] = ()
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """All its operations, in order."""
-        return (*((self.collapse,) if self.collapse else ()), self.norm, self.product)
+        return (*self.before, self.norm, self.product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +296,11 @@ class Program:
     def has_entries(self) -> bool:
         """Whether keys are values, and some layers may compress positions."""
         return any(isinstance(layer.attention, CompressedAttention) for layer in self.layers)
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether a row that goes from layer to layer holds several residual streams."""
+        return any(isinstance(op, Mix | Spread) for layer in self.layers for op in layer.ops)
 
     @property
     def has_states(self) -> bool:

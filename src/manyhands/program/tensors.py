@@ -18,12 +18,14 @@ from manyhands.program.ops import (
     LatentAttention,
     Layer,
     LinearAttention,
+    Mix,
     Multiply,
     Norm,
     Op,
     Product,
     Program,
     Rows,
+    SoftCap,
     Softplus,
     Weight,
     Xielu,
@@ -90,8 +92,10 @@ def whole_tensors(program: Program) -> dict[str, int]:
 
 def wide_weights(layer: Layer) -> frozenset[str]:
     """Names (with EXPERT) of matrices that are not rounded to small weights: of routers, of latent attention, of what weighs
-    the heads of an index, and of what entries are made of."""
+    the heads of an index, of what entries are made of, and of the numbers of a mix and what they are made of."""
     routers = {op.source for op in layer.ops if isinstance(op, ExpertRouting)}
+    routers |= {op.by for op in layer.ops if isinstance(op, Mix) and op.by is not None}
+    routers |= {op.target for op in layer.ops if isinstance(op, SoftCap)}
     parts = (part for op in layer.ops if isinstance(op, Product) for part in op.parts)
     latent = [op for op in layer.ops if isinstance(op, LatentAttention)]
     attending = [op for op in layer.ops if isinstance(op, LatentAttention | CompressedAttention)]
@@ -105,7 +109,9 @@ def ends_tensors(program: Program, *, embed: bool, head: bool) -> dict[str, tupl
     """The checkpoint's tensors of the wanted ends: stored name -> stored shape."""
     out: dict[str, tuple[int, ...]] = {}
     if embed:
-        out[program.embed.weight.name] = program.embed.weight.shape
+        for table in (program.embed, program.embed.beside):
+            if table is not None:
+                out[table.weight.name] = table.weight.shape
     if head:
         for op in program.head.ops:
             out.update((weight.name, weight.shape) for weight in op_weights(op))

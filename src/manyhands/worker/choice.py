@@ -56,6 +56,10 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
             f"{program.family} has residual streams and compressed positions, which {device} does not compute: leave --device "
             "out"
         )
+    if device is not None and torch_device() is None and program.has_streams:
+        raise ModelError(
+            f"{program.family} has streams beside each other in a row, which {device} does not compute: leave --device out"
+        )
     if caches_codes(precision) and any(
         isinstance(layer.attention, LatentAttention | CompressedAttention) for layer in program.layers
     ):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from manyhands.engine.cuda.launch import Launch, args, over_columns
 from manyhands.engine.cuda.room import Held, Room
+from manyhands.errors import ModelError
 
 
 def gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
@@ -27,6 +28,8 @@ def add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 def multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     """A register by the numbers of another, part by part."""
     source, by, target = op.numbers[:3]
+    if op.tensors[0] is not None:
+        raise ModelError("a GPU does not multiply rows by stored numbers, one for each column")
     places, width = (room.register(number) for number in (source, by, target)), room.widths[target]
     yield over_columns("multiply", width, rows, args(*places, n=(width, width // room.widths[by])))
 

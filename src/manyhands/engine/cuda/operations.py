@@ -17,6 +17,7 @@ SOME_TILE: Final = 32  # where there are too few such blocks: threads of one sha
 TILE_THREADS: Final = 128  # of a block of either
 GROUPED_ROWS: Final = 8  # that a block puts into groups
 TYPE_NAMES: Final = {number: name.upper() for name, number in library.TYPES.items()}
+MIXES: Final = (library.MIX, library.RESCALE, library.SPARSIFY)
 SMALL_ROWS: Final = (1, 2, 4, 8)  # that a block of such a product with small weights takes
 WARP: Final = 32
 MOST_BLOCKS: Final = 65_535  # of a grid in its second direction, and in its third
@@ -56,6 +57,8 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         raise ModelError("a GPU turns no rows by the angles of positions before theirs")
     if kind == library.INDEX:
         raise ModelError("a GPU does not compute an indexer that chooses positions")
+    if kind in MIXES or (kind == library.COPY and any(numbers[8:])):
+        raise ModelError("a GPU does not compute streams beside each other in a row")
     if kind != library.PRODUCT:
         return
     if numbers[0] == numbers[1]:  # blocks read rows while others write

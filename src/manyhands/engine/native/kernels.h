@@ -134,6 +134,17 @@ extern int mh_has_avx_dot; /* whether it does so in registers of AVX2: AVX-VNNI 
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
 extern Kernels kernels_amx __attribute__((weak)); /* of tiles; machine.c adds the rest, AVX-512's; absent where the compiler knows no tiles */
 
+static inline float root_of(float x) /* IEEE, without a library */
+{
+#if defined(__x86_64__)
+    __asm__("sqrtss %0, %0" : "+x"(x));
+#elif defined(__aarch64__)
+    __asm__("fsqrt %s0, %s0" : "+w"(x));
+#else
+#error "no square root"
+#endif
+    return x;
+}
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t size_of_type(int64_t type) { return type == F32 ? 4 : type < 0 ? 1 : 2; }

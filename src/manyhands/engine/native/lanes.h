@@ -301,17 +301,6 @@ static inline float fused(float a, float b, float c)
     memcpy(&s, &bits, 8);
     return (float)s;
 }
-static inline float root_of(float x) /* IEEE, without a library */
-{
-#if defined(__x86_64__)
-    __asm__("sqrtss %0, %0" : "+x"(x));
-#elif defined(__aarch64__)
-    __asm__("fsqrt %s0, %s0" : "+w"(x));
-#else
-#error "no square root"
-#endif
-    return x;
-}
 static inline float widen_f16(half_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3FF;

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "compressed.h"
 #include "index.h"
+#include "mix.h"
 #include "states.h"
 
 #include <stdlib.h>
@@ -30,7 +31,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 17; }
+EXPORT int mh_version(void) { return 18; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -224,8 +225,8 @@ static int check_experts(Plan *plan, const Op *op)
     return DONE;
 }
 
-/* source, target, source column, target column, count, times, source step, target step; which source columns (int32 [count], behind the
- * first one), or null: one after the other */
+/* source, target, source column, target column, count, times, source step, target step, whether what is written is rounded; which source columns
+ * (int32 [count], behind the first one), or null: one after the other */
 static int check_copy(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
@@ -234,7 +235,7 @@ static int check_copy(const Plan *plan, const Op *op)
     for (int i = 2; i < 8; i++)
         if (n[i] < 0 || n[i] > MAX_WIDTH)
             return BAD_SHAPE;
-    if (!n[4] || !n[5] || n[2] + (n[5] - 1) * n[6] + n[4] > plan->widths[n[0]] || n[3] + (n[5] - 1) * n[7] + n[4] > plan->widths[n[1]])
+    if (!n[4] || !n[5] || n[8] < 0 || n[8] > 1 || n[2] + (n[5] - 1) * n[6] + n[4] > plan->widths[n[0]] || n[3] + (n[5] - 1) * n[7] + n[4] > plan->widths[n[1]])
         return BAD_SHAPE;
     const int32_t *columns = op->tensors[0].data;
     if (columns && op->tensors[0].bytes != n[4] * 4)
@@ -458,7 +459,7 @@ static int check_delta(Plan *plan, Op *op)
 }
 
 /* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last, target; scale. multiply: source, by (a column for
- * each of its equal parts), target. soften: register; scale, soft cap. */
+ * each of its equal parts), target; or its numbers [width], by not being used. soften: register; scale, soft cap. */
 static int check_columns(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -468,8 +469,11 @@ static int check_columns(const Plan *plan, const Op *op)
             return BAD_REGISTER;
     if (op->kind == ADD && !has(plan, n[2]))
         return BAD_REGISTER;
+    if (op->kind == MULTIPLY && op->tensors[0].data && op->tensors[0].bytes != w[n[0]] * 4)
+        return BAD_TENSOR;
     int is_fit = op->kind == SOFTEN     ? 1
                  : op->kind == ADD      ? w[n[0]] == w[n[2]] && n[0] != n[2]
+                 : op->kind == MULTIPLY && op->tensors[0].data ? w[n[0]] == w[n[2]]
                  : op->kind == MULTIPLY ? w[n[0]] == w[n[2]] && w[n[2]] % w[n[1]] == 0 && n[1] != n[2]
                                         : w[n[0]] == w[n[2]] && w[n[1]] == w[n[2]] && n[3] >= 0 && n[3] <= 6;
     return is_fit ? DONE : BAD_SHAPE;
@@ -495,6 +499,7 @@ static int check(Plan *plan, Op *op)
     case SPREAD: return check_spread(plan, op);
     case COMPRESS: return check_compress(plan, op);
     case ATTEND_ENTRIES: return check_entries(plan, op);
+    case MIX: case RESCALE: case SPARSIFY: return check_mix(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

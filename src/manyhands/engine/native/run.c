@@ -1,6 +1,7 @@
 /* Runs a plan's operations one after the other, each cut into tasks for a team: over columns, rows and heads, never over a sum. */
 #include "compressed.h"
 #include "index.h"
+#include "mix.h"
 #include "states.h"
 
 #include <string.h>
@@ -125,7 +126,10 @@ static void do_row(const Job *job, int64_t row)
                      n[1] && plan->rounds);
         break;
     case MULTIPLY:
-        multiply_row(plan, n, row);
+        if (op->tensors[0].data)
+            kernels->gate(row_of(plan, n[0], row), op->tensors[0].data, row_of(plan, n[2], row), plan->widths[n[2]], 0, 1, 0, 0);
+        else
+            multiply_row(plan, n, row);
         break;
     case SCALE:
         kernels->multiply(row_of(plan, n[0], row), position_scale(reals[0], n[1], position_of(job, row) + n[2]), row_of(plan, n[0], row), plan->widths[n[0]]);
@@ -147,12 +151,17 @@ static void do_row(const Job *job, int64_t row)
     case COPY:
         for (int64_t i = 0; i < n[5]; i++)
             copy_columns(row_of(plan, n[0], row) + n[2] + i * n[6], op->tensors[0].data, row_of(plan, n[1], row) + n[3] + i * n[7], n[4]);
+        for (int64_t i = 0; n[8] && i < n[5]; i++)
+            kernels->widen(row_of(plan, n[1], row) + n[3] + i * n[7], F32, 1, row_of(plan, n[1], row) + n[3] + i * n[7], n[4], plan->rounds);
         break;
     case DECAY:
         if (n[2])
             kernels->decay(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, row_of(plan, n[1], row), plan->widths[n[0]]);
         else
             decay_row(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, plan->widths[n[0]], row_of(plan, n[1], row));
+        break;
+    case MIX: case RESCALE: case SPARSIFY:
+        mix_row(plan, op, row);
         break;
     case SOFTEN:
         kernels->soften(row_of(plan, n[0], row), plan->widths[n[0]], (float)reals[0], (float)reals[1]);

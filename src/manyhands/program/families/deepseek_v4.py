@@ -109,7 +109,7 @@ def _with_streams(program: Program, shape: _Shape, has_ids: bool) -> Program:
         program,
         hidden=shape.streams * shape.s.hidden + has_ids * _DIGITS,
         embed=replace(program.embed, streams=shape.streams, has_ids=has_ids),
-        head=replace(program.head, norm=replace(program.head.norm, source="u"), collapse=collapse),
+        head=replace(program.head, norm=replace(program.head.norm, source="u"), before=(collapse,)),
     )
 
 

@@ -1,0 +1,83 @@
+"""Operations of rows alone as native operations: Multiply, and those of row_ops.py (compile.py has the others)."""
+
+from functools import singledispatch
+
+import numpy as np
+
+from manyhands.engine import library
+from manyhands.engine.emitter import Emitter
+from manyhands.engine.weights import as_fp32, take, xielu_numbers
+from manyhands.program.ops import (
+    RESIDUAL,
+    Copy,
+    Mix,
+    Multiply,
+    Op,
+    Rescale,
+    ScaleByPosition,
+    SoftCap,
+    Sparsify,
+    Weight,
+    Xielu,
+)
+
+
+@singledispatch
+def add_row(op: Op, to: Emitter) -> None:
+    """Emits the operations that `op` is."""
+    raise AssertionError(f"no way to compile {type(op).__name__}")
+
+
+@add_row.register
+def _(op: Multiply, to: Emitter) -> None:
+    source = to.source(op.source)
+    if isinstance(op.by, str):
+        by = to.source(op.by)
+        to.emit(library.MULTIPLY, (source, by, to.target(op.target, to.width(op.source), [by])))
+        return
+    numbers = as_fp32(take(op.by, to.read)) if isinstance(op.by, Weight) else np.array([op.by], np.float32)
+    if len(numbers) == 1:
+        to.emit(library.SOFTEN, (source,), (float(numbers[0]), 0.0))
+    else:
+        to.emit(library.MULTIPLY, (source, source, source), (), (numbers,))
+
+
+@add_row.register
+def _(op: ScaleByPosition, to: Emitter) -> None:
+    to.emit(library.SCALE, (to.source(op.target), op.length, op.offset), (op.beta,))
+
+
+@add_row.register
+def _(op: Xielu, to: Emitter) -> None:
+    to.emit(library.XIELU, (to.source(op.target),), (), (xielu_numbers(op, to.read),))
+
+
+@add_row.register
+def _(op: Copy, to: Emitter) -> None:
+    source = to.source(op.source)
+    target = to.target(op.target, op.count, [source]) if op.at is None else to.source(op.target)
+    rounds = int(op.at is not None and op.target == RESIDUAL)
+    to.emit(library.COPY, (source, target, op.start, op.at or 0, op.count, 1, 0, 0, rounds))
+
+
+@add_row.register
+def _(op: SoftCap, to: Emitter) -> None:
+    to.emit(library.SOFTEN, (to.source(op.target),), (1.0, op.cap))
+
+
+@add_row.register
+def _(op: Mix, to: Emitter) -> None:
+    by = -1 if op.by is None else to.source(op.by)
+    parts = (op.width, op.sources, op.targets, op.start, op.at)
+    to.emit(library.MIX, (to.source(op.source), by, to.source(op.target), *parts), (op.offset,))
+
+
+@add_row.register
+def _(op: Rescale, to: Emitter) -> None:
+    source, like = to.source(op.source), to.source(op.like)
+    to.emit(library.RESCALE, (source, like, to.target(op.target, to.width(op.source), [like])), (op.least,))
+
+
+@add_row.register
+def _(op: Sparsify, to: Emitter) -> None:
+    to.emit(library.SPARSIFY, (to.source(op.target),), (op.by,))

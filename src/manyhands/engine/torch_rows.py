@@ -1,0 +1,62 @@
+"""Operations of row_ops.py on rows of torch."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from manyhands.engine.torch_functions import heads, soft_capped
+from manyhands.program.ops import RESIDUAL, Copy, Mix, Rescale, RowOp, ScaleByPosition, SoftCap, Sparsify
+
+Registers = dict[str, Tensor]
+
+
+def position_factors(op: ScaleByPosition, positions_N: Tensor) -> Tensor:
+    """What rows at these positions are multiplied by [N]."""
+    steps = ((positions_N + op.offset) // op.length).cpu().double()  # some devices have no double
+    return (1.0 + op.beta * torch.log(1.0 + steps)).float().to(positions_N.device)
+
+
+def run_row(op: RowOp, registers: Registers, rounded: Callable[[Tensor], Tensor]) -> None:
+    """Does the operation."""
+    match op:
+        case Copy():
+            _copy(op, registers, rounded)
+        case Mix():
+            _mix(op, registers)
+        case Rescale():
+            size = _mean_square(registers[op.like]).sqrt()
+            own = _mean_square(registers[op.source]).clamp_min(op.least).sqrt()
+            registers[op.target] = registers[op.source] * size / own
+        case Sparsify():
+            rows = registers[op.target]
+            mean = rows.mean(-1, keepdim=True)
+            registers[op.target] = torch.relu(rows - (mean + _mean_square(rows - mean).sqrt() * op.by))
+        case SoftCap():
+            registers[op.target] = soft_capped(registers[op.target], op.cap)
+
+
+def _mean_square(rows: Tensor) -> Tensor:
+    return rows.square().mean(-1, keepdim=True)
+
+
+def _copy(op: Copy, registers: Registers, rounded: Callable[[Tensor], Tensor]) -> None:
+    columns = registers[op.source][:, op.start : op.start + op.count]
+    if op.at is None:
+        registers[op.target] = columns
+        return
+    whole = registers[op.target].clone()
+    whole[:, op.at : op.at + op.count] = rounded(columns) if op.target == RESIDUAL else columns
+    registers[op.target] = whole
+
+
+def _mix(op: Mix, registers: Registers) -> None:
+    whole, end = registers[op.target].clone(), op.at + op.targets * op.width
+    source = heads(registers[op.source][:, op.start : op.start + op.sources * op.width], op.sources)
+    target = heads(whole[:, op.at : end], op.targets)
+    if op.by is None:
+        numbers = source.new_ones(len(source), op.targets, op.sources)
+    else:
+        numbers = heads(registers[op.by] + op.offset, op.targets)
+    whole[:, op.at : end] = (target + torch.einsum("nba,naw->nbw", numbers, source)).flatten(1)
+    registers[op.target] = whole

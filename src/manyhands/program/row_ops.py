@@ -1,0 +1,102 @@
+"""Operations of a Program on rows which few families need (ops.py has the others and the rules).
+
+Copy, Mix, Rescale, Sparsify and SoftCap are those of Gemma 3n, whose register "x" holds several streams side by side (those
+of deepseek_v4 are in compressed_ops.py).
+"""
+
+from dataclasses import dataclass
+
+from manyhands.program.weight import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Xielu:
+    """In place, v by v in fp32: above zero (p v) v + beta v, else (expm1(min(v, epsilon)) - v) n + beta v.
+
+    p = softplus(rise) and n = beta + softplus(fall), in double, rounded to fp32 once. All four are stored numbers.
+    """
+
+    target: str
+    rise: Weight
+    fall: Weight
+    beta: Weight
+    epsilon: Weight
+
+    @property
+    def numbers(self) -> tuple[Weight, ...]:
+        """All that is stored."""
+        return self.rise, self.fall, self.beta, self.epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleByPosition:
+    """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position.
+
+    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Before position `length` -
+    `offset` it is 1. `beta` is not negative; `length` counts positions; `offset` is 0 or 1.
+    """
+
+    target: str
+    beta: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Columns [start, start + count) of source become the whole of target, or with `at` its columns [at, at + count): those of
+    the residual stream are rounded."""
+
+    source: str
+    target: str
+    start: int
+    count: int
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """In place, in fp32: part b of target + by[b, a] * part a of source, for a < `sources` in order; b < `targets`.
+
+    Parts are `width` columns, of source from `start` on, of target from `at` on. by [targets * sources] is a register, to each
+    number of which `offset` is added first; without one all are 1.
+    """
+
+    source: str
+    by: str | None
+    target: str
+    width: int
+    sources: int
+    targets: int
+    start: int = 0
+    at: int = 0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """target = (source * size(like)) / size(source), sizes being sqrt(mean(v^2)), with at least `least` below the last root."""
+
+    source: str
+    like: str
+    target: str
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsify:
+    """In place: max(v - cut, 0) where cut = mean(v) + by * sqrt(mean((v - mean(v))^2)), of the row."""
+
+    target: str
+    by: float
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCap:
+    """In place: cap * tanh(v / cap)."""
+
+    target: str
+    cap: float
+
+
+RowOp = Copy | Mix | Rescale | Sparsify | SoftCap
