@@ -89,6 +89,16 @@ OWN: dict[str, Options] = {
         "sliding_window": [2, 30],
     },
     "gemma3_text": {"attention_bias": _BOOL, "sliding_window": [2, 30], "final_logit_softcapping": [None, 4.0]},
+    "gemma3n_text": {
+        "altup_correct_scale": _BOOL,
+        "altup_num_inputs": [1, 2, 4, 7],
+        "attention_bias": _BOOL,
+        "final_logit_softcapping": [4.0, 30.0],
+        "hidden_size_per_layer_input": [1, 12, 33],
+        "laurel_rank": [1, 12, 64],
+        "sliding_window": [2, 30],
+        "vocab_size_per_layer_input": [60, 512],
+    },
     "gemma4_text": {
         "head_dim": [16, 24],
         "global_head_dim": [32, 72, 512],
@@ -478,6 +488,7 @@ _FREE_HEADS = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gemma3n_text",
     "mixtral",
     "gpt_oss",
     "glm4",
@@ -580,6 +591,21 @@ def options(draw: random.Random, family: str) -> Options:
         kinds = kinds[: out["layers"]]
         draw.shuffle(kinds)
         out |= {"layer_types": kinds, "rope_parameters": scaling(draw, hidden // heads)}
+    if family == "gemma3n_text":
+        # Of few gates above the cut one may be so near to it that the norm behind is one of its rounding.
+        layers, shares = out["layers"], [0.0, 0.0, 0.05, 0.5, 0.8]
+        before = layers - draw.randint(0, layers - 1)  # those that share have types of these
+        kinds = draw.choices(TYPES, k=before)
+        out |= {"layer_types": [*kinds, *kinds, *draw.choices(kinds, k=layers)][:layers]}
+        out |= {"num_kv_shared_layers": layers - before, "altup_active_idx": 0}
+        out |= {"activation_sparsity_pattern": draw.choices(shares, k=layers)}
+        out |= {"rope_parameters": {kind: scaling(draw, out["head_dim"]) for kind in TYPES}, "pad_token_id": 0}
+        if draw.random() < 0.5:
+            out["intermediate_size"] = draw.choices([50, 96, 131], k=layers)
+        else:
+            out["intermediate_size"] = max(50, out["intermediate_size"])
+        if draw.random() < 0.5:
+            out |= {"altup_num_inputs": 3, "altup_active_idx": draw.randint(0, 2)}
     if family == "helium":
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT) and family != "kimi_linear":  # where nothing turns

@@ -48,6 +48,12 @@ class Tensor:
         ("mtp.layers.0.w", None),
         ("model.mtp.layers.0.w", None),
         ("model.xlayers.2.w", None),
+        ("model.altup_projections.2.weight", 0),  # of Gemma 3n
+        ("model.per_layer_model_projection.weight", 0),
+        ("model.per_layer_projection_norm.weight", 0),
+        ("model.layers.3.per_layer_projection.weight", 3),
+        ("model.altup_unembed_projections.2.weight", None),
+        ("model.embed_tokens_per_layer.weight", None),
     ],
 )
 def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
@@ -66,6 +72,8 @@ def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
         ("model.norm.weight", "norm"),
         ("transformer.ln_f.bias", "norm"),
         ("model.something_new.weight", "norm"),
+        ("model.embed_tokens_per_layer.weight", "embed"),
+        ("model.altup_unembed_projections.0.weight", "norm"),
     ],
 )
 def test_roles_of_the_ends(name: str, role: str) -> None:

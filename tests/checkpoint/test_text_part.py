@@ -13,7 +13,7 @@ from manyhands.checkpoint.partition import ModelFacts
 from manyhands.checkpoint.text_part import text_config, text_name
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
-from manyhands.program.ops import Attention, Rotary
+from manyhands.program.ops import Attention, Copy, Rotary, Sparsify
 
 TOWER = {"hidden_size": 1152, "num_hidden_layers": 27, "model_type": "siglip_vision_model", "vision_use_head": False}
 GEMMA3_4B: dict[str, Any] = {
@@ -36,6 +36,56 @@ GEMMA3_4B: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "transformers_version": "4.50.0.dev0",
     "vision_config": TOWER,
+}
+GEMMA3N_E2B: dict[str, Any] = {
+    "architectures": ["Gemma3nForConditionalGeneration"],
+    "audio_config": {"model_type": "gemma3n_audio", "hidden_size": 1536},
+    "audio_soft_tokens_per_image": 188,
+    "audio_token_id": 262273,
+    "boa_token_id": 256000,
+    "boi_token_id": 255999,
+    "eoa_token_id": 262272,
+    "eoi_token_id": 262144,
+    "eos_token_id": [1, 106],
+    "image_token_id": 262145,
+    "initializer_range": 0.02,
+    "model_type": "gemma3n",
+    "text_config": {
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+        "altup_active_idx": 0,
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "altup_lr_multiplier": 1.0,
+        "altup_num_inputs": 4,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2048,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": [8192] * 30,
+        "laurel_rank": 64,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6,
+        "max_position_embeddings": 32768,
+        "model_type": "gemma3n_text",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 10,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": 512,
+        "use_cache": True,
+        "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"model_type": "gemma3n_vision", "architecture": "mobilenetv5_300m_enc"},
+    "vision_soft_tokens_per_image": 256,
 }
 MISTRAL_SMALL: dict[str, Any] = {
     "architectures": ["Mistral3ForConditionalGeneration"],
@@ -117,6 +167,27 @@ def test_fields_that_gemma_leaves_out_are_those_of_transformers() -> None:
     assert ours["eos_token_id"] == [1, 106]
 
 
+def test_a_row_of_gemma3n_has_all_that_later_layers_need() -> None:
+    """Streams, inputs for each layer, and the keys and values of the last layer of each type before those that share."""
+    made = program(GEMMA3N_E2B)
+    assert (made.family, made.vocab, made.context) == ("gemma3n_text", 262400, 32768)
+    assert made.hidden == 4 * 2048 + 30 * 256 + 2 * 2 * 2 * 256
+    kept = {
+        i: [op for op in layer.ops if isinstance(op, Copy) and op.source in "kv"] for i, layer in enumerate(made.layers)
+    }
+    assert {i for i, ops in kept.items() if ops} == {18, 19}
+    assert sorted(op.at or 0 for ops in kept.values() for op in ops) == [15872, 16384, 16896, 17408]
+    for i, layer in enumerate(made.layers):
+        taken = {op.target: op.start for op in layer.ops if isinstance(op, Copy) and op.target in ("k", "v")}
+        source = kept[19 if i % 5 == 4 else 18]
+        assert taken == ({op.source: op.at for op in source} if i >= 20 else {})
+        assert sum(layer.cache_widths) == 2 * 2 * 256
+    windows = [op.window for layer in made.layers for op in layer.ops if isinstance(op, Attention)]
+    assert windows == [None if i % 5 == 4 else 512 for i in range(30)]
+    cuts = [op.by for layer in made.layers for op in layer.ops if isinstance(op, Sparsify)]
+    assert cuts == pytest.approx([1.6448536269514722] * 10, rel=1e-12)
+
+
 def test_published_configs_of_mistral_and_qwen() -> None:
     mistral, qwen = program(MISTRAL_SMALL), program(QWEN25_VL_3B)
     assert (mistral.family, len(mistral.layers), mistral.context) == ("mistral", 40, 131072)
@@ -156,7 +227,7 @@ def test_fields_that_experts_leave_out_are_those_of_transformers() -> None:
     assert silent == {"model_type": "deepseek_v3"}
 
 
-@pytest.mark.parametrize("config", [GEMMA3_4B, MISTRAL_SMALL, QWEN25_VL_3B])
+@pytest.mark.parametrize("config", [GEMMA3_4B, GEMMA3N_E2B, MISTRAL_SMALL, QWEN25_VL_3B])
 def test_what_is_known_of_images_makes_no_other_model_and_what_is_unknown_is_refused(config: dict[str, Any]) -> None:
     digest = config_digest(json.dumps(config).encode())
     other = {**config, "vision_config": {"hidden_size": 5}, "image_token_id": 3, "spatial_merge_size": 9}
@@ -178,8 +249,8 @@ def test_windows_that_transformers_does_not_read_in_qwen3_vl_are_not_read() -> N
 
 
 def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
-    config = {**MISTRAL_SMALL, "model_type": "gemma3n"}
-    with pytest.raises(ModelError, match="model_type is 'gemma3n'; there are recipes for"):
+    config = {**MISTRAL_SMALL, "model_type": "gemma5"}
+    with pytest.raises(ModelError, match="model_type is 'gemma5'; there are recipes for"):
         program(config)
     assert ModelFacts.from_config(text_config(config)).num_layers == 40
     with pytest.raises(ModelError, match="text_config is"):
@@ -196,6 +267,11 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ("model.language_model.layers.3.mlp.up_proj.qweight", "model.layers.3.mlp.up_proj.qweight"),
         ("model.language_model.norm.weight", "model.norm.weight"),
         ("lm_head.weight", "lm_head.weight"),
+        ("model.language_model.altup_projections.0.weight", "model.altup_projections.0.weight"),
+        ("model.language_model.layers.0.altup.correct_output_scale", "model.layers.0.altup.correct_output_scale"),
+        ("model.language_model.embed_tokens_per_layer.weight", "model.embed_tokens_per_layer.weight"),
+        ("model.embed_audio.embedding.weight", None),
+        ("model.audio_tower.conformer.0.norm.weight", None),
         ("visual.blocks.0.attn.qkv.weight", None),
         ("model.visual.blocks.0.attn.qkv.weight", None),
         ("vision_tower.vision_model.encoder.layers.2.w", None),

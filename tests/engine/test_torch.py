@@ -109,6 +109,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3n, another stream, biases, nothing shared": (
+        "gemma3n_text",
+        {
+            "altup_active_idx": 2,
+            "altup_num_inputs": 3,
+            "altup_correct_scale": False,
+            "attention_bias": True,
+            "num_kv_shared_layers": 0,
+            "final_logit_softcapping": 2.0,
+            "hidden_activation": "silu",
+            "intermediate_size": 40,
+            "tie_word_embeddings": False,
+            "activation_sparsity_pattern": None,
+        },
+    ),
+    "gemma3n, one stream, one key head, one source": (
+        "gemma3n_text",
+        {
+            "altup_num_inputs": 1,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 3,
+            "layer_types": ["full_attention"] * 4,
+            "activation_sparsity_pattern": [0.01, 0.99, 0.0, 0.5],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 1e5, **YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
+    "gemma3n, six streams": (
+        "gemma3n_text",
+        {"altup_num_inputs": 6, "altup_active_idx": 5, "laurel_rank": 1, "hidden_size_per_layer_input": 7},
+    ),
     "glm4_moe_lite, halves": (
         "glm4_moe_lite",
         {"rope_interleave": False, "mlp_layer_types": ["sparse", "dense"] * 2, "n_shared_experts": 2},
@@ -406,7 +439,7 @@ def test_a_variant_computes_what_transformers_computes(variant: str, tmp_path: P
     check(Pair(tmp_path, family, overrides), 16)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3n_text", "deepseek_v3"])
 def test_cuts_company_and_rollback_change_nothing_but_rounding(family: str, tmp_path: Path) -> None:
     """Two spans, another session between the rows, wrong drafts rolled back: the logits of one pass."""
     pair = Pair(tmp_path, family, {})
@@ -422,7 +455,7 @@ def test_cuts_company_and_rollback_change_nothing_but_rounding(family: str, tmp_
     assert float((torch.cat(out) - whole).abs().max() / whole.abs().max()) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss", "minicpm3"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gemma3n_text", "gpt_oss", "minicpm3"])
 def test_bf16_stays_near_fp32(family: str, tmp_path: Path) -> None:
     """Roundings to bf16 cost what they must: logits within a few hundredths of the largest."""
     pair = Pair(tmp_path, family, {})

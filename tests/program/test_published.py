@@ -97,6 +97,12 @@ SPOKEN: dict[str, dict[str, Any]] = {
     },
     "falcon_h1": {"attn_layer_indices": None, "mamba_d_head": 12, "mamba_use_mlp": True, "mlp_expansion_factor": 8},
     "gemma2": {"sliding_window_size": 24},  # Gemma 2 9B and 27B
+    "gemma3n_text": {  # Gemma 3n E2B and E4B
+        "altup_coef_clip": 120.0,
+        "altup_lr_multiplier": 1.0,
+        "query_pre_attn_scalar": 256,
+        "rope_scaling": None,
+    },
     "gemma4_text": {  # Gemma 4 26B-A4B
         "use_bidirectional_attention": "vision",
         "use_double_wide_mlp": False,
@@ -241,6 +247,7 @@ def billions(program: Program) -> float:
     [
         ("axk1", 519),  # A.X-K1
         ("deepseek_v4", 284),  # DeepSeek-V4-Flash
+        ("gemma3n_text", 6.87),  # the text part of gemma-3n-E4B, with keys of layers that share those of others
         ("kimi_linear", 48),  # Kimi-Linear-48B-A3B
         ("laguna", 33),  # Laguna-XS.2
         ("lfm3", 1.7),  # LFM3-1.7B
@@ -281,6 +288,29 @@ def test_windows_of_no_length_are_none(family: str) -> None:
     ("family", "field", "value"),
     [
         ("glm4_moe_lite", "first_k_dense_replace", 2),
+        ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0]),
+        ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0, 1.0]),
+        ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0, -0.5]),
+        ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0, 0.99999]),
+        ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0, True]),
+        ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0, math.nan]),
+        ("gemma3n_text", "activation_sparsity_pattern", 0.95),
+        ("gemma3n_text", "altup_active_idx", 4),
+        ("gemma3n_text", "altup_num_inputs", 0),
+        ("gemma3n_text", "altup_num_inputs", 65),
+        ("gemma3n_text", "hidden_activation", "xielu"),
+        ("gemma3n_text", "hidden_size_per_layer_input", 0),
+        ("gemma3n_text", "hidden_size_per_layer_input", 1 << 16),
+        ("gemma3n_text", "intermediate_size", [64, 64]),
+        ("gemma3n_text", "intermediate_size", [64, 64, 0]),
+        ("gemma3n_text", "intermediate_size", [64, 64, "64"]),
+        ("gemma3n_text", "laurel_rank", 0),
+        ("gemma3n_text", "num_key_value_heads", 3),
+        ("gemma3n_text", "num_kv_shared_layers", 2),
+        ("gemma3n_text", "num_kv_shared_layers", 3),
+        ("gemma3n_text", "num_kv_shared_layers", -1),
+        ("gemma3n_text", "use_bidirectional_attention", True),
+        ("gemma3n_text", "vocab_size_per_layer_input", 0),
         ("gemma4_text", "use_bidirectional_attention", "all"),
         ("gemma4_text", "num_kv_shared_layers", 2),
         ("granitemoehybrid", "normalization_function", "layernorm"),

@@ -170,6 +170,7 @@ PLACES: dict[str, dict[str, Any]] = {
 REFUSED = {
     "gpt_neox": {"beside", "old", "in both"},
     "gemma3_text": {"without a base", "new", "in both"},
+    "gemma3n_text": {"without a base", "new", "in both"},
     "gemma4_text": set(PLACES) - {"nowhere"},
     "laguna": set(PLACES) - {"nowhere"},
     "lfm3": set(PLACES) - {"nowhere", "beside"},
@@ -227,7 +228,7 @@ BY_TYPE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", BY_TYPE)
-@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma3n_text", "olmo3"])
 def test_tables_by_type_mean_what_transformers_makes_of_them(family: str, place: str) -> None:
     from manyhands.testing.tiny import tiny_config
 

@@ -119,6 +119,24 @@ def test_a_model_with_streams_and_entries_is_refused(tmp_path: Path, monkeypatch
         describe(folder, "bf16")
 
 
+def test_a_model_of_several_streams_is_refused(
+    tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its config, and by the kernels where they are asked all the same."""
+    folder = make_tiny("gemma3n_text", tmp_path)
+    monkeypatch.setenv(FORCED, "cuda:0")
+    with pytest.raises(ModelError, match=r"gemma3n_text has streams .* cuda:0 does not compute: leave --device out"):
+        describe(folder, "bf16")
+    for kind, numbers in (
+        (library.MIX, (0, 1, 2, 8, 1, 1, 0, 0)),
+        (library.RESCALE, (0, 1, 0)),
+        (library.SPARSIFY, (0,)),
+        (library.COPY, (0, 1, 0, 0, 8, 1, 0, 0, 1)),
+    ):
+        with pytest.raises(ModelError, match="a GPU does not compute streams"):
+            check(kind, numbers)
+
+
 def test_a_parked_session_goes_on_in_the_blocks_that_it_has(
     tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

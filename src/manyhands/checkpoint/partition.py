@@ -19,6 +19,8 @@ from manyhands.errors import CutError, ModelError
 EndRole = Literal["embed", "norm", "head"]
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
+# What makes a row of Gemma 3n out of embeddings, where layer 0 begins.
+_FIRST: Final = re.compile(r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm)\.")
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
@@ -98,7 +100,7 @@ def _count(config: Mapping[str, Any], *keys: str, default: int | None = None) ->
 def layer_of(name: str) -> int | None:
     """The layer that a tensor belongs to, None for the ends."""
     match = None if _UNUSED.search(name) else _LAYER.search(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match else 0 if _FIRST.match(name) else None
 
 
 def end_role(name: str) -> EndRole:

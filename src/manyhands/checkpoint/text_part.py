@@ -37,7 +37,7 @@ _OF_IMAGES: Final = frozenset(
     multimodal_projector_bias spatial_merge_size vision_feature_layer audio_config audio_token_id boa_token_id
     eoa_token_id eoa_token_index vision_soft_tokens_per_image language_model_only vision_end_token_id
     image_start_token_id image_end_token_id video_start_token_id video_end_token_id ignore_index media_placeholder_token_id
-    use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
+    audio_soft_tokens_per_image use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
     """.split()
 )
 _ROTARY: Final = ("rope_scaling", "rope_parameters")
@@ -61,6 +61,7 @@ class _Part:
 
 _PARTS: Final[Mapping[str, _Part]] = {
     "gemma3": _Part(defaults=_GEMMA3),
+    "gemma3n": _Part(defaults={"model_type": "gemma3n_text"}),
     "gemma4": _Part(),
     "glm4v": _Part({"glm4v_text": "glm4"}, {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}),
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),

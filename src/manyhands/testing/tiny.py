@@ -198,6 +198,8 @@ def tiny_config(
     if model_type == "laguna":
         shape |= {"num_attention_heads_per_layer": [6 - i % 2 * 2 for i in range(layers)], "sliding_window": WINDOW}
         shape["shared_expert_intermediate_size"] = hidden
+    if model_type == "gemma3n_text":
+        shape |= _gemma3n(layers, hidden)
     if family in ("granitemoehybrid_mamba", "kimi_linear"):
         shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
     elif family == "nemotron_h":
@@ -205,6 +207,19 @@ def tiny_config(
     elif model_type == "granitemoehybrid":  # without a list, every layer is one of Mamba
         shape["layer_types"] = ["full_attention"] * layers
     return AutoConfig.for_model(model_type, **{**sizes, **heads, **ids, **shape, **recipe(hidden), **overrides})
+
+
+def _gemma3n(layers: int, hidden: int) -> Overrides:
+    """Widths of gemma3n_text, and what its config says of each layer."""
+    return {
+        "vocab_size_per_layer_input": 262,
+        "hidden_size_per_layer_input": hidden // 4,
+        "laurel_rank": hidden // 4,
+        "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+        "num_kv_shared_layers": max(0, min(layers - 2, layers // 2)),
+        "activation_sparsity_pattern": [0.0 if i % 3 == 1 else 0.5 + 0.05 * (i % 9) for i in range(layers)],
+        "intermediate_size": [hidden + 16 * (i % 3) for i in range(layers)],
+    }
 
 
 def _fill(model: PreTrainedModel, seed: int) -> None:

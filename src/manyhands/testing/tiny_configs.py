@@ -240,6 +240,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "falcon_h1": ("falcon_h1", _falcon_h1),
     "flex_olmo": ("flex_olmo", lambda hidden: {"num_experts": 6, "num_experts_per_tok": 2}),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
+    "gemma3n_text": ("gemma3n_text", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "gemma4_text": ("gemma4_text", _gemma4),
     "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
     "glm4_moe": ("glm4_moe", lambda hidden: {**beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
