@@ -11,6 +11,7 @@ from manyhands.engine.golden_cases import Op, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import Array
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
+from manyhands.engine.states import DELTA_SCAN
 
 Integer = Callable[[int, int], int]
 
@@ -96,7 +97,9 @@ def shape_of(integer: Integer) -> Shape:
             decays = many * (width if integer(0, 1) else 1)
             widths = [hidden, key_heads * width, key_heads * width, many * value, decays, many, many * value]
             linear = {library.DELTA: (1, 2, 3, 4, 5, 6), library.DECAY: (4, 8, 0, 0), library.CONVOLVE: (1, 2, 0, 0)}
-            return Shape([*widths, hidden, decays], many, key_heads, {library.NORM: (0, 7, 0, 0), **linear})
+            return Shape(
+                [*widths, hidden, decays, many * value], many, key_heads, {library.NORM: (0, 7, 0, 0), **linear}
+            )
         case 5:
             many, wide, top_k = integer(1, 40), integer(1, 70), integer(1, 90)
             widths = [
@@ -204,8 +207,14 @@ def operation(integer: Integer, whole: Shape) -> Op:
         case library.DELTA:
             heads, kv = whole.heads or integer(1, 4), whole.key_heads or 1
             form = integer(0, 2) if integer(0, 3) == 0 else 2 * (w[3] > heads) or integer(0, 1)
+            form = DELTA_SCAN if integer(0, 3) == 0 else form
+            if form == DELTA_SCAN and kind in whole.fitting:
+                r[3] = r[4] = len(widths) - 1
+                heads = kv = 1
+            each = w[2] if form == DELTA_SCAN else heads
             shape = (*r, heads, kv, max(1, w[0] // kv) + odd, max(1, w[2] // heads), form)
-            return kind, shape, (), (maybe(integer, heads + odd),)
+            falls = -np.abs(reals(integer(1, 99), w[0], w[2] + odd)) if integer(0, 9) else None
+            return kind, shape, (), (maybe(integer, each + odd), falls)
         case library.INDEX:
             heads = whole.index_heads or integer(1, 4)
             return kind, (*r[:4], heads + odd, max(1, w[0] // heads), whole.streams and rate(integer)), (), ()

@@ -15,6 +15,7 @@ from manyhands.engine.golden_cases import Op, product, reals, stored
 from manyhands.engine.golden_variants import several
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import Array, Plan, Team
+from manyhands.engine.states import DELTA_SCAN
 from manyhands.errors import ContextOverflow, ModelError
 
 HIDDEN = 40
@@ -259,6 +260,8 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.SPARSIFY, (64,), (0.0,), ()),
     (library.SPARSIFY, (-1,), (0.0,), ()),
     (library.COPY, (0, 1, 0, 0, 4, 1, 0, 0, 2), (), ()),
+    (library.DELTA, (1, 1, 2, 2, 2, 3, 1, 1, 96, 48, 4), (), ()),
+    (library.DELTA, (1, 1, 2, 2, 2, 3, 2, 1, 48, 24, DELTA_SCAN), (), (None, np.zeros(48 * 24, np.float32))),
     (library.MULTIPLY, (0, 0, 0), (), (np.zeros(39, np.float32),)),
     (library.ROUTE, (0, 5, 40, 20, 4, 0, 1, 1), (1.0, 0.0), ()),
     (library.ROUTE, (0, 5, 40, 20, 2, 1, 1, 1), (1.0, 0.0), ()),

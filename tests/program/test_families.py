@@ -40,6 +40,7 @@ from manyhands.program.ops import (
     Rescale,
     Rotary,
     ScaleByPosition,
+    SelectiveScan,
     SoftCap,
     Softplus,
     Sparsify,
@@ -283,6 +284,10 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert widths[op.strength] == op.heads and not (op.by_channel and op.is_sum)
             assert widths[op.value] == op.heads * op.value_width
             widths[op.target] = widths[op.value]
+        case SelectiveScan():
+            assert widths[op.query] == widths[op.key] == op.width
+            assert widths[op.value] == widths[op.step] == op.columns == op.skip.outputs
+            widths[op.target] = op.columns
         case Gate():
             assert widths[op.gate] == widths[op.up]
             widths[op.target] = widths[op.up]

@@ -13,8 +13,25 @@ from manyhands.engine import library
 from manyhands.engine.compressed import block_bytes
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
-from manyhands.engine.states import HOST, States, attention_states, convolution_states, pages, session_bytes
-from manyhands.program.ops import Attention, CompressedAttention, Convolution, LatentAttention, Layer
+from manyhands.engine.states import (
+    HOST,
+    States,
+    StateSizes,
+    attention_states,
+    convolution_states,
+    pages,
+    scan_states,
+    session_bytes,
+)
+from manyhands.program.ops import (
+    Attention,
+    CompressedAttention,
+    Convolution,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    SelectiveScan,
+)
 
 B = TypeVar("B")
 
@@ -43,14 +60,17 @@ def _attention_bytes(
     return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item)
 
 
+def _sizes_of(op: Convolution | LinearAttention | SelectiveScan, item: int) -> StateSizes:
+    if isinstance(op, Convolution):
+        return convolution_states(op.weight.outputs, op.taps, item)
+    if isinstance(op, SelectiveScan):
+        return scan_states(op.width, op.columns)
+    return attention_states(op.heads, op.kept_key_heads, op.width, op.value_width, by_channel=op.by_channel)
+
+
 def state_bytes(layer: Layer, item: int) -> int:
     """Bytes that a layer's states take of a session at most, where rows are numbers of `item` bytes."""
-    sizes = [
-        convolution_states(op.weight.outputs, op.taps, item)
-        if isinstance(op, Convolution)
-        else attention_states(op.heads, op.kept_key_heads, op.width, op.value_width, by_channel=op.by_channel)
-        for op in layer.recurrent
-    ]
+    sizes = [_sizes_of(op, item) for op in layer.recurrent]
     return session_bytes(sum(size.block for size in sizes), sum(size.now for size in sizes))
 
 

@@ -15,7 +15,7 @@ from manyhands.engine.latents import add_latent
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Make, Packer
-from manyhands.engine.states import delta_form
+from manyhands.engine.states import DELTA_SCAN, delta_form
 from manyhands.engine.weights import (
     Found,
     Read,
@@ -58,6 +58,7 @@ from manyhands.program.ops import (
     Rotary,
     RowOp,
     ScaleByPosition,
+    SelectiveScan,
     Softplus,
     Spread,
     Weight,
@@ -294,6 +295,15 @@ class _Compiler:
             self.emit(library.COPY, (once, sources[i], 0, 0, keys, times, 0, keys))
         shape = (op.heads, op.kept_key_heads, op.width, op.value_width, delta_form(op.is_sum, op.by_channel))
         self.emit(library.DELTA, (*sources, target, *shape), (), (vector([op.skip] if op.skip else [], self.read),))
+
+    @add.register
+    def _(self, op: SelectiveScan) -> None:
+        sources = [self.source(name) for name in (op.query, op.key, op.value, op.step)]
+        target = self.target(op.target, op.columns, sources)
+        stored = as_fp32(take(op.rate, self.read)).astype(np.float64)
+        rates = np.ascontiguousarray((-library.double("exp", stored.reshape(-1))).reshape(stored.shape).T, np.float32)
+        shape = (1, 1, op.width, op.columns, DELTA_SCAN)
+        self.emit(library.DELTA, (*sources, sources[3], target, *shape), (), (vector([op.skip], self.read), rates))
 
     @add.register
     def _(self, op: Gate) -> None:

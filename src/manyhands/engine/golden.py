@@ -22,6 +22,7 @@ from manyhands.engine.golden_cases import CASES, BackEnd, CompanyMatters
 from manyhands.engine.golden_compressed import CASES as COMPRESSED_CASES
 from manyhands.engine.golden_index import CASES as INDEX_CASES
 from manyhands.engine.golden_mixes import CASES as MIX_CASES
+from manyhands.engine.golden_scan import CASES as SCAN_CASES
 from manyhands.engine.golden_small import CASES as SMALL_CASES
 from manyhands.engine.golden_states import CASES as STATE_CASES
 from manyhands.engine.golden_variants import CASES as VARIANT_CASES
@@ -34,7 +35,7 @@ CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: o
 
 Group = Literal["wide", "small", "cache"]
 GROUPS: Final[Mapping[Group, Mapping[str, Callable[[BackEnd], bytes]]]] = {
-    "wide": {**CASES, **STATE_CASES, **INDEX_CASES, **VARIANT_CASES, **COMPRESSED_CASES, **MIX_CASES},
+    "wide": {**CASES, **STATE_CASES, **INDEX_CASES, **VARIANT_CASES, **COMPRESSED_CASES, **MIX_CASES, **SCAN_CASES},
     "small": SMALL_CASES,
     "cache": CACHE_CASES,
 }

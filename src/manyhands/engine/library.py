@@ -22,7 +22,7 @@ from manyhands.engine.layout import WIDE as WIDE
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 18  # of the interface: mh_version in native/plan.c
+VERSION: Final = 19  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -46,8 +46,7 @@ _POSITION = 8
 @cache
 def load() -> ctypes.CDLL:
     """The library. Raises ModelError where it was not built, is of another version or lays out its structs differently."""
-    path = PATH
-    remedy = "install manyhands again, with a C compiler or ziglang at hand"
+    path, remedy = PATH, "install manyhands again, with a C compiler or ziglang at hand"
     try:
         library = ctypes.CDLL(str(path))
         version = library.mh_version()

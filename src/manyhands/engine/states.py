@@ -17,7 +17,7 @@ from manyhands.errors import ModelError, StateGone
 
 B = TypeVar("B")
 
-DELTA_RULE, DELTA_SUM, DELTA_BY_CHANNEL = range(3)  # forms of linear attention (native/kernels.h)
+DELTA_RULE, DELTA_SUM, DELTA_BY_CHANNEL, DELTA_SCAN = range(4)  # forms of linear attention (native/kernels.h)
 TILE: Final = 32  # columns of a head's state that lie together
 _LINE: Final = 64  # bytes: what an operation keeps begins at multiples
 RECENT: Final = 4  # blocks up to the last position that are kept
@@ -228,6 +228,12 @@ def attention_states(
     state = heads * -(-value_width // TILE) * TILE * width * 4
     inputs = key_heads * width + heads * (value_width + (width if by_channel else 1) + 1)
     return StateSizes(_lines(state + STATE_BLOCK * inputs * 4), _lines(state))
+
+
+def scan_states(width: int, columns: int) -> StateSizes:
+    """Of a selective scan of `columns` columns whose states have `width` numbers, all in fp32."""
+    state = -(-columns // TILE) * TILE * width * 4
+    return StateSizes(_lines(state + STATE_BLOCK * (width + 2 * columns) * 4), _lines(state))
 
 
 def delta_form(is_sum: bool, by_channel: bool) -> int:

@@ -172,3 +172,32 @@ class LinearAttention:
     def kept_key_heads(self) -> int:
         """Key heads that a state keeps of a position: with `is_tiled` one for each head."""
         return self.heads if self.is_tiled else self.key_heads
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan:
+    """target [columns] = the selective scan (Mamba 1) of the row's session, in fp32.
+
+    query and key [width], value and step [columns]. A column c has a state S_c [width], zeros before position 0. At each
+    position, for each k: S_ck <- S_ck * exp(step_c * rate_ck) + key_k * (value_c * step_c); target_c = sum over k of query_k
+    S_ck, + skip_c * value_c. rate is -exp of what is stored [columns, width]. Steps are not negative. docs/arithmetic.md has
+    the order of the sums.
+    """
+
+    query: str
+    key: str
+    value: str
+    step: str
+    target: str
+    rate: Weight
+    skip: Weight
+
+    @property
+    def columns(self) -> int:
+        """Of a row, each with a state."""
+        return self.rate.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a column's state."""
+        return self.rate.shape[1]

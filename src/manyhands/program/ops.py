@@ -34,6 +34,7 @@ from manyhands.program.cached_ops import Decay as Decay
 from manyhands.program.cached_ops import Index as Index
 from manyhands.program.cached_ops import LatentAttention as LatentAttention
 from manyhands.program.cached_ops import LinearAttention as LinearAttention
+from manyhands.program.cached_ops import SelectiveScan as SelectiveScan
 from manyhands.program.cached_ops import Softplus as Softplus
 from manyhands.program.compressed_ops import Collapse as Collapse
 from manyhands.program.compressed_ops import Compress as Compress
@@ -191,6 +192,7 @@ Op = (
     | ChannelDecay
     | Softplus
     | LinearAttention
+    | SelectiveScan
     | Xielu
     | Gate
     | ExpertRouting
@@ -231,9 +233,9 @@ class Layer:
         return (*(width for op in self.compressed for width in op.cache_widths), *found)
 
     @property
-    def recurrent(self) -> tuple[Convolution | LinearAttention, ...]:
+    def recurrent(self) -> tuple[Convolution | LinearAttention | SelectiveScan, ...]:
         """The operations that keep a state instead: what they cached last, which each position changes."""
-        return tuple(op for op in self.ops if isinstance(op, Convolution | LinearAttention))
+        return tuple(op for op in self.ops if isinstance(op, Convolution | LinearAttention | SelectiveScan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,11 @@ class Program:
     def has_streams(self) -> bool:
         """Whether a row that goes from layer to layer holds several residual streams."""
         return any(isinstance(op, Mix | Spread) for layer in self.layers for op in layer.ops)
+
+    @property
+    def has_scans(self) -> bool:
+        """Whether some layers have a selective scan."""
+        return any(isinstance(op, SelectiveScan) for layer in self.layers for op in layer.ops)
 
     @property
     def has_states(self) -> bool:

@@ -25,6 +25,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rows,
+    SelectiveScan,
     SoftCap,
     Softplus,
     Weight,
@@ -65,6 +66,8 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from op.numbers
         case LinearAttention(skip=Weight() as skip):
             yield skip
+        case SelectiveScan():
+            yield from (op.rate, op.skip)
         case ExpertRouting():
             yield from (weight for weight in (op.correction, op.factors, op.table) if weight is not None)
         case Multiply(by=Weight() as weight):

@@ -44,8 +44,8 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
     program = build_program(parsed, where)
     if torch_device() is not None and program.has_states:
         raise ModelError(
-            f"{program.family} has convolutions or linear attention, which {device} does not compute: leave --device out, or "
-            "give --device cuda"
+            f"{program.family} has convolutions or linear attention, which {device} does not compute: leave --device out"
+            + ("" if program.has_scans else ", or give --device cuda")
         )
     if device is not None and torch_device() is None and program.has_index:
         raise ModelError(
@@ -56,6 +56,8 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
             f"{program.family} has residual streams and compressed positions, which {device} does not compute: leave --device "
             "out"
         )
+    if device is not None and torch_device() is None and program.has_scans:
+        raise ModelError(f"{program.family} has selective scans, which {device} does not compute: leave --device out")
     if device is not None and torch_device() is None and program.has_streams:
         raise ModelError(
             f"{program.family} has streams beside each other in a row, which {device} does not compute: leave --device out"

@@ -7,7 +7,7 @@ from manyhands.engine import library
 from manyhands.engine.cuda.device import CudaDevice, CudaMemory
 from manyhands.engine.cuda.launch import Launch, LaunchPart, args, over_columns
 from manyhands.engine.cuda.room import Held, Kept, Room
-from manyhands.engine.states import DELTA_BY_CHANNEL, TILE
+from manyhands.engine.states import DELTA_BY_CHANNEL, DELTA_SCAN, TILE
 from manyhands.errors import ModelError
 
 MOST_KEYS: Final = 256  # numbers of a key of linear attention (delta_256 in states.cu)
@@ -33,6 +33,8 @@ class DeviceStates:
 
 def check(kind: int, numbers: Sequence[int]) -> None:
     """Raises ModelError for an operation that the kernels do not compute."""
+    if kind == library.DELTA and numbers[10] == DELTA_SCAN:
+        raise ModelError("a GPU does not compute selective scans")
     if kind == library.DELTA and numbers[8] > MOST_KEYS:
         raise ModelError(f"linear attention with keys of {numbers[8]} numbers: a GPU takes {MOST_KEYS} at most")
 

@@ -1124,6 +1124,30 @@ static void decay(const float *x, const float *rates, const float *bias, float *
         store_part(out + at, decay_of(add(load_part(x + at, n - at), load_part(bias + at, n - at)), load_part(rates + at, n - at)), n - at);
 }
 
+/* One position of a selective scan, columns [0, n) of a tile of its state [width, DELTA_COLUMNS], each number of which decays at a rate of
+ * its own (rates [width, stride], below zero) times its column's step; query null: nothing is read. */
+static void scan(int64_t width, float *state, int64_t n, const float *query, const float *key, const float *value, const float *step,
+                 const float *rates, int64_t stride, const float *skips, float *out)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        int64_t left = n - at;
+        V v = load_part(value + at, left), dt = load_part(step + at, left), change = mul(v, dt), sums[DELTA_SUMS];
+        for (int j = 0; j < DELTA_SUMS; j++)
+            sums[j] = set(0);
+        for (int64_t k = 0; k < width; k++) {
+            float *row = state + k * DELTA_COLUMNS + at;
+            V by = exponential_down(mul(dt, load_part(rates + k * stride + at, left)));
+            V s = fma_(set(key[k]), change, mul(load(row), by));
+            store(row, s);
+            if (query)
+                sums[k % DELTA_SUMS] = fma_(set(query[k]), s, sums[k % DELTA_SUMS]);
+        }
+        V sum = sum_of_four(sums);
+        if (query)
+            store_part(out + at, skips ? add(sum, mul(v, load_part(skips + at, left))) : sum, left);
+    }
+}
+
 /* Activations by number (functions.h), then exp, tanh, erf. */
 static void apply(int64_t function, float alpha, const float *x, float *out, int64_t n)
 {
@@ -1142,5 +1166,6 @@ static void apply(int64_t function, float alpha, const float *x, float *out, int
 Kernels kernels_amx = {.name = "amx", .has_tiles = 1, .prepare = prepare, .product = product, .attend = attend, .index = index_blocks};
 #else
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), 0, prepare, product, norm, rotate, gate, add_rows, multiply, xielu, remember,
-                                        attend, index_blocks, widen, narrow, soften, route, convolve, delta, decay, pool, inverse, apply, round_weights};
+                                        attend, index_blocks, widen, narrow, soften, route, convolve, delta, scan, decay, pool, inverse, apply,
+                                        round_weights};
 #endif

@@ -103,6 +103,8 @@ typedef struct {
                      int64_t n, float *out);
     void (*delta)(int64_t width, int64_t form, float *state, int64_t n, const float *query, const float *key, const float *value,
                   const float *decay, float strength, float *out);
+    void (*scan)(int64_t width, float *state, int64_t n, const float *query, const float *key, const float *value, const float *step,
+                 const float *rates, int64_t stride, const float *skips, float *out);
     void (*decay)(const float *x, const float *rates, const float *bias, float *out, int64_t n);
     void (*pool)(const float *gates, const float *values, int64_t count, int64_t stride, int64_t n, float *out);
     float (*inverse)(const float *x, int64_t n, float epsilon);
@@ -110,8 +112,8 @@ typedef struct {
     void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
 } Kernels;
 
-/* Of linear attention: the delta rule, the plain sum, the delta rule with a decay for each number of a key. */
-enum { DELTA_RULE, DELTA_SUM, DELTA_BY_CHANNEL };
+/* Of linear attention: the delta rule, the plain sum, the delta rule with a decay for each number of a key; a selective scan. */
+enum { DELTA_RULE, DELTA_SUM, DELTA_BY_CHANNEL, DELTA_SCAN };
 enum { ZEN5 = 26 };
 extern int mh_amd; /* the family of an AMD CPU, else 0: weights are fetched in other ways there (Zen 3, 4: 25) */
 /* How a product fetches the weights that it comes to.

@@ -31,7 +31,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 18; }
+EXPORT int mh_version(void) { return 19; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -437,8 +437,9 @@ static int check_decay(const Plan *plan, const Op *op)
     return t[1].data && t[1].bytes == w[n[0]] * 4 ? DONE : BAD_TENSOR;
 }
 
-/* query, key, value, decay, strength, target, heads, key heads, width, value width, form (kernels.h; by channel: decays [heads * width]);
- * skips [heads] or null */
+/* query, key, value, decay, strength, target, heads, key heads, width, value width, form (kernels.h; by channel: decays [heads * width]; a scan
+ * is of one head, its decay and strength are steps of each column); skips [heads], of a scan [value width], or null; rates of a scan
+ * [width, value width] */
 static int check_delta(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -450,9 +451,15 @@ static int check_delta(Plan *plan, Op *op)
             return BAD_SHAPE;
     if (n[6] % n[7] || w[n[0]] != n[7] * n[8] || w[n[1]] != n[7] * n[8] || w[n[2]] != n[6] * n[9] || w[n[5]] != n[6] * n[9])
         return BAD_SHAPE;
-    if (n[10] < DELTA_RULE || n[10] > DELTA_BY_CHANNEL || w[n[3]] != n[6] * (n[10] == DELTA_BY_CHANNEL ? n[8] : 1) || w[n[4]] != n[6])
+    int is_scan = n[10] == DELTA_SCAN;
+    int64_t each = is_scan ? n[9] : n[6]; /* strengths of a row */
+    if (n[10] < DELTA_RULE || n[10] > DELTA_SCAN || w[n[3]] != each * (n[10] == DELTA_BY_CHANNEL ? n[8] : 1) || w[n[4]] != each)
         return BAD_SHAPE;
-    if (!is_vector(op->tensors[0], n[6]))
+    if (is_scan && n[6] != 1)
+        return BAD_SHAPE;
+    if (!is_vector(op->tensors[0], each))
+        return BAD_TENSOR;
+    if (is_scan && (!op->tensors[1].data || op->tensors[1].bytes != n[8] * n[9] * 4))
         return BAD_TENSOR;
     keep_states(plan, op, delta_block_floats(op) * 4, delta_floats(op) * 4);
     return DONE;

@@ -74,20 +74,25 @@ static void convolve_task(const void *argument, int64_t task, void *scratch)
         convolve_part(work->plan, work->op, work->segments + i / work->parts, i % work->parts * COLUMNS, scratch);
 }
 
-/* -- linear attention: query, key, value, decay, strength, target, heads, key heads, width, value width, form; skips or null ---- */
+/* -- linear attention and selective scans (check_delta in plan.c) --------------------------------------------------------------- */
 
+static int is_scan(const Op *op) { return op->numbers[10] == DELTA_SCAN; }
 static int64_t tiles_of(const Op *op) { return ceil_div(op->numbers[9], DELTA_COLUMNS); }
 static int64_t tile_floats(const Op *op) { return op->numbers[8] * DELTA_COLUMNS; }
 int64_t delta_floats(const Op *op) { return op->numbers[6] * tiles_of(op) * tile_floats(op); }
 
-/* Decays of a head. */
-static int64_t decays_of(const Op *op) { return op->numbers[10] == DELTA_BY_CHANNEL ? op->numbers[8] : 1; }
+/* Decays of a head: one, or one for each number of its keys; of a scan the steps of its columns. */
+static int64_t decays_of(const Op *op)
+{
+    const int64_t *n = op->numbers;
+    return is_scan(op) ? n[9] : n[10] == DELTA_BY_CHANNEL ? n[8] : 1;
+}
 
-/* What a position leaves in a block: keys, values, decays, strengths. */
+/* What a position leaves in a block: keys, values, decays, strengths, which a scan has none of. */
 static int64_t inputs_of(const Op *op)
 {
     const int64_t *n = op->numbers;
-    return n[7] * n[8] + n[6] * n[9] + n[6] * (decays_of(op) + 1);
+    return n[7] * n[8] + n[6] * n[9] + n[6] * (decays_of(op) + !is_scan(op));
 }
 int64_t delta_block_floats(const Op *op) { return delta_floats(op) + STATE_BLOCK * inputs_of(op); }
 
@@ -100,20 +105,44 @@ static Change change_in(const Op *op, float *inputs, int64_t head, int64_t colum
 {
     const int64_t *n = op->numbers;
     float *values = inputs + n[7] * n[8], *decays = values + n[6] * n[9], *strengths = decays + n[6] * decays_of(op);
-    return (Change){inputs + head / (n[6] / n[7]) * n[8], values + head * n[9] + column, decays + head * decays_of(op), strengths + head};
+    return (Change){inputs + head / (n[6] / n[7]) * n[8], values + head * n[9] + column, decays + head * decays_of(op) + (is_scan(op) ? column : 0),
+                    strengths + head};
 }
 
 static Change change_at(const Plan *plan, const Op *op, int64_t row, int64_t head, int64_t column)
 {
     const int64_t *n = op->numbers;
     return (Change){row_of(plan, n[1], row) + head / (n[6] / n[7]) * n[8], row_of(plan, n[2], row) + head * n[9] + column,
-                    row_of(plan, n[3], row) + head * decays_of(op), row_of(plan, n[4], row) + head};
+                    row_of(plan, n[3], row) + head * decays_of(op) + (is_scan(op) ? column : 0), row_of(plan, n[4], row) + head};
+}
+
+/* A state at one position, of columns from `column` on; what it gives to `out` for a query, if there is one. */
+static void change_state(const Plan *plan, const Op *op, float *state, int64_t column, int64_t count, const float *query, const Change *c, float *out)
+{
+    const int64_t *n = op->numbers;
+    const float *skips = op->tensors[0].data, *rates = op->tensors[1].data;
+    if (is_scan(op))
+        plan->kernels->scan(n[8], state, count, query, c->key, c->value, c->decay, rates + column, n[9], skips ? skips + column : 0, out);
+    else
+        plan->kernels->delta(n[8], n[10], state, count, query, c->key, c->value, c->decay, *c->strength, out);
+}
+
+static void keep_change(const Op *op, const Change *c, const Change *kept, int64_t column, int64_t count, int64_t has_keys)
+{
+    memcpy(kept->value, c->value, (size_t)count * 4);
+    if (is_scan(op))
+        memcpy(kept->decay, c->decay, (size_t)count * 4);
+    else if (column == 0) {
+        memcpy(kept->decay, c->decay, (size_t)decays_of(op) * 4);
+        *kept->strength = *c->strength;
+    }
+    if (has_keys)
+        memcpy(kept->key, c->key, (size_t)op->numbers[8] * 4);
 }
 
 /* Columns [column, column + count) of a head, of all rows of a segment. */
 static void delta_part(const Plan *plan, const Op *op, const Segment *s, int64_t head, int64_t column)
 {
-    const Kernels *kernels = plan->kernels;
     const int64_t *n = op->numbers;
     int64_t width = n[8], count = at_most(n[9] - column, DELTA_COLUMNS), floats = tile_floats(op);
     int64_t tile = (head * tiles_of(op) + column / DELTA_COLUMNS) * floats, is_first = head % (n[6] / n[7]) == 0 && column == 0;
@@ -124,7 +153,7 @@ static void delta_part(const Plan *plan, const Op *op, const Segment *s, int64_t
         memcpy(state, block + tile, (size_t)floats * 4);
         for (int64_t p = s->from; p < s->start; p++) {
             Change c = change_in(op, block + delta_floats(op) + (p - s->from) * inputs_of(op), head, column);
-            kernels->delta(width, n[10], state, count, 0, c.key, c.value, c.decay, *c.strength, 0);
+            change_state(plan, op, state, column, count, 0, &c, 0);
         }
     }
     for (int64_t p = s->start; p < s->start + s->count; p++) {
@@ -135,19 +164,12 @@ static void delta_part(const Plan *plan, const Op *op, const Segment *s, int64_t
             memcpy(block + tile, state, (size_t)floats * 4);
         if (block) {
             Change kept = change_in(op, block + delta_floats(op) + p % STATE_BLOCK * inputs_of(op), head, column);
-            memcpy(kept.value, c.value, (size_t)count * 4);
-            if (column == 0) {
-                memcpy(kept.decay, c.decay, (size_t)decays_of(op) * 4);
-                *kept.strength = *c.strength;
-            }
-            if (is_first)
-                memcpy(kept.key, c.key, (size_t)width * 4);
+            keep_change(op, &c, &kept, column, count, is_first);
         }
         float *out = row_of(plan, n[5], row) + head * n[9] + column;
-        kernels->delta(width, n[10], state, count, row_of(plan, n[0], row) + head / (n[6] / n[7]) * width, c.key, c.value, c.decay,
-                       *c.strength, out);
-        if (skips)
-            kernels->add(out, c.value, skips[head], out, count, 0);
+        change_state(plan, op, state, column, count, row_of(plan, n[0], row) + head / (n[6] / n[7]) * width, &c, out);
+        if (skips && !is_scan(op))
+            plan->kernels->add(out, c.value, skips[head], out, count, 0);
     }
 }
 
