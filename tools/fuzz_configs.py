@@ -382,6 +382,17 @@ OWN: dict[str, Options] = {
         "moe_layer_end_index": [-1, 1, 2, 9],
         "moe_layer_interval": [1, 2],
     },
+    "jamba": {
+        "expert_layer_offset": [0, 1],
+        "mamba_conv_bias": _BOOL,
+        "mamba_d_conv": [1, 2, 5],
+        "mamba_d_state": [1, 7, 16, 33],
+        "mamba_dt_rank": [3, 40, "auto"],
+        "mamba_expand": [1, 3],
+        "mamba_proj_bias": _BOOL,
+        "num_experts": [1, 3, 8],
+        "num_experts_per_tok": [1, 3],
+    },
     "kimi_linear": {
         "attention_bias": _BOOL,
         "first_k_dense_replace": [0, 1, 4],
@@ -606,6 +617,9 @@ def options(draw: random.Random, family: str) -> Options:
             out["intermediate_size"] = max(50, out["intermediate_size"])
         if draw.random() < 0.5:
             out |= {"altup_num_inputs": 3, "altup_active_idx": draw.randint(0, 2)}
+    if family == "jamba":
+        period = draw.choice([1, 2, 4, 9])
+        out |= {"attn_layer_period": period, "attn_layer_offset": draw.randrange(period)}
     if family == "helium":
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT) and family != "kimi_linear":  # where nothing turns

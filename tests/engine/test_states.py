@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from manyhands.engine import library
 from manyhands.engine.cache import SessionCache, _new_blocks
 from manyhands.engine.golden_cases import reals, stored
+from manyhands.engine.golden_scan import OUT as SCAN_OUT
+from manyhands.engine.golden_scan import scan_ops
 from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.states import HOST, MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
@@ -110,6 +112,35 @@ def four_sums(by: Floats, s: Floats) -> Floats:
     return f32(f32(sums[0] + sums[1]) + f32(sums[2] + sums[3]))
 
 
+@pytest.mark.parametrize("has_skips", [True, False])
+def test_a_selective_scan_is_what_its_definition_says(has_skips: bool) -> None:
+    """In double, a position after the other: states of each column decay at rates of their own. Two sessions at once."""
+    width, columns = 7, 37
+    widths, ops = scan_ops(width, columns, has_skips)
+    (_, bias), (skips, rates) = ops[-2][3], ops[-1][3]
+    assert bias is not None and rates is not None and (skips is None) != has_skips
+    x = reals(9, 150, widths[0])
+    q, k, v, dt = np.split(x.astype(np.float64), np.cumsum([width, width, columns]), axis=1)
+    step, state, want = np.log1p(np.exp(dt + bias)), np.zeros((width, columns)), []
+    for p in range(len(x)):
+        state = state * np.exp(step[p] * rates) + k[p][:, None] * (v[p] * step[p])
+        want.append(q[p] @ state + (0 if skips is None else skips * v[p]))
+    for back_end in library.supported():
+        plan, team = Plan(back_end, "f32", widths, SCAN_OUT, "f32", CONTEXT), Team(2)
+        for op in ops:
+            plan.add(*op)
+        caches, found = [SessionCache(plan) for _ in range(2)], [list[Floats]() for _ in range(2)]
+        for start, count in ((0, 61), (61, 1), (62, 88)):
+            segments = [cache.segment(start, i * count, count) for i, cache in enumerate(caches)]
+            rows = np.tile(x[start : start + count], (2, 1)).view(np.uint8).reshape(-1)
+            out = plan.run(team, 2, segments, rows, 2 * count).view(np.float32)
+            for i, cache in enumerate(caches):
+                cache.done(start + count)
+                found[i].append(out[i * count : (i + 1) * count])
+        for each in found:
+            assert np.abs(np.concatenate(each) - np.stack(want)).max() < 2e-6 * np.abs(want).max()
+
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in WITH_STATES},
     "as many value heads as key heads": ("qwen3_5_text", {"linear_num_value_heads": 2, "linear_value_head_dim": 40}),
@@ -143,6 +174,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm3",
         {"attention_bias": True, "conv_bias": False, "conv_L_cache": 12, "tie_word_embeddings": False},
     ),
+    "Jamba without experts, biases": (
+        "jamba",
+        {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_dt_rank": 5, "mamba_d_state": 10},
+    ),
+    "Jamba, attention and experts elsewhere": (
+        "jamba",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 0,
+            "expert_layer_period": 3,
+            "expert_layer_offset": 0,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "mamba_d_state": 3,
+            "mamba_d_conv": 2,
+            "mamba_expand": 1,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "Jamba without attention": ("jamba", {"attn_layer_period": 9, "attn_layer_offset": 8, "hidden_act": "gelu"}),
     "OLMo Hybrid without positions": ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}, "head_dim": 20}),
     "OLMo Hybrid, strengths up to one, biases": (
         "olmo_hybrid",

@@ -89,6 +89,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
     },
     "cohere": {"model_max_length": 131072},  # Command R
     "internlm3": {"attention_bias": True, "mlp_bias": True},
+    "jamba": {"num_logits_to_keep": 1, "sliding_window": None, "use_mamba_kernels": True},  # Jamba Mini and Large
     "iquestcoder": {"clip_qkv": None, "max_window_layers": 80, "sliding_window": None, "use_sliding_window": False},
     "mellum": {
         "mtp_layer_types": ["sliding_attention"],
@@ -250,6 +251,7 @@ def billions(program: Program) -> float:
         ("gemma3n_text", 6.87),  # the text part of gemma-3n-E4B, with keys of layers that share those of others
         ("kimi_linear", 48),  # Kimi-Linear-48B-A3B
         ("laguna", 33),  # Laguna-XS.2
+        ("jamba", 52),  # Jamba-v0.1, Jamba-1.5-Mini
         ("lfm3", 1.7),  # LFM3-1.7B
         ("iquestcoder", 40),  # IQuest-Coder-V1-40B
         ("jais2", 8),  # Jais-2-8B
@@ -386,6 +388,15 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("granite_swa", "layer_rope_theta", [0, 1e4]),
         ("granite_swa", "layer_rope_theta", [0, 1e4, 0.5]),
         ("internlm3", "bias", False),
+        ("jamba", "attn_layer_offset", 3),
+        ("jamba", "attn_layer_period", 0),
+        ("jamba", "expert_layer_offset", 2),
+        ("jamba", "mamba_d_conv", 33),
+        ("jamba", "mamba_d_state", 0),
+        ("jamba", "mamba_dt_rank", "half"),
+        ("jamba", "mamba_expand", 0),
+        ("jamba", "num_experts_per_tok", 5),
+        ("jamba", "sliding_window", 64),
         ("iquestcoder", "clip_qkv", 8.0),
         ("iquestcoder", "use_sliding_window", True),
         ("mellum", "rope_theta", 1000.0),
@@ -803,7 +814,9 @@ def test_norms_of_heads_without_end_are_refused_before_they_are_listed(family: s
         build_program({**tiny(family), **sizes, switch: True})
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"kimi_linear", "nemotron_h"}))  # which have no positions
+@pytest.mark.parametrize(
+    "family", sorted(FAMILIES.keys() - {"jamba", "kimi_linear", "nemotron_h"})
+)  # which have no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:
     config = tiny(family)
     del config["rope_parameters"]

@@ -177,6 +177,7 @@ REFUSED = {
     "mellum": set(PLACES) - {"nowhere"},
     "mimo_v2_flash": set(PLACES) - {"nowhere"},
     "olmo3": {"without a base", "new", "in both"},
+    "jamba": {"old", "without a base", "new", "in both"},
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},
     "phimoe": set(PLACES) - {"nowhere", "beside"},

@@ -18,6 +18,7 @@ from manyhands.engine import library
 from manyhands.engine.cuda.operations import check
 from manyhands.engine.cuda.span import CudaEnds, CudaSpan
 from manyhands.engine.library import FORCED
+from manyhands.engine.states import DELTA_SCAN
 from manyhands.errors import DeviceLost, ModelError
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -117,6 +118,19 @@ def test_a_model_with_streams_and_entries_is_refused(tmp_path: Path, monkeypatch
         ModelError, match=r"deepseek_v4 has residual streams .* cuda:0 does not compute: leave --device out"
     ):
         describe(folder, "bf16")
+
+
+def test_a_model_with_selective_scans_is_refused(
+    tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny("jamba", tmp_path)
+    monkeypatch.setenv(FORCED, "cuda:0")
+    with pytest.raises(
+        ModelError, match="jamba has selective scans, which cuda:0 does not compute: leave --device out"
+    ):
+        describe(folder, "bf16")
+    with pytest.raises(ModelError, match="a GPU does not compute selective scans"):
+        check(library.DELTA, (1, 2, 3, 4, 4, 5, 1, 1, 16, 32, DELTA_SCAN, 0))
 
 
 def test_a_model_of_several_streams_is_refused(

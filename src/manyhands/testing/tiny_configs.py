@@ -262,6 +262,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "internlm3": ("internlm3", lambda hidden: {"head_dim": hidden // 2, "qkv_bias": True, "bias": True}),
     "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
     "jais2": ("jais2", lambda hidden: {}),
+    "jamba": ("jamba", lambda hidden: {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 4}),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], kimi),
     "kimi_linear": ("kimi_linear", kimi_linear),
     "laguna": ("laguna", lambda hidden: {**experts(hidden, 8), "head_dim": hidden // 2}),
@@ -300,6 +301,6 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
-    *"bamba falcon_h1 granitemoehybrid_mamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
+    *"bamba falcon_h1 granitemoehybrid_mamba jamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
     *"olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(),
 )

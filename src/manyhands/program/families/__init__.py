@@ -14,6 +14,7 @@ corrected  solar_open, hy_v3, exaone_moe, afmoe, mimo_v2_flash
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
 lfm3       lfm3
 mamba      granitemoehybrid, bamba
+jamba      jamba
 nemotron_h nemotron_h
 falcon_h1  falcon_h1
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2
@@ -91,6 +92,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "internlm3": "llama",
     "iquestcoder": "llama",
     "jais2": "layernorm",
+    "jamba": "jamba",
     "kimi_k2": "latent",
     "kimi_linear": "kimi_linear",
     "laguna": "laguna",
