@@ -310,10 +310,6 @@ def test_no_part_of_the_probability_is_the_likeliest_token(stage: Stage) -> None
 
 
 @pytest.mark.parametrize(
-    "path, tool",
-    [("/v1/responses", {"type": "web_search"}), ("/v1/messages", {"type": "bash_20250124", "name": "bash"})],
-)
-@pytest.mark.parametrize(
     "path, field, value",
     [
         ("/v1/chat/completions", "response_format", {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}),
@@ -337,6 +333,10 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_its_field(
     stage.play(scene)
 
 
+@pytest.mark.parametrize(
+    "path, tool",
+    [("/v1/responses", {"type": "web_search"}), ("/v1/messages", {"type": "bash_20250124", "name": "bash"})],
+)
 def test_a_tool_of_anothers_servers_is_refused_for_its_kind(path: str, tool: Object, stage: Stage) -> None:
     async def scene(it: Served) -> None:
         said = {"messages": [HI], "max_tokens": 2} if path == "/v1/messages" else {"input": "hi"}

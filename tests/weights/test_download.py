@@ -502,7 +502,7 @@ def test_too_little_room_is_said_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
     provider = FromDisk("a", llama)
-    with pytest.raises(DiskFull, match=r"needs \d+ kB, \d+ kB more than are free"):
+    with pytest.raises(DiskFull, match=r"needs [\d.]+ kB, [\d.]+ kB more than are free"):
         get(need(llama), [provider], home)
     assert provider.asked == []
 

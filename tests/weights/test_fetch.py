@@ -260,7 +260,7 @@ def test_too_small_a_disk_is_refused_before_the_download(
 ) -> None:
     hub = start(llama, with_manifest=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 999, 999))
-    with pytest.raises(DiskFull, match=r"tests--tiny@.*needs \d+ kB, \d+ kB more than are free"):
+    with pytest.raises(DiskFull, match=r"tests--tiny@.*needs [\d.]+ kB, [\d.]+ kB more than are free"):
         fetch(home)
     assert hub.weight_bytes < 20_000
 

@@ -1,5 +1,6 @@
 """What a command does to its own process: plain log lines, no secrets among its arguments, memory that does not grow."""
 
+import contextlib
 import gc
 import io
 import logging
@@ -60,8 +61,9 @@ def forgive_streams() -> None:
     """Show letters that the terminal's encoding lacks as "?", and read bytes that are none in it as such letters: neither ends
     a command. Tables have lines and blocks, and texts of models any letter."""
     for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+        with contextlib.suppress(io.UnsupportedOperation):  # of a stream that has been read from
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
 
 
 def hide_secrets(proc: Path = Path("/proc/self")) -> bool:
