@@ -27,7 +27,7 @@ from manyhands.testing.tiny import make_tiny
 from tests.engine.oracle import NativePair, Pair
 from tests.engine.test_cpu import reader
 from tests.nightly import daily
-from tests.worker.pipeline import Feed, Loader, pieces, random_ids
+from tests.worker.pipeline import Loader, in_company, pieces, random_ids
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa")
 Floats = NDArray[np.float32]
@@ -255,15 +255,7 @@ def test_the_same_bits_whatever_the_cut_chunks_company_threads_and_back_end(
         loader = Loader(folder, precision, back_end)
         for edges, threads, size in (((0, 3), 1, 100), ((0, 1, 3), 4, 69), ((0, 2, 3), 2, 430)):
             assert np.array_equal(loader.cut(*edges).on(threads).run(ids, pieces(430, size)), want)
-        pipeline = loader.cut(0, 1, 3).on(3)
-        caches, strange = pipeline.session(440), pipeline.session(440)
-        got, at = [pipeline.step([Feed(caches, 0, ids[:65])])[0]], 65
-        for turn, size in enumerate((1, 7, 1, 90, 1, 200, 3, 1, 61)):
-            wrong = random_ids(size + 2, seed=at)
-            pipeline.step([Feed(strange, 10 * turn, other[: 40 + turn]), Feed(caches, at, wrong)])
-            got.append(pipeline.step([Feed(caches, at, ids[at : at + size]), Feed(strange, 60, other[:3])])[0])
-            at += size
-        assert np.array_equal(np.concatenate(got), want), back_end
+        assert np.array_equal(in_company(loader.cut(0, 1, 3).on(3), ids, other), want), back_end
 
 
 def test_a_fork_shares_index_keys(tmp_path: Path) -> None:

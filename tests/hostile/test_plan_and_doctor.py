@@ -20,6 +20,7 @@ from manyhands.place import kernels, measure
 from manyhands.place.kernels import Kernels
 from manyhands.place.measure import Overheads, Speed
 from manyhands.testing.tiny import make_tiny
+from tests.hostile.odd_files import circle, device, holes
 
 MAX_GROWTH = 400 << 10  # KiB of this process, whatever a folder holds
 NAMES = [
@@ -76,19 +77,6 @@ def all_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def pipe(path: Path) -> None:
     os.mkfifo(path)
-
-
-def device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def circle(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def holes(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
 
 
 def deep(path: Path) -> None:

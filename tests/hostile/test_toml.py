@@ -16,6 +16,7 @@ from manyhands.place.machines import MAX_MACHINES, read_machines_file
 from manyhands.place.measure import read_measured
 from manyhands.swarm.identity import NodeKey
 from manyhands.toml_file import MAX_BYTES, MAX_DOTS, read_toml
+from tests.hostile.odd_files import circle, device, holes
 
 
 def pipe(path: Path) -> None:
@@ -26,19 +27,6 @@ def link_to_a_pipe(path: Path) -> None:
     """It is a link, so it is the configuration of the folder."""
     os.mkfifo(path.with_name("pipe"))
     path.symlink_to("pipe")
-
-
-def device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def circle(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def holes(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
 
 
 def deep(path: Path) -> None:

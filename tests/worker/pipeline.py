@@ -106,6 +106,18 @@ class Pipeline:
         return ids[len(prompt) :]
 
 
+def in_company(pipeline: Pipeline, ids: Ids, other: Ids) -> Logits:
+    """Logits of every row of 430 `ids`, each step beside rows of another session, with wrong rows that are taken back."""
+    caches, strange = pipeline.session(440), pipeline.session(440)
+    got, at = [pipeline.step([Feed(caches, 0, ids[:65])])[0]], 65
+    for turn, size in enumerate((1, 7, 1, 90, 1, 200, 3, 1, 61)):
+        wrong = random_ids(size + 2, seed=at)
+        pipeline.step([Feed(strange, 10 * turn, other[: 40 + turn]), Feed(caches, at, wrong)])
+        got.append(pipeline.step([Feed(caches, at, ids[at : at + size]), Feed(strange, 60, other[:3])])[0])
+        at += size
+    return np.concatenate(got)
+
+
 class Loader:
     """The spans of one checkpoint in one precision, each loaded once, for 1 to 4 threads; `engine`: as `forced`."""
 
