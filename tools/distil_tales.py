@@ -207,11 +207,10 @@ def to_float8(folder: Path) -> None:
 
 
 def export(drafter: LlamaForCausalLM, source: Path, folder: Path, card: dict[str, Any]) -> None:
-    """Write the checkpoint, its products' weights in FP8, tales' tokenizer and card.json."""
+    """Write the checkpoint, its products' weights in FP8, and card.json. Its tokenizer is that of tales, which lies there."""
     copy.deepcopy(drafter).to(torch.bfloat16).save_pretrained(folder)
     to_float8(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        shutil.copyfile(source / name, folder / name)
+    shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
 
 

@@ -30,6 +30,14 @@ def model(folder: Path, drafter: Any, **changes: int) -> OriginModel:
     return cast(OriginModel, SimpleNamespace(folder=folder, tokenizer=load_tokenizer(tales.model_path())))
 
 
+def drafter_in(folder: Path) -> Path:
+    """The drafter of tales in `folder`, with its tokenizer beside it."""
+    shutil.copytree(tales.drafter_path(), folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tales.model_path() / name, folder / name)
+    return folder
+
+
 def load(model: OriginModel, draft: str) -> DraftModel | None:
     drafter = asyncio.run(load_drafter(model, draft))
     if drafter is not None:
@@ -39,7 +47,7 @@ def load(model: OriginModel, draft: str) -> DraftModel | None:
 
 @pytest.mark.parametrize("draft", ["auto", "model"])
 def test_a_folder_inside_the_model_drafts_for_it(tmp_path: Path, draft: str) -> None:
-    shutil.copytree(tales.drafter_path(), tmp_path / "m" / "drafter")
+    drafter_in(tmp_path / "m" / "drafter")
     drafter = load(model(tmp_path / "m", {"drafter": "drafter"}), draft)
     assert drafter is not None and drafter.name == "drafter"
     assert load(model(tmp_path / "m", {"drafter": "drafter"}), "suffix") is None
@@ -49,7 +57,7 @@ def test_a_model_of_the_hub_drafts_if_it_was_fetched_earlier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is fetched for it: `auto` goes on without and says how to have it, `model` is refused with the same words."""
-    found: list[Path | None] = [tales.drafter_path(), None, None]
+    found: list[Path | None] = [drafter_in(tmp_path / "small"), None, None]
     monkeypatch.setattr(fetched, "find_local", lambda home, id, span, ends: found.pop(0))
     named = model(tmp_path / "m", {"drafter": "org/small"})
     drafter = load(named, "auto")
@@ -89,7 +97,7 @@ def test_what_cannot_be_a_name_is_refused_in_printable_words(tmp_path: Path, nam
 
 def test_a_drafter_as_large_as_the_model_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A config could make a gateway hold a second large model that happens to be on its disk."""
-    shutil.copytree(tales.drafter_path(), tmp_path / "m" / "drafter")
+    drafter_in(tmp_path / "m" / "drafter")
     large = model(tmp_path / "m", {"drafter": "drafter"}, num_hidden_layers=1)
     with caplog.at_level(logging.WARNING):
         assert load(large, "auto") is None

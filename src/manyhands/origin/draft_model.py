@@ -32,12 +32,14 @@ TURN_ROWS: Final = 256  # of a prompt that a turn reads
 class DraftModel:
     """A drafter's weights and its thread, shared by the requests of an origin. Blocking to make; the maker closes it.
 
-    Raises ModelError if its tokenizer is not the target's: its guesses would be other words.
+    Raises ModelError if its tokenizer is not the target's: its guesses would be other words. `target` is None for the
+    drafter of tales, which has no tokenizer of its own.
     """
 
-    def __init__(self, folder: Path, name: str, target: TextTokenizer, precision: Precision = "bf16") -> None:
+    def __init__(self, folder: Path, name: str, target: TextTokenizer | None, precision: Precision = "bf16") -> None:
         self.name = name
-        check_tokenizer(name, target, load_tokenizer(folder))
+        if target is not None:
+            check_tokenizer(name, target, load_tokenizer(folder))
         facts = describe(folder, precision)
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.span = load_span(folder, Span(0, facts.num_layers), precision, 1)

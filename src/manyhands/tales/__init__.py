@@ -16,7 +16,7 @@ def model_path() -> Path:
 
 
 def drafter_path() -> Path:
-    """The checkpoint folder of its drafter (same tokenizer). Raises ModelError as `model_path`."""
+    """The checkpoint folder of its drafter, without a tokenizer: it has that of tales. Raises ModelError as `model_path`."""
     return _folder("drafter")
 
 
