@@ -344,7 +344,7 @@ ROWS = [
             "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; {held_of_file_x} of the file",
             "decode {target.decode_x} x; {target.held_of_file_x} of the file",
         )
-        for kind in ("q4_k_m", "iq4_xs", "q3_k_m", "q2_k")
+        for kind in ("q6_k", "q4_k_m", "iq4_xs", "q3_k_m", "q2_k")
     ),
     Row(
         "states",
