@@ -6,10 +6,18 @@ import shutil
 import sys
 import sysconfig
 from os import environ
+from pathlib import Path
 from typing import Any
 
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403 - a build backend is a module with setuptools' functions
+
+
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    """Without files that an earlier build has left and the sources no longer have."""
+    for left in Path("build").glob("lib*"):
+        shutil.rmtree(left)
+    return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
