@@ -381,6 +381,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("afmoe", "num_expert_groups", 2),
         ("afmoe", "score_func", "softmax"),
         ("cohere", "use_qk_norm", 1),
+        ("cohere2_moe", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
         ("cohere2_moe", "expert_selection_fn", "tanh"),
         ("cohere2_moe", "shared_expert_combination_strategy", "product"),
         ("cohere2_moe", "use_parallel_block", False),
