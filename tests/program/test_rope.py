@@ -175,6 +175,7 @@ REFUSED = {
     "laguna": set(PLACES) - {"nowhere"},
     "lfm3": set(PLACES) - {"nowhere", "beside"},
     "mellum": set(PLACES) - {"nowhere"},
+    "cohere2_moe": {"old"},
     "mimo_v2_flash": set(PLACES) - {"nowhere"},
     "olmo3": {"without a base", "new", "in both"},
     "jamba": {"old", "without a base", "new", "in both"},

@@ -257,10 +257,8 @@ def cohere2_moe(f: Fields) -> Program:
 
     Sigmoids rank experts here, in transformers what they are taken of: the same choice, unless two are the same number.
     """
-    if f.raw("rope_scaling") and f.raw(
-        "rope_parameters"
-    ):  # the class in transformers reads the other one than all others do
-        raise f.refuse("rope_scaling", "it is not read beside rope_parameters: leave one of them out")
+    if f.raw("rope_scaling"):  # the class in transformers does not read it, as all others do
+        raise f.refuse("rope_scaling", "it is needed in rope_parameters")
     s, bias, norm = Sizes.read(f, kv=False, head=128), f.flag("attention_bias"), _either_norm(f)
     choice, found, rope = _choice(f, s), _prefixed_windows(f, s.layers), RopeReader(f)
     is_turned = f.count("prefix_dense_sliding_window_pattern", 1) == 1  # dense layers, whatever they see
