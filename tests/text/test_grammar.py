@@ -14,6 +14,7 @@ from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest
 from manyhands.origin.sampler import Sampler
 from manyhands.origin.speculate import verify
+from manyhands.plain import size_of
 from manyhands.testing.tiny import EOS, make_tiny
 from manyhands.text import grammar as grammars_module
 from manyhands.text.dialects import (
@@ -619,7 +620,10 @@ COSTLY: dict[str, Any] = {
 @pytest.mark.parametrize("name", COSTLY)
 def test_a_grammar_of_many_bytes_is_refused(name: str) -> None:
     """Each running request holds its own: with the largest 340 MB; and a mask took 44 ms."""
-    with pytest.raises(BadRequest, match=f"once it is compiled; at most {MAX_COMPILED_BYTES}: send fewer or shorter"):
+    with pytest.raises(
+        BadRequest,
+        match=f"compiled; at most {size_of(MAX_COMPILED_BYTES, is_limit=True)}: send fewer",
+    ):
         check_grammar(json_grammar(COSTLY[name]))
 
 

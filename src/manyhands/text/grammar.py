@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # it has no public name
 
 from manyhands.errors import BadRequest
+from manyhands.plain import size_of
 from manyhands.text.dialects import Dialect
 from manyhands.text.heap import heap_bytes
 from manyhands.text.json_rule import json_rule
@@ -232,7 +233,9 @@ def check_grammar(grammar: str) -> None:
     if took_s > MAX_COMPILE_S:
         raise _costly(f"takes {took_s:.1f} s to compile; at most {MAX_COMPILE_S:g}")
     if size > MAX_COMPILED_BYTES:
-        raise _costly(f"takes {size} bytes once it is compiled; at most {MAX_COMPILED_BYTES}")
+        raise _costly(
+            f"takes {size_of(size)} once it is compiled; at most {size_of(MAX_COMPILED_BYTES, is_limit=True)}"
+        )
 
 
 def _costly(what: str) -> BadRequest:
