@@ -58,14 +58,6 @@ void turn_rows(const Kind *kind, char *const *rows, int64_t count, char *block)
     }
 }
 
-static const Segment *segment_of(const Work *work, int64_t row)
-{
-    const Segment *s = work->segments;
-    while (row >= s->row + s->count)
-        s++;
-    return s;
-}
-
 /* Rows of all segments, or those whose positions are the last of an entry: how many. */
 static int64_t places(const Segment *segments, int64_t num_segments, int64_t rate, Place *out)
 {
@@ -91,7 +83,7 @@ static void keep_task(const void *argument, int64_t row, void *scratch)
     const Work *work = argument;
     const Plan *plan = work->plan;
     const int64_t *n = work->op->numbers;
-    const Segment *s = segment_of(work, row);
+    const Segment *s = segment_of(work->segments, row);
     int64_t width = plan->widths[n[0]];
     char *to = kept_at(plan, work->op, s, s->start + row - s->row);
     (void)scratch;
@@ -161,15 +153,13 @@ static void remember_task(const void *argument, int64_t row, void *scratch)
     const Work *work = argument;
     const Plan *plan = work->plan;
     const int64_t *n = work->op->numbers;
-    const Segment *s = segment_of(work, row);
+    const Segment *s = segment_of(work->segments, row);
     int64_t position = s->start + row - s->row, width = plan->widths[n[1]], bytes = kept_bytes(plan, width), entry = (position + 1) / n[6] - 1;
     (void)scratch;
     keep_row(plan, row_of(plan, n[1], row), width, s->blocks[position / BLOCK] + work->op->cache + position % BLOCK * bytes);
     if ((position + 1) % n[6] == 0)
         keep_row(plan, row_of(plan, n[2], row), width, entry_at(plan, s->blocks, work->op->cache + BLOCK * bytes, entry, n[6], width));
 }
-
-static int64_t table_bytes(int64_t blocks) { return ceil_div(blocks * (int64_t)sizeof(char *), LINE) * LINE; }
 
 /* Where key `i` of those that a row attends to lies: of its positions, then of its entries. */
 static char *key_at(const Work *work, const Place *place, int64_t i)

@@ -1,6 +1,7 @@
-/* Positions, or entries (compressed.c), that an indexer chooses. INDEX scores the cached index keys for every row and writes the positions of the highest scores to a
- * register; latent attention goes over their latents alone, gathered into blocks as a cache has them. A row that has no more positions than
- * are chosen sees all of them: nothing is scored for it, and its attention is that of any latent attention, which gives the same bits. */
+/* Positions, or entries (compressed.c), that an indexer chooses. INDEX scores the cached index keys for every row and writes the positions of
+ * the highest scores to a register; latent attention goes over their latents alone, gathered into blocks as a cache has them. A row that has
+ * no more positions than are chosen sees all of them: nothing is scored for it, and its attention is that of any latent attention, which
+ * gives the same bits. */
 #include "index.h"
 #include "compressed.h"
 
@@ -70,11 +71,9 @@ static void begin_task(const void *argument, int64_t row, void *scratch)
     const Work *work = argument;
     const Plan *plan = work->plan;
     const int64_t *n = work->op->numbers;
-    const Segment *s = work->segments;
+    const Segment *s = segment_of(work->segments, row);
     Kind kind = index_kind(plan, work->op);
     (void)scratch;
-    while (row >= s->row + s->count)
-        s++;
     int64_t position = s->start + row - s->row, most = most_chosen(plan, work->op), rate = n[6], seen = seen_at(work->op, position);
     if (!rate)
         plan->kernels->remember(&kind, row_of(plan, n[1], row), 0, s->blocks[position / BLOCK] + work->op->cache, position % BLOCK);
@@ -176,8 +175,6 @@ static int score_and_choose(Team *team, int64_t threads, Work work, int64_t rows
     int failed = team_run(team, members, score_task, &work, rows * work.parts, index_scratch(&kind));
     return failed ? failed : team_run(team, members_for(threads, rows * blocks * BLOCK * 8), choose_task, &work, rows, 0);
 }
-
-static int64_t table_bytes(int64_t blocks) { return ceil_div(blocks * (int64_t)sizeof(char *), LINE) * LINE; }
 
 /* A block of the index keys of entries, as a cache of keys has them. */
 static void entries_task(const void *argument, int64_t block, void *scratch)

@@ -4,6 +4,8 @@
 #include "plan.h"
 
 enum { MOST_CHOSEN_FROM = 1 << 24 }; /* positions: a register holds their numbers, which are exact in fp32 */
+/* Bytes of the addresses of so many blocks, before blocks that are put together. */
+static inline int64_t table_bytes(int64_t blocks) { return ceil_div(blocks * (int64_t)sizeof(char *), LINE) * LINE; }
 /* INDEX: index keys of all rows into their caches, and of each row the positions that it sees into the target. 0, or -1: no memory. */
 int index_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows);
 /* The index keys of a layer: what an operation's block of a cache holds of them. */

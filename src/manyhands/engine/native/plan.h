@@ -64,6 +64,13 @@ typedef struct {
     char *now;
     int64_t num_states, from;
 } Segment;
+/* The segment that has a row. */
+static inline const Segment *segment_of(const Segment *s, int64_t row)
+{
+    while (row >= s->row + s->count)
+        s++;
+    return s;
+}
 
 static inline int is_count(int64_t n, int64_t most) { return n > 0 && n <= most; }
 int64_t mh_packed_size(int64_t n, int64_t k);

@@ -30,9 +30,7 @@ float *row_of(const Plan *plan, int64_t number, int64_t row)
 
 static int64_t position_of(const Job *job, int64_t row)
 {
-    const Segment *s = job->segments;
-    while (row >= s->row + s->count)
-        s++;
+    const Segment *s = segment_of(job->segments, row);
     return s->start + row - s->row;
 }
 
@@ -236,10 +234,8 @@ static void remember_task(const void *argument, int64_t task, void *scratch)
     const Plan *plan = job->plan;
     const int64_t *n = job->op->numbers;
     Kind kind = plan_kind(plan, job->op);
-    const Segment *s = job->segments;
+    const Segment *s = segment_of(job->segments, task);
     (void)scratch;
-    while (task >= s->row + s->count)
-        s++;
     for (int64_t head = 0; head < n[5]; head++) {
         int64_t position = s->start + task - s->row;
         plan->kernels->remember(&kind, row_of(plan, n[1], task) + head * kind.width, row_of(plan, n[2], task) + head * kind.value_width,
