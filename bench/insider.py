@@ -120,7 +120,7 @@ class Insider:
             serial=1,
             signature=UNSIGNED,
         )
-        return self.node.requests._signer.sign(replace(asked, **changes))
+        return self.node.signer.sign(replace(asked, **changes))
 
 
 async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

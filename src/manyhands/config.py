@@ -105,6 +105,9 @@ class RequestConfig:
     # Keep a standby of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
     # tokens, and makes a repair a matter of one short step.
     standby: bool = False
+    # The share of answers that are audited (0: none, 1: all): other nodes compute what each hop did again, and it is compared.
+    # The end of such an answer waits for that, about as long as for its prompt. Hops then keep 32 bytes for each position.
+    audit: float = 0.0
     # What guesses tokens, of which the route checks several at once, as far as that pays: "suffix" (text that repeats),
     # "model[:MODEL]" (a small model beside the origin), "auto" (both, where this one has its own), "off". The text is the same.
     draft: str = "auto"
@@ -150,6 +153,8 @@ class RequestConfig:
             value = getattr(self, field_.name)
             if field_.name.endswith("_s") and not 0 < value < math.inf:
                 raise BadRequest(f"{field_.name} is {value}; it must be more than 0 seconds")
+        if not 0 <= self.audit <= 1:  # also refuses NaN
+            raise BadRequest(f"audit is {self.audit}; it is a share of answers, from 0 (none) to 1 (all)")
         check_draft(self.draft)
         if self.policy not in POLICIES:
             raise BadRequest(f"policy is {self.policy!r:.40}; it is one of {', '.join(POLICIES)}")

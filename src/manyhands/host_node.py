@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from types import TracebackType
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from manyhands.config import WorkerConfig
 from manyhands.net.transport import Transport
 from manyhands.node import Node
@@ -10,16 +12,19 @@ from manyhands.place.orders import Orders
 from manyhands.weights.provider import WeightClient
 from manyhands.weights.seed import WeightServer
 from manyhands.wire.message import Hello, Lane
+from manyhands.wire.signed import Signer
+from manyhands.worker.attesting import Attesting
 from manyhands.worker.serve import SpanHost
 from manyhands.worker.worker import Sampling, Worker
 
 
 class HostNode(Node):
-    """`sampling` gives what draws the tokens of a folder's model, where this node is the last hop."""
+    """`key` is the transport's. `sampling` gives what draws the tokens of a folder's model, where this node is the last hop."""
 
     def __init__(
         self,
         make_transport: Callable[[Callable[[Lane], Hello]], Transport],
+        key: Ed25519PrivateKey,
         sampling: Sampling,
         *,
         name: str = "node",
@@ -30,11 +35,12 @@ class HostNode(Node):
         self.wants = WeightClient()  # for weights from peers
         self.orders = Orders()  # to serve other layers: `orders.decide_by` sets what decides on those that arrive
         self.seed = WeightServer(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
+        self.signer = Signer(key)
         self._register()
 
     def _register(self) -> None:
         """Register the roles; called once, when they are made."""
-        for role in (self.worker, self.wants, self.orders, self.seed):
+        for role in (self.worker, Attesting(self.worker.hosts, self.signer), self.wants, self.orders, self.seed):
             role.register(self)
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from manyhands.origin.route import Lease
 from manyhands.origin.session import Session
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.attest_message import Attest, Attested
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import STANDBY, Close, Credit, Fault, Feed, Lane, Message, Open, Opened, Payload, Step
 from manyhands.wire.signed import DRAWN_BYTES, session_of
@@ -60,7 +61,7 @@ class Flooder:
         info = self.victim.hosts[0].info
         plain = opening(number, model=info.model, precision=info.precision, predecessor=self.node.transport.node)
         named = replace(plain, to=link.peer, token=link.hello.token, session=self.session(number))
-        return self.node.requests._signer.sign(replace(named, **{"successor": None, **changes}))
+        return self.node.signer.sign(replace(named, **{"successor": None, **changes}))
 
     def of(self, kind: type[Message]) -> list[Any]:
         return [m for m in self.answers if isinstance(m, kind)]
@@ -113,6 +114,35 @@ def test_a_flood_of_steps_waits_nowhere(bench: Bench, emit_from: int) -> None:
         assert resident_bytes() - before < 64 << 20
         said = "rows wait" if emit_from else "all zeros"
         assert said in flooder.of(Fault)[0].detail and not data.is_closed
+        control.send(Close(flooder.one))
+
+    attack(bench, work)
+
+
+def test_hashes_are_told_once_a_second_and_to_their_origin_alone(bench: Bench) -> None:
+    """10,000 Attests of a place. (Each hashes 32 bytes a position on the event loop, and is signed there.)"""
+
+    async def work(flooder: Flooder) -> None:
+        control, _ = await flooder.link(), await flooder.link("data")
+        control.send(flooder.open(control, attests=True))
+        await flooder.heard(Opened, 1)
+        for number in range(10_000):
+            control.send(Attest(flooder.one, 1, 1, 0, number))
+            if number % 64 == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.5)
+        assert len(flooder.of(Attested)) == 1
+        await asyncio.sleep(1)
+        control.send(Attest(flooder.one, 1, 1, 0, U32))
+        await flooder.heard(Attested, 2)
+        assert all((said.given, said.made) == (None, None) for said in flooder.of(Attested)), "nothing was computed"
+        async with memory_node(flooder.scene.swarm.network, "stranger") as node:
+            assert flooder.victim.address is not None
+            link = await node.pool.get(flooder.victim.address, "control")
+            await asyncio.sleep(2)
+            link.send(Attest(flooder.one, 1, 1, 0, 1))
+            await asyncio.sleep(1)
+        assert len(flooder.of(Attested)) == 2
         control.send(Close(flooder.one))
 
     attack(bench, work)

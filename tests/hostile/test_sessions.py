@@ -57,7 +57,7 @@ class Member:
 
     def __init__(self, node: FullNode, scene: Scene) -> None:
         self.node, self.scene, self.answers = node, scene, list[Message]()
-        self.signer: Signer = node.requests._signer
+        self.signer: Signer = node.signer
         overhear(node, "_dispatch", self.answers)
 
     async def link(self, hop: FullNode, lane: Any = "control") -> Link:

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, SessionId, Span, SpanInfo
+from manyhands.wire.attest_message import Attest, Attested, Root
 from manyhands.wire.message import (
     ITEMSIZE,
     MAX_DIRECTORY_BYTES,
@@ -81,6 +82,7 @@ CONTROL: list[Message] = [
         signature=UNSIGNED,
         resume=SessionId(bytes(range(16))),
         resume_until=4095,
+        attests=True,
         rounding=Rounding(((0, 12), (13, (1 << 32) - 1)), if_slow=True),
     ),
     Opened(SESSION, 1, 0, "avx512-bf16", True, rounds=True),
@@ -95,6 +97,8 @@ CONTROL: list[Message] = [
     Extend(SESSION, 3, (1 << 32) - 1),
     Extended(SESSION, 3, 2, 4096),
     Feed(SESSION, 3, 2, NodeAddr("::1", 7000, NODE), 17, (1 << 32) - 1),
+    Attest(SESSION, 3, 2, 17, (1 << 32) - 1),
+    Attested(SESSION, 3, 2, 0, 4096, MODEL, "w4", Span(2, 4), Root("ef" * 32), None, UNSIGNED),
     Ping((1 << 64) - 1),
     Pong(0),
     WeightRequest(7, MODEL, "tensor", "model.layers.3.näme", (1 << 64) - 1, MAX_CHUNK_BYTES),

@@ -65,6 +65,7 @@ def job_object(job: Job) -> JobObject:
         "timings": timings_object(job),
         "drafting": drafting_object(job),
         "routing": job.routing.as_object(),
+        "audit": None if job.audit is None else job.audit.as_object(),
         "repairs": [_plain(repair) for repair in job.repairs],
         "events": events,
         "reshard_events": [e for e in events if e["kind"] in ("shard_failover", "reshard")],

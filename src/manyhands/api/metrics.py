@@ -118,6 +118,7 @@ class Metrics(Collector):
         self._repair_s = histogram("repair_seconds", "From noticing a loss to a new position", "model")
         self._fallbacks = counter("fallback_to_local", "Requests that went on alone on this machine", "model")
         self._corruptions = counter("shard_corruption_detected", "Hops caught sending what cannot be", "model")
+        self._audits = counter("audits", "Audits of answers, by what they found", "model", "outcome")
         self._node_requests: dict[str, int] = {}
         Gauge("manyhands_start_time_seconds", "Unix time at which the gateway started", registry=registry).set(
             gateway.started_at
@@ -214,6 +215,8 @@ class Metrics(Collector):
         self._note_untrusted(job, watch)
         self._note_repairs(job)
         self._cached.labels(job.model).inc(job.cached_tokens)
+        if job.audit is not None:
+            self._audits.labels(job.model, job.audit.outcome).inc()
         if job.resumed is not None:
             self._resumed.labels(job.model, job.resumed.by).inc()
         timings = job.timings

@@ -14,6 +14,7 @@ from manyhands.api.waterfall import NO_TURN, TokenTime, Waterfall
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.origin.adoption import Adoption
+from manyhands.origin.audit import Audit
 from manyhands.origin.draft import Drafting
 from manyhands.origin.repair_plan import Event, Repair
 from manyhands.origin.request_routes import Routing
@@ -100,6 +101,7 @@ class Job:
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
     routing: Routing = field(default_factory=Routing)
+    audit: Audit | None = None  # None: none was made
     session: str | None = None
     route: tuple[Offer, ...] = ()
     hops: tuple[Offer, ...] = ()
@@ -227,7 +229,7 @@ class Run:
         self._note_prefill()
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
-        job.cached_tokens, job.routing = answer.cached_tokens, answer.routing
+        job.cached_tokens, job.routing, job.audit = answer.cached_tokens, answer.routing, answer.audit
         if self._ask.is_resumed and self._ask.adoption is not None:
             is_adopted = answer.redrawn > 0 and answer.cached_tokens > 0
             job.resumed = Resumption(self._ask.adoption.tokens, "adoption" if is_adopted else "recomputing")

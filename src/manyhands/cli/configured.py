@@ -11,7 +11,7 @@ _HERE: Final = {name: ("node", name) for name in ("threads", "device")}
 _ORIGIN: Final = {**_HELD, **_HERE, "ticket": ("swarm", "ticket")}
 _ROUTE: Final = {
     **{name: ("request", name) for name in ("policy", "sticky", "own_first", "own_last", "fallback")},
-    **{name: ("request", name) for name in ("mix_classes", "max_shards_per_request", "draft")},
+    **{name: ("request", name) for name in ("mix_classes", "max_shards_per_request", "draft", "audit")},
     "allow_self": ("request", "allow_self_as_shard"),
 }
 _HOST: Final = {

@@ -108,6 +108,10 @@ MixClasses = Annotated[
         "--mix-classes/--no-mix-classes", help="Let devices of torch (class E2) and exact nodes share a route."
     ),
 ]
+AuditShare = Annotated[
+    float,
+    typer.Option("--audit", min=0, max=1, help="The share of answers that other nodes compute again, to compare."),
+]
 Draft = Annotated[
     str, typer.Option("--draft", help="What guesses tokens, several at once: auto, off, suffix, model[:MODEL].")
 ]
@@ -189,6 +193,7 @@ class RouteOptions:
     mix_classes: MixClasses = False
     max_shards_per_request: MaxShards = MAX_HOPS
     draft: Draft = "auto"
+    audit: AuditShare = 0.0
 
     def applied(self, config: RequestConfig) -> RequestConfig:
         """`config` with what the options say. Raises BadRequest."""
@@ -203,6 +208,7 @@ class RouteOptions:
             mix_classes=self.mix_classes,
             max_shards_per_request=self.max_shards_per_request,
             draft=self.draft,
+            audit=self.audit,
         )
 
     def for_api(self, config: RequestConfig, *, has_api: bool) -> RequestConfig:

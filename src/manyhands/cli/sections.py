@@ -12,7 +12,7 @@ SECTIONS: Final = {
     "Sampling": "max-tokens temperature top-p top-k min-p seed repetition-penalty stop deterministic".split(),
     "Routes of requests": (
         *("path", "standby", "policy", "allow-self", "sticky", "own-first", "own-last", "fallback", "mix-classes"),
-        "max-shards-per-request",
+        *("max-shards-per-request", "audit"),
     ),
     "Limits": ("max-sessions", "cache-tokens", "log-bytes", "evict-after"),
     "Faults": ("kill", "freeze", "slow", "poison", "drain"),

@@ -214,7 +214,7 @@ def _node(
         from manyhands.host_node import HostNode
         from manyhands.origin.sampling import sampling
 
-        return HostNode(tls_transport(ticket, key, swarm), sampling, name=job.name, worker=worker)
+        return HostNode(tls_transport(ticket, key, swarm), key.private_key, sampling, name=job.name, worker=worker)
     from manyhands.cli.connect import tls_node
 
     return tls_node(ticket, key, swarm=swarm, name=job.name, worker=worker, request=request)

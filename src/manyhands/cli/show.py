@@ -13,6 +13,7 @@ from manyhands.origin import Answer, Origin
 from manyhands.plain import figure_of, one_line, without_controls
 
 if TYPE_CHECKING:
+    from manyhands.origin.audit import Audit
     from manyhands.origin.repair_plan import Event
     from manyhands.route.search import Offer
 
@@ -64,6 +65,7 @@ def told_of(event: "Event") -> str:
         "shard_failover": f"{names} goes on in place of {event.detail.partition(' -> ')[0]}",
         "reshard": f"the layers are cut anew: {event.detail}",
         "pipeline_aborted": f"given up: {event.detail}",
+        "audit": f"audit {event.detail}",
     }.get(event.kind, event.detail)
     return one_line(f"[at token {event.at_token}: {said}]", 600)
 
@@ -93,6 +95,15 @@ def print_figures(answer: Answer, load_s: float) -> None:
         f"finish: {answer.finish_reason}",
     ]
     typer.secho(fitted(" · ".join(p for p in parts if p), sys.stderr), dim=True, err=True)
+    if answer.audit is not None:
+        print_audit(answer.audit)
+
+
+def print_audit(audit: "Audit") -> None:
+    is_well = audit.outcome in ("passed", "impossible")
+    layers = f" of layers {', '.join(map(str, audit.spans))}" if audit.spans else ""
+    line = one_line(f"audit{layers} {audit.outcome}: {audit.detail}", 600)
+    typer.secho(fitted(line, sys.stderr), dim=is_well, fg=None if is_well else "red", err=True)
 
 
 def _drafted(answer: Answer) -> str:
@@ -128,6 +139,7 @@ def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
         },
         "drafting": {**asdict(answer.drafting), "tokens_per_traversal": _rounded(answer.drafting.tokens_per_traversal)},
         "routing": answer.routing.as_object(),
+        "audit": None if answer.audit is None else answer.audit.as_object(),
         "repairs": [_rounded_floats(asdict(repair)) for repair in answer.repairs],
         "events": [asdict(event) for event in answer.events],
         "timings": {

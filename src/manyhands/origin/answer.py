@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from manyhands.core import Exactness, FinishReason, Precision, SamplingParams
+from manyhands.origin.audit import Audit
 from manyhands.origin.draft import Drafting
 from manyhands.origin.repair_plan import Event, Repair
 from manyhands.origin.request_routes import Routing
@@ -61,3 +62,4 @@ class Answer:
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
     routing: Routing = field(default_factory=Routing)
+    audit: Audit | None = None  # None: none was made

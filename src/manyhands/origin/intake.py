@@ -18,6 +18,7 @@ from manyhands.origin.session import Session
 from manyhands.wire.message import Content, DType, Step
 from manyhands.worker.batch import WINDOW_ROWS
 from manyhands.worker.execute import WIRE_DTYPES
+from manyhands.worker.leaves import Leaves
 
 
 class DueRows(NamedTuple):
@@ -62,6 +63,7 @@ class Intake:
         self._session, self._healer, self._pace, self._config = session, healer, pace, config
         self._ledger, self._due, self._prefill = ledger, due, prefill
         self.reached = 0
+        self.leaves = Leaves()  # of the rows that came
         # When results last came, or were waited for; the same, had each row taken all it may; when that was looked into.
         self._moved_at = self._due_from = self._asked_at = 0.0
 
@@ -107,6 +109,8 @@ class Intake:
                 came = f"{step.content} of width {payload.width} in {payload.dtype}"
                 raise ProtocolError(f"{came} came back, not {tuple(self._due)}")
             self._note_progress(end)
+            if self._session.route.lease.attests:
+                self.leaves.note(step.position, payload.data, step.count)
             return [step]
 
     def _note_progress(self, end: int) -> None:

@@ -98,12 +98,13 @@ class Generation:
         due = due_rows(session.route.lease, ends.ends.hidden_size if ends is not None else None, sampler.vocab_size)
         self._prefill = Prefill(session, ends, config)
         self._intake = Intake(session, healer, self._pace, config, self.ledger, due, self._prefill)
+        self.came = self._intake.leaves
         self._drawn: list[Drawn] = []  # committed, and not told yet
         self._bounds = RowBounds()  # of what the last hop sends
         self._growth = Growth(session, request.capacity, healer)
-        self._is_full = False  # the lease has not grown
         self._head: RoundHead | None = None
-        self._is_disturbed = self._is_dead = False  # steps in flight are of no use; the session is not told yet
+        # The lease has not grown; steps in flight are of no use; the session is not told yet.
+        self._is_full = self._is_disturbed = self._is_dead = False
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""

@@ -16,8 +16,6 @@ from manyhands.wire.message import Hello, Lane
 
 
 class FullNode(HostNode):
-    """`key` is the transport's."""
-
     def __init__(
         self,
         make_transport: Callable[[Callable[[Lane], Hello]], Transport],
@@ -28,11 +26,10 @@ class FullNode(HostNode):
         request: RequestConfig | None = None,
     ) -> None:
         self.request = request or RequestConfig()
-        self._key = key
-        super().__init__(make_transport, sampling, name=name, worker=worker)
+        super().__init__(make_transport, key, sampling, name=name, worker=worker)
 
     def _register(self) -> None:
-        self.requests = Sessions(self, self._key, self.worker.owners, self.worker.unopened.end, self.request)
+        self.requests = Sessions(self, self.signer, self.worker.owners, self.worker.unopened.end, self.request)
         self.requests.register()  # first: a step back from the last hop is never for a span of this node
         super()._register()
 

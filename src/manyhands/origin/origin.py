@@ -11,6 +11,7 @@ from manyhands.core import UNPROVEN, Exactness, NodeAddr, PathKind, SamplingPara
 from manyhands.errors import BadRequest, ContextOverflow, ExperimentalDisabled
 from manyhands.origin.adoption import Adoption
 from manyhands.origin.answer import Answer, Token
+from manyhands.origin.auditing import Audits
 from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
 from manyhands.origin.draft_model import DraftModel
@@ -68,6 +69,7 @@ class Origin:
         if self._ends is not None:
             node.start(self._ends.run())
         self._loss_guard = LossGuard(node.requests, self._ends)
+        self._audits = Audits(node.request, self._ends, self.routes.evict)
 
     async def add_fallback(self, folder: Path, device: Device) -> None:
         """Keep the whole model of `folder` at hand on this machine, loaded only when no other node can go on.
@@ -190,6 +192,8 @@ class Origin:
                 answer.timings.last_at, answer.timings.total_s = now, now - began
                 answer.exactness = max(answer.exactness, self._exactness(session))  # a replacement may lower it
                 yield token
+            known = generation.ledger[: generation.committed]
+            await self._audits.after(answer, session, known, generation.came, healer.followers, healer.excluded)
         finally:
             self.routes.learn(session)
             self.reuse.park(tenant, session, generation.ledger[: generation.committed], answer.exactness)
@@ -319,6 +323,7 @@ class Origin:
             ends=self.model.ends_at,
             sampling=request.params if at_the_last_hop else None,
             handle=adoption.handle if adoption is not None else None,
+            attests=self._audits.are_wanted,
         )
 
     def _exactness(self, session: Session) -> Exactness:

@@ -76,10 +76,11 @@ class Event:
     """Something that happened to a running route (names: HN-40, L9-23).
 
     shard_status (a hop is degraded) · shard_failover (replaced one for one) · reshard (the layers are cut anew) ·
-    pipeline_aborted. `nodes` are those it is about, `at_token` the tokens committed then.
+    pipeline_aborted · audit (nodes computed wrong numbers, or contradict each other: audit.py). `nodes` are those it is about,
+    `at_token` the tokens committed then.
     """
 
-    kind: Literal["shard_status", "shard_failover", "reshard", "pipeline_aborted"]
+    kind: Literal["shard_status", "shard_failover", "reshard", "pipeline_aborted", "audit"]
     nodes: tuple[str, ...]
     at_token: int
     detail: str

@@ -35,6 +35,7 @@ class Lease:
     sampling: SamplingParams | None  # given iff the last hop draws the tokens
     handle: bytes | None = None  # by which another origin may adopt the session (wire/handle.py)
     lossy: Lossy | None = None  # rows that are sent with loss; None: none
+    attests: bool = False  # hops keep hashes of all rows, for an audit
 
 
 @dataclass(slots=True)
@@ -327,6 +328,7 @@ class Route:
             resume_until=slot.resume_until,
             adoption=self.adoption(control),
             rounding=lease.lossy.at(slot.offer.info.span.end) if lease.lossy is not None and not last else None,
+            attests=lease.attests,
         )
         return self.signer.sign(message)
 

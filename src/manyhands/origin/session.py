@@ -19,6 +19,7 @@ from manyhands.origin.repair_plan import Slot, rounds
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
+from manyhands.wire.attest_message import Attested
 from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Progress, Retract, Step
 from manyhands.wire.signed import DRAWN_BYTES, Signer, session_of
 
@@ -64,6 +65,7 @@ class Session:
         self.returns = Returns()
         self._is_woken = self._is_running = False
         self.progress: dict[int, Progress] = {}
+        self.attested: dict[NodeId, Attested] = {}  # what each node said last
         self._config, self._late_s = config, late_s
         self._error: ManyhandsError | None = None
         self._arrived = asyncio.Event()
@@ -287,6 +289,10 @@ class Session:
         if message.epoch == self.route.epoch:
             self.progress[message.hop] = message
             self._arrived.set()
+
+    def stir(self) -> None:
+        """Have who is in `wait` look again: something came that does not concern the route."""
+        self._arrived.set()
 
     def on_fault(self, message: Fault) -> None:
         """A hop cannot go on, would like to leave or to be reached otherwise, or blames a neighbour (fault.py)."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, ModelId, NodeAddr, NodeId, Precision, SessionId, Span, SpanInfo
 from manyhands.errors import LinkClosed, ShardUnavailable
@@ -16,6 +14,7 @@ from manyhands.node import Node
 from manyhands.origin.route import Hop, Lease, Resume
 from manyhands.origin.session import First, Session
 from manyhands.route.offer import Offer, refuse_twins
+from manyhands.wire.attest_message import Attested
 from manyhands.wire.message import Close, Credit, Extended, Fault, Opened, Progress, Step
 from manyhands.wire.signed import Signer
 from manyhands.worker.early import EARLY_SESSIONS
@@ -31,14 +30,14 @@ class Sessions:
     def __init__(
         self,
         node: Node,
-        key: Ed25519PrivateKey,
+        signer: Signer,
         owners: Owners,
         ended: Callable[[SessionId], None],
         request: RequestConfig,
     ) -> None:
         self.request = request
         self.active: dict[SessionId, Session] = {}
-        self._node, self._owners, self._ended, self._signer = node, owners, ended, Signer(key)
+        self._node, self._owners, self._ended, self._signer = node, owners, ended, signer
         self._num_opening = 0
         # What peers have loaded for sessions of ours since their Hello: as they said it last, the latest last.
         self._loaded: dict[NodeId, dict[tuple[ModelId, Precision, Span], SpanInfo]] = {}
@@ -51,6 +50,7 @@ class Sessions:
         self._node.handle(Progress, self._on_progress)
         self._node.handle(Extended, self._on_extended)
         self._node.handle(Fault, self._on_fault)
+        self._node.handle(Attested, self._on_attested)
         self._node.observe_links(linked=self._on_linked, lost=self._on_lost)
         self._node.wait_for(self._hops)
 
@@ -236,6 +236,13 @@ class Sessions:
     def _on_fault(self, message: Fault, link: Link) -> bool:
         return self._hand_on(message, link, lambda session: session.on_fault(message))
 
+    def _on_attested(self, message: Attested, link: Link) -> bool:
+        session, hop = self.active.get(message.session), message.hop
+        if session is not None and (session.route.is_from(hop, link) or session.standbys.is_from(hop, link)):
+            session.attested[link.peer] = message
+            session.stir()
+        return session is not None
+
     def _hand_on(
         self, message: Opened | Progress | Extended | Fault, link: Link, take: Callable[[Session], None]
     ) -> bool:
@@ -245,6 +252,7 @@ class Sessions:
             return False
         if session.standbys.is_from(message.hop, link):
             session.standbys.on_answer(message)
+            session.stir()
         elif session.route.is_from(message.hop, link):
             take(session)
         return True

@@ -3,7 +3,7 @@
 Every FEED_ROWS committed tokens: one step of that many rows costs about what one row costs.
 """
 
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Literal, Protocol
 
 from manyhands.core import NodeId, Span
@@ -15,6 +15,7 @@ from manyhands.route.search import Offer, Terms
 from manyhands.worker.feeding import MAX_FEED_ROWS
 
 FEED_ROWS = 16
+Pick = Callable[[Sequence[Offer]], Offer]
 # Committed positions after which a hop without a standby looks for one again.
 LOOK_AGAIN_ROWS = 64
 
@@ -85,7 +86,7 @@ class Followers:
         """Look for a standby for the hop of `span`, which has none, now."""
         if not self.looks_for(span):
             self._looking.add(span)
-            self._around.start(self._find(span, set(excluded), is_for_good=is_for_good))
+            self._around.start(self.find(span, set(excluded), is_for_good=is_for_good))
 
     def due(self, committed: int) -> list[tuple[Span, Standby, int]]:
         """The standbys that have computed all they got and lag, with the position up to which to feed them now."""
@@ -97,9 +98,13 @@ class Followers:
             and standby.computed == standby.fed <= min(committed, standby.leased) - FEED_ROWS
         ]
 
-    async def _find(self, span: Span, excluded: set[NodeId], *, is_for_good: bool) -> None:
+    async def find(
+        self, span: Span, excluded: set[NodeId], *, is_for_good: bool = False, pick: Pick | None = None
+    ) -> None:
+        """Ask a node to stand by for the hop of `span`: the one that `pick` says, of those that can; by itself spares first,
+        then most free cache. Whoever was full comes after those that were so less often."""
         try:
-            offer = await self._choose(span, excluded, is_for_good=is_for_good)
+            offer = await self._choose(span, excluded, is_for_good=is_for_good, pick=pick)
             route = self._session.route
             index = route.index_of(span)
             if offer is not None and index is not None:
@@ -117,9 +122,8 @@ class Followers:
         in_route = any(hop.offer.node == offer.node for hop in route.hops)
         return route.index_of(span) is not None and span not in self._session.standbys.by_span and not in_route
 
-    async def _choose(self, span: Span, excluded: set[NodeId], *, is_for_good: bool) -> Offer | None:
-        """The whole of `span` on one node outside the route: spares first, then most free cache; who was full comes after those
-        that were so less often."""
+    async def _choose(self, span: Span, excluded: set[NodeId], *, is_for_good: bool, pick: Pick | None) -> Offer | None:
+        """The whole of `span` on one node outside the route."""
         session, full = self._session, self._session.standbys.full
         model = session.route.hops[0].offer.info
         offers = await self._around.offers(excluded | session.standbys.refused | session.untrusted_nodes)
@@ -133,6 +137,8 @@ class Followers:
             and (o.info.has_ends or not session.route.needs_ends or not is_edge(o, span))
             and self._is_wanted(span, o)
         ]
+        if pick is not None:
+            return pick(able) if able else None
         return min(able, key=lambda o: (full[o.node], not o.info.is_spare, -o.info.free_tokens, o.node), default=None)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from manyhands.wire.codec import plain
 from manyhands.wire.message import Payload
 from manyhands.wire.rows import numbers, read_rows, store
 from manyhands.worker.execute import Device, Result, SpanModel, Work
@@ -22,6 +23,15 @@ def spoiled(result: Result | Exception, how: str) -> Result | Exception:
     if not isinstance(result, Result) or result.payload is None or result.payload.dtype == "int32":
         return result
     return result._replace(payload=_spoil(result.payload, result.count, how))
+
+
+def spoiled_all(works: Sequence[Work], results: Sequence[Result | Exception], how: str) -> list[Result | Exception]:
+    """As `spoiled`, of a device step: what is attested of its rows is as wrong as what is sent."""
+    wrong = [spoiled(result, how) for result in results]
+    for work, result in zip(works, wrong, strict=True):
+        if work.leaves is not None and isinstance(result, Result) and result.payload is not None:
+            work.leaves.made.note(result.position, plain(result.payload, result.count).data, result.count)
+    return wrong
 
 
 def _spoil(payload: Payload, count: int, how: str) -> Payload:
@@ -75,7 +85,7 @@ class PoisonedModel:
         self._plain, self._how = plain, how
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
-        return [spoiled(result, self._how) for result in self._plain.run(works)]
+        return spoiled_all(works, self._plain.run(works), self._how)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manyhands.cli import main
-from manyhands.testing.faulty_device import spoiled
+from manyhands.testing.faulty_device import spoiled_all
 from manyhands.worker import worker
 from manyhands.worker.execute import Result, SpanModel, Work
 
@@ -25,7 +25,7 @@ class FaultySpanModel(SpanModel):
         if kind == "slow":
             time.sleep(float(value))
         results = super().run(works)
-        return [spoiled(r, value) if kind == "poison" else r for r in results]
+        return spoiled_all(works, results, value) if kind == "poison" else results
 
 
 def _order() -> str:

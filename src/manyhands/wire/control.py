@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union, get_args, get_
 from manyhands.core import MAX_BIASES, MAX_STOP_IDS, MAX_STOPS, ModelId, NodeId, SessionId
 from manyhands.errors import ManyhandsError, ProtocolError
 from manyhands.plain import LIMIT, one_line
+from manyhands.wire.attest_message import Attest, Attested, Root, Signature
 from manyhands.wire.message import (
     Close,
     Extend,
@@ -32,7 +33,6 @@ from manyhands.wire.message import (
     Reassign,
     Reassigned,
     Retract,
-    Signature,
     Token,
 )
 from manyhands.wire.rounding import MAX_RANGES
@@ -206,6 +206,7 @@ _BY_HINT: dict[Any, Decoder] = {
     NodeId: _hex(32),
     ModelId: _hex(32),
     Token: _hex(16),
+    Root: _hex(32),
     Signature: _hex(64),
     SessionId: _session,
     float: _number,
@@ -236,7 +237,7 @@ def decoder_for(hint: Any, name: str) -> Decoder:
 _DECODERS: dict[type[Any], Decoder] = {
     cls: _record(cls)
     for cls in (
-        *(Hello, Open, Opened, Close, Fault, Retract, Probe, Progress, Extend, Extended, Feed),
+        *(Hello, Open, Opened, Close, Fault, Retract, Probe, Progress, Extend, Extended, Feed, Attest, Attested),
         *(Ping, Pong, WeightRequest, WeightsNotFound, Reassign, Reassigned),
     )
 }

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from manyhands.core import MAX_STEP_IDS
 from manyhands.errors import ProtocolError
+from manyhands.wire.attest_message import Attest, Attested
 from manyhands.wire.message import (
     ITEMSIZE,
     MAX_DIRECTORY_BYTES,
@@ -66,6 +67,8 @@ KINDS: dict[int, type[Any]] = {
     19: Retract,
     20: Extend,
     21: Extended,
+    22: Attest,
+    23: Attested,
 }
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 STEP = KIND_OF[Step]

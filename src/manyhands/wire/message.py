@@ -9,7 +9,7 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
     origin ── Retract ──► hops: steps under older guesses are dead
     origin ── Probe ──► hop ── Progress ──► origin     origin ── Feed ──► hop ── Step ──► standby of the next hop
-    origin ── Extend ──► hops ── Extended ──► origin
+    origin ── Extend ──► hops ── Extended ──► origin     origin ── Attest ──► hop or standby ── Attested ──► origin
     receiver ── Credit ──► sender     origin ── Close ──► hops
     node ── DirectoryUpdate ──► node            operator's node ── Reassign ──► node ── Reassigned ──► operator's node
     joining node ── WeightRequest ──► holder ── WeightsChunk | WeightsNotFound ──► joining node
@@ -30,13 +30,13 @@ from manyhands.core import (
     Span,
     SpanInfo,
 )
+from manyhands.wire.attest_message import Attest, Attested, Signature
 from manyhands.wire.rounding import Rounding
 from manyhands.wire.weights_message import WeightRequest, WeightsChunk, WeightsNotFound
 
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
-Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1
@@ -123,7 +123,7 @@ class Open:
     [0, `resume_until`), or with as many of them as can be gone on from. Opened says how many. Of a place that is here
     `resume_until` names, without `resume`, the positions of its own cache that it is to go on from. Another origin's session is
     named by what `adoption` of its Open was made from (handle.py): with it the place is parked, also if its origin is lost.
-    `rounding`: which rows it sends with loss; None: none.
+    `rounding`: which rows it sends with loss; None: none. `attests`: it keeps a hash of every row, for Attest.
 
     `origin` owns the session and signs everything else here (signed.py). `to` is the node addressed, `token` that of its
     Hello to the origin, `serial` is used once: the signature is worth nothing to another node, on another link or again.
@@ -156,6 +156,7 @@ class Open:
     resume_until: int = 0
     adoption: SessionId | None = None
     rounding: Rounding | None = None
+    attests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +311,7 @@ class Reassigned:
     detail: str
 
 
-_OfSession = Open | Opened | Close | Fault | Retract | Probe | Progress | Extend | Extended | Feed
+_OfSession = Open | Opened | Close | Fault | Retract | Probe | Progress | Extend | Extended | Feed | Attest | Attested
 Message = (
     Step
     | Credit

@@ -1,4 +1,4 @@
-"""Whose a session is: its id is made of its origin's key, and its Opens are signed by it.
+"""Whose a session is: its id is made of its origin's key, and its Opens are signed by it. What hops attest is signed by them.
 
     8 drawn bytes ─ session_of(origin, drawn) ─► SessionId ─ is_session_of ─► the receiver of an Open or a Close
 
@@ -18,9 +18,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from manyhands.core import NodeId, SessionId
 from manyhands.wire import control
-from manyhands.wire.message import Open, Signature
+from manyhands.wire.attest_message import Attested, Signature
+from manyhands.wire.message import Open
 
-LABEL: Final = b"manyhands open 3\0"
+LABEL: Final = b"manyhands open 4\0"
+ATTEST_LABEL: Final = b"manyhands attest 1\0"
 SESSION_LABEL: Final = b"manyhands session of\0"
 DRAWN_BYTES: Final = 8  # of a session id, at random; the others follow from them and from its origin
 WINDOW: Final = (
@@ -40,7 +42,7 @@ def is_session_of(session: SessionId, origin: NodeId) -> bool:
 
 
 class Signer:
-    """Signs the Opens of one origin. Every Open gets a new serial. Never prints its key."""
+    """Signs for one node: the Opens of its sessions, each with a new serial, and what it attests. Never prints its key."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self.node = NodeId(key.public_key().public_bytes_raw().hex())
@@ -57,19 +59,31 @@ class Signer:
             numbered = control.decode(Open, control.encode(numbered))
         return replace(numbered, signature=Signature(self._sign(LABEL + control.encode(numbered)).hex()))
 
+    def attest(self, message: Attested) -> Attested:
+        """`message` with this node's signature."""
+        return replace(message, signature=Signature(self._sign(_attested_bytes(message)).hex()))
+
 
 def is_signed(message: Open) -> bool:
     """Whether the node that `message` names as its origin has signed it. Takes about 0.1 ms."""
+    return _is_by(message.origin, message.signature, LABEL + control.encode(replace(message, signature=UNSIGNED)))
+
+
+def is_attested(message: Attested, node: NodeId) -> bool:
+    """Whether `node` has signed `message`. Takes about 0.1 ms."""
+    return _is_by(node, message.signature, _attested_bytes(message))
+
+
+def _is_by(node: NodeId, signature: Signature, signed: bytes) -> bool:
     try:
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(message.origin))
-        key.verify(bytes.fromhex(message.signature), _signed_bytes(message))
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(node)).verify(bytes.fromhex(signature), signed)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _signed_bytes(message: Open) -> bytes:
-    return LABEL + control.encode(replace(message, signature=UNSIGNED))
+def _attested_bytes(message: Attested) -> bytes:
+    return ATTEST_LABEL + control.encode(replace(message, signature=UNSIGNED))
 
 
 class Serials:

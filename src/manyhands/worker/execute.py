@@ -25,6 +25,7 @@ from manyhands.wire.rounding import Rounding
 from manyhands.wire.rows import ids_payload, logits_payload, numbers
 from manyhands.worker.batch import WINDOW_ROWS, StepKind
 from manyhands.worker.bounds import RowBounds, norms
+from manyhands.worker.leaves import HopLeaves
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.runner import load_ends, load_span
 from manyhands.worker.slot import CopySlot
@@ -61,6 +62,7 @@ class Work:
     `logits` where it returns logits instead. `is_last`: no further hop. `bounds` judge the rows of `payload`, which another hop
     sent; None: the origin did (some vocabularies have tokens whose embedding is all zeros). `uplink_Bps`: what the link to the
     next hop was measured to carry, for rows of a prompt: over a slow one they go coded (wire/codec.py). `rounding`: with loss.
+    `leaves` take note of the rows that came and of those computed.
     """
 
     cache: Cache
@@ -78,6 +80,7 @@ class Work:
     bounds: RowBounds | None = None
     uplink_Bps: float | None = None
     rounding: Rounding | None = None
+    leaves: HopLeaves | None = None
 
 
 class Result(NamedTuple):
@@ -243,6 +246,8 @@ class SpanModel:
         rows = bytes(data)
         judge = norms if work.bounds is None else work.bounds.admit
         judge(rows, work.count, dtype, f"hidden states at position {work.position}")
+        if work.leaves is not None:
+            work.leaves.given.note(work.position, rows, work.count)
         return rows
 
     def _take(self, rows: Rows, work: Work) -> Result:
@@ -252,6 +257,8 @@ class SpanModel:
                 "the first token is all zeros in this model, which no other hop could tell from a broken node: "
                 "begin the prompt with another one"
             )
+        if work.leaves is not None:
+            work.leaves.made.note(work.position, rows.tobytes(), work.count)
         if not work.is_last:
             payload = Payload(self.wire_dtype, self.hidden_size, rows.tobytes())
             if work.rounding is not None or work.uplink_Bps is not None:  # never of a decode step alone

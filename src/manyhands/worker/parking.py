@@ -16,6 +16,7 @@ from manyhands.core import EndsAt, NodeId, SessionId, Span
 from manyhands.engine.span import Cache
 from manyhands.wire.handle import adopted_name
 from manyhands.worker.bounds import RowBounds
+from manyhands.worker.leaves import HopLeaves
 from manyhands.worker.log import LogBudget, OutputLog
 
 # How long a session stays parked at most, and how many there may be on one span: of one owner, and of all.
@@ -47,6 +48,7 @@ class Parked:
     bounds: RowBounds
     ids: tuple[int, ...]
     adoption: SessionId | None = None  # what another origin's proof must hash to (wire/handle.py)
+    leaves: HopLeaves | None = None
     is_kept: bool = True  # until it is dropped; who copies it then stops
 
 
@@ -149,7 +151,9 @@ class Parking:
         parked, used_at = self._parked[key]
         if parked.capacity and parked.adoption is not None and parked.log.is_of_rows_sent:
             parked.is_kept = False
-            bare = replace(parked, cache=None, capacity=0, positions=0, bounds=RowBounds(), ids=(), is_kept=True)
+            bare = replace(
+                parked, cache=None, capacity=0, positions=0, bounds=RowBounds(), ids=(), leaves=None, is_kept=True
+            )
             self._parked[key] = bare, used_at
         elif parked.capacity:
             self._remove(key)

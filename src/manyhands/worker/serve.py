@@ -15,6 +15,7 @@ from manyhands.config import WorkerConfig
 from manyhands.core import NodeId, SamplingParams, SessionId, SpanInfo, SpanLoad
 from manyhands.errors import Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
+from manyhands.wire.attest_message import Attest
 from manyhands.wire.message import Close, Extend, Fault, Feed, Open, Probe, Retract, Step
 from manyhands.worker.adopting import held_for, orphaned
 from manyhands.worker.beginning import begun
@@ -284,7 +285,7 @@ class SpanHost:
         asked, now = min(capacity, self._info.context_length), asyncio.get_running_loop().time()
         return self.leases.extend(place, asked, self.engine.cache_tokens, now)
 
-    def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
+    def meant(self, message: Feed | Attest, node: NodeId) -> HopSession | None:
         """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""
         place = self.find(message.session, message.hop, message.epoch)
         return place if place is not None and place.origin.peer == node else None

@@ -18,6 +18,7 @@ from manyhands.wire.message import STANDBY, Credit, Extended, Fault, Open, Opene
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.fit import Fit, check_waiting
+from manyhands.worker.leaves import HopLeaves
 from manyhands.worker.log import LogBudget, rows_from, split_step
 from manyhands.worker.opening import rounding_of
 from manyhands.worker.order import StepOrder
@@ -60,10 +61,9 @@ class HopSession:
         self._move(opened, origin, successor, sampler)
         self.log = logs.open(opened.session, begins_late=self.is_last)
         # Of what arrives: the layers before this place stay the same, whichever node has them.
-        self.bounds = RowBounds()
+        self.bounds, self.leaves = RowBounds(), HopLeaves.new() if opened.attests else None
         self.served = self._firm = 0
-        self.is_closed = False
-        self.is_feeding = False  # a standby, from the log
+        self.is_closed = self.is_feeding = False  # feeding: a standby, from the log
         self.pace = Turnaround()
         self.decoded_at = -math.inf  # when its last decode step was computed (the event loop's clock)
         self.waiting: deque[Step] = deque()
@@ -143,7 +143,8 @@ class HopSession:
         """What the first `positions`, all computed and none a guess, have left here, in memory for `capacity` (0: of a session
         that goes on, of which a fork is to be made at once)."""
         opened, ids = self.opened, tuple(self._ids[:positions])
-        kept = positions, capacity, self.cache, self.log, positions, self.bounds, ids, opened.adoption
+        leaves = self.leaves and self.leaves.first(positions)
+        kept = positions, capacity, self.cache, self.log, positions, self.bounds, ids, opened.adoption, leaves
         return Parked(self.origin.peer, opened.span, opened.ends, *kept)
 
     def _end(self) -> None:
@@ -159,6 +160,7 @@ class HopSession:
             self.log.begin_with(parked.log, until)
         if cached:
             self._firm, self.bounds, self._ids = cached, parked.bounds.copy(), list(parked.ids[:cached])
+            self.leaves = self.leaves and parked.leaves and parked.leaves.first(cached)
         return self._replay(min(opened.replay_until, until))
 
     def answer_open(self, arithmetic: str, *, has_log: bool, cached: int = 0) -> None:
@@ -285,7 +287,7 @@ class HopSession:
         opened, what = self.opened, (head.position, head.count, head.reply_from, head.payload, head.ids)
         work = Work(self.cache, opened.span, *what, self.is_last)
         work.bounds = self.bounds if opened.hop else None
-        work.rounding = self.rounding
+        work.rounding, work.leaves = self.rounding, self.leaves
         if draws:
             work.logits, work.sampler, work.prompt_length = self.sampler is None, self.sampler, opened.prompt_length
             work.history = tuple(self._ids) if self.sampler is not None else ()
@@ -304,8 +306,7 @@ class HopSession:
             self._owe(int(taken.uses_up))
             return True
         self.computed = done.position + done.count
-        if (firm := min(self.computed, done.committed)) > self._firm:
-            self._firm = firm
+        self._firm = max(self._firm, min(self.computed, done.committed))
         step = self.addressed(done, result, done.timings + timing)
         skipped = self.opened.emit_from - step.position
         if skipped <= 0:
@@ -314,9 +315,8 @@ class HopSession:
             self._send_on(rows_from(step, skipped))
         if taken.uses_up:
             self._owe(1)
-        if not self.is_last or (
-            self.opened.adoption is not None and step.content != "logits"
-        ):  # large as the vocabulary
+        may_log = self.opened.adoption is not None and step.content != "logits"  # large as the vocabulary
+        if may_log or not self.is_last:
             self.log.append(step)
         if self.is_standby and not self.waiting:
             self.report()

@@ -341,7 +341,7 @@ class Worker:
         One at a time for each place, and MAX_FEED_ROWS at most: what an origin asks beyond that is ignored.
         """
         for host in self.hosts:
-            place = host.feeder(message, link.peer)
+            place = host.meant(message, link.peer)
             if place is not None and not place.is_feeding and message.until - message.start <= MAX_FEED_ROWS:
                 place.is_feeding = True
                 self._start(feed(place, message, link.peer, self.dials, self._pool.connect_s))

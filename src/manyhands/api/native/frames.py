@@ -91,6 +91,8 @@ class EventEncoder:
     def _about(self, event: Event) -> Iterator[Frame]:
         if event.kind in ("shard_failover", "reshard"):
             yield from self._new_route(event)
+        elif event.kind == "audit":
+            yield Frame("audit", {"token_index": event.at_token, "workers": list(event.nodes), "detail": event.detail})
         elif self._diagnostics and event.kind == "shard_status":
             yield self._shard_status(self._hops, event.nodes, event.detail)
         elif self._diagnostics:

@@ -1,0 +1,72 @@
+"""Which answers of an origin are audited (audit.py), and what follows from that."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from manyhands.config import RequestConfig
+from manyhands.core import NodeId
+from manyhands.errors import ManyhandsError
+from manyhands.origin.answer import Answer
+from manyhands.origin.audit import DRAW, Audit, Auditor, Draw, impossible
+from manyhands.origin.ends_batch import EndsBatcher
+from manyhands.origin.repair_plan import Event
+from manyhands.origin.session import Session
+from manyhands.origin.standby_search import Followers
+from manyhands.worker.leaves import Leaves
+
+logger = logging.getLogger(__name__)
+
+
+class Audits:
+    """Audits a share of the answers ([request] audit), each drawn when it has ended. `evict`: use a node no more."""
+
+    def __init__(
+        self,
+        config: RequestConfig,
+        ends: EndsBatcher | None,
+        evict: Callable[[NodeId], object],
+        draw: Draw = DRAW,
+    ) -> None:
+        self._config, self._ends, self._evict, self._draw = config, ends, evict, draw
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether hops have to keep hashes: of all answers, so that they do not know which is audited."""
+        return self._config.audit > 0 and self._ends is not None
+
+    async def after(
+        self,
+        answer: Answer,
+        session: Session,
+        ids: Sequence[int],
+        came: Leaves,
+        followers: Followers,
+        excluded: Collection[NodeId],
+    ) -> None:
+        """`answer` has ended: audit it if it is drawn, and note what that found. Arguments as of Auditor.
+
+        Takes as long as a request may look for nodes, and its whole answer took, at most.
+        """
+        if not session.route.lease.attests or self._ends is None or self._draw() >= self._config.audit:
+            return
+        auditor = Auditor(session, self._ends, ids, came, followers, excluded, self._draw)
+        limit_s = self._config.patience_s + (answer.timings.total_s or 0.0)
+        try:
+            async with asyncio.timeout(limit_s):
+                answer.audit = await auditor.run()
+        except TimeoutError:
+            answer.audit = impossible(f"it was not done within {limit_s:.0f} s")
+        except ManyhandsError as error:
+            answer.audit = impossible(str(error))
+        self._note(answer, answer.audit, session)
+
+    def _note(self, answer: Answer, audit: Audit, session: Session) -> None:
+        level = logging.INFO if audit.outcome in ("passed", "impossible") else logging.ERROR
+        logger.log(level, "session=%s audit %s: %s", session.name, audit.outcome, audit.detail)
+        if audit.outcome in ("failed", "disputed"):
+            names = tuple(offer.name for offer in audit.nodes)
+            answer.events.append(Event("audit", names, len(answer.token_ids), f"{audit.outcome}: {audit.detail}"))
+        if audit.outcome == "failed":
+            for offer in audit.nodes:
+                self._evict(offer.node)
