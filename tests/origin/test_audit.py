@@ -3,11 +3,13 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from manyhands.core import PathKind
+from manyhands.checkpoint.config_fields import read_facts
+from manyhands.core import NodeAddr, PathKind, Span
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.audit import Audit
 from manyhands.testing.faulty_device import PoisonedModel, spoiled
@@ -16,9 +18,9 @@ from manyhands.wire.attest_message import Attest, Attested, Root
 from manyhands.wire.signed import Signer
 from manyhands.worker import attesting, feeding
 from manyhands.worker.attesting import Attesting
-from manyhands.worker.execute import Result, Work
+from manyhands.worker.execute import Device, Result, Work
 from manyhands.worker.session import HopSession
-from tests.kill import REQUEST, Bench, Scene, kept_models
+from tests.kill import CUT, REQUEST, Bench, Scene, kept_models
 
 AUDITED = replace(REQUEST, audit=1.0)
 
@@ -242,3 +244,55 @@ def test_hops_keep_hashes_only_where_answers_are_audited(bench: Bench, share: fl
             assert seen == [share > 0] and scene.answers[-1].audit is None
 
     bench.play(main)
+
+
+def test_nodes_of_another_arithmetic_class_are_not_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bits differ, and nobody is accused of that."""
+    plain = HopSession.answer_open
+
+    def other_class(self: HopSession, arithmetic: str, **facts: Any) -> None:
+        plain(self, f"{arithmetic}{' of another kind' * self.is_standby}", **facts)
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5", "0-5"], request=AUDITED) as scene:
+            monkeypatch.setattr(HopSession, "answer_open", other_class)
+            scene.faults.poison(scene.hops[3], "nudge")
+            audit = await audited(scene)
+            assert audit.outcome == "impossible" and not scene.swarm.origin.routes.evicted
+
+    bench.play(main)
+
+
+def test_this_machine_is_believed(bench: Bench) -> None:
+    """Where it holds the layers itself it needs no third."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[], request=AUDITED) as scene:
+            origin = scene.swarm.origin
+            route = await origin.node.requests.survey(scene.swarm.addrs)
+            await origin.node.listen(NodeAddr("mem", 0))
+            device = Device.start(1)
+            await origin.host_own(bench.folder, Span(0, 6), device)
+            scene.faults.poison(liar := scene.hops[1], "nudge")
+            await scene.ask("hot", route=route)
+            audit = audit_of(scene)
+            assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == [liar.transport.node]
+            assert "this machine" in audit.detail and len(audit.evidence) == 2
+            device.close()
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "deepseek_v4", "gemma3n_text"])
+def test_families_with_states_and_with_what_goes_beside_rows(family: str, tmp_path: Path) -> None:
+    with kept_models() as models:
+        model = Bench(make_tiny(family, tmp_path / family, seed=3), models)
+
+        async def main() -> None:
+            layers = read_facts(model.folder).num_layers
+            async with model.scene(CUT, spares=[f"0-{layers - 1}"], request=AUDITED) as scene:
+                assert await scene.ask("hot") == model.wanted["hot", 0]
+                audit = audit_of(scene)
+                assert audit.outcome == "passed" and len(audit.spans) == 3
+
+        model.play(main)

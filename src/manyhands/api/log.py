@@ -67,7 +67,10 @@ class RequestLog:
         """Not logged."""
 
     def event(self, job: Job, event: Event) -> None:
-        logger.info("request=%s session=%s %s at token %d", job.id, job.session, event.kind, event.at_token)
+        if event.kind == "audit":  # a node lies, or two contradict each other
+            logger.warning("request=%s session=%s audit %s", job.id, job.session, event.detail)
+        else:
+            logger.info("request=%s session=%s %s at token %d", job.id, job.session, event.kind, event.at_token)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         logger.info(

@@ -13,9 +13,9 @@ import contextlib
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from manyhands.core import NodeId, Span
+from manyhands.core import UNPROVEN, NodeId, Span
 from manyhands.net.transport import try_send
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.first_rows import embedded
@@ -26,6 +26,7 @@ from manyhands.origin.standby_search import Followers
 from manyhands.route.offer import Offer
 from manyhands.wire.attest_message import Attest, Attested
 from manyhands.wire.codec import plain
+from manyhands.wire.control import encode
 from manyhands.wire.signed import is_attested
 from manyhands.worker.feeding import MAX_FEED_ROWS
 from manyhands.worker.leaves import Leaves
@@ -39,23 +40,41 @@ DRAW: Final[Draw] = random.SystemRandom().random
 ANSWER_S: Final = 10.0  # for an Attested
 
 
+class Signed(NamedTuple):
+    """What `node` said, and has signed (wire/signed.py:is_attested)."""
+
+    node: NodeId
+    said: Attested
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has hashes of all positions that it was asked for."""
+        return bool(self.said.given and self.said.made)
+
+
 @dataclass(frozen=True, slots=True)
 class Audit:
     """What an audit found. `spans`: the layers that others computed again, or of which something is wrong. `nodes` are named in
-    failed and disputed. `evidence`: what nodes have signed. `detail`: a line for people."""
+    failed and disputed. `evidence`: what they and others have signed. `detail`: a line for people."""
 
     outcome: Outcome
     detail: str
     spans: tuple[Span, ...] = ()
     nodes: tuple[Offer, ...] = ()
-    evidence: tuple[Attested, ...] = field(default=(), repr=False)
+    evidence: tuple[Signed, ...] = field(default=(), repr=False)
 
     def as_object(self) -> dict[str, Any]:
         """The JSON form (docs/cli.md)."""
         layers = [str(span) for span in self.spans]
         nodes = [{"node": each.node, "name": each.name} for each in self.nodes]
-        signed = [{"hop": each.hop, "given": each.given, "made": each.made} for each in self.evidence]
-        return {"outcome": self.outcome, "layers": layers, "nodes": nodes, "detail": self.detail, "attested": signed}
+        evidence = [{"node": each.node, "attested": encode(each.said).decode()} for each in self.evidence]
+        return {
+            "outcome": self.outcome,
+            "layers": layers,
+            "nodes": nodes,
+            "detail": self.detail,
+            "evidence": evidence,
+        }
 
 
 class Auditor:
@@ -74,13 +93,15 @@ class Auditor:
     ) -> None:
         self._session, self._ends, self._ids, self._came = session, ends, ids, came
         self._followers, self._excluded, self._draw = followers, set(excluded), draw
-        self._said: list[Attested] = []  # by the hops, in their order
+        self._said: list[Signed] = []  # by the hops, in their order
         self._us = session.route.signer.node
 
     async def run(self) -> Audit:
         """Takes about as long as a prefill of `ids`. Raises HopLost, ManyhandsError; deadline: the caller's."""
         if self._session.route.epoch > 1:
             return impossible("its route was changed: rows of nodes that left cannot be compared")
+        if self._session.route.lease.lossy is not None:
+            return impossible("it may have been sent rows with loss, of which hops keep no hashes")
         if not self._came.begin < len(self._ids) <= self._came.end:
             return impossible("the rows that its tokens were drawn from did not come in this attempt")
         if (found := await self._hear() or await self._at_boundaries()) is not None:
@@ -104,15 +125,14 @@ class Auditor:
         if not passed:
             return impossible(left_out or "all layers were computed on this machine")
         details = [each.detail for each in passed] + [left_out] * bool(alone)
-        spans, evidence = [each.spans for each in passed], [each.evidence for each in passed]
-        return Audit("passed", "; ".join(details), sum(spans, ()), (), sum(evidence, ()))
+        return Audit("passed", "; ".join(details), tuple(span for each in passed for span in each.spans))
 
     async def _hear(self) -> Audit | None:
         """What all hops attest (`_said`). None unless one says nothing, as no honest hop does."""
         hops = self._session.route.hops
         said = await asyncio.gather(*(self._ask(index, hop) for index, hop in enumerate(hops)))
         for hop, each in zip(hops, said, strict=True):
-            if each is None or not (each.given and each.made):
+            if each is None or not each.is_whole:
                 if each is not None and self._session.begins_at:
                     return impossible(f"{hop.offer.name} goes on with what it has no hashes of")
                 what = f"{hop.offer.name} does not say what it computed"
@@ -120,35 +140,35 @@ class Auditor:
             self._said.append(each)
         return None
 
-    async def _ask(self, index: int, hop: Hop) -> Attested | None:
+    async def _ask(self, index: int, hop: Hop) -> Signed | None:
         """What the node of `hop`, or a standby of it, attests; None if it does not within ANSWER_S, or says something else than
         it was asked for, or has not signed it."""
         session, until = self._session, len(self._ids)
         is_last = index == len(session.route.hops) - 1
         asked = session.id, session.route.epoch, index, self._came.begin if is_last else 0, until
         node, info = hop.offer.node, hop.offer.info
-        session.attested.pop(node, None)
+        session.attested.pop((node, index), None)
         try_send(hop.control, Attest(*asked))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                while node not in session.attested:
+                while (node, index) not in session.attested:
                     await session.wait()
-        if (said := session.attested.get(node)) is None:
+        if (said := session.attested.get((node, index))) is None:
             return None
         right = Attested(*asked, info.model, info.precision, info.span, said.given, said.made, said.signature)
-        return said if said == right and is_attested(said, node) else None
+        return Signed(node, said) if said == right and is_attested(said, node) else None
 
     async def _at_boundaries(self) -> Audit | None:
         """Where a hop was given other rows than the one before says it made. This origin knows what it sent and what came."""
         hops, said = [hop.offer for hop in self._session.route.hops], self._said
         sent, last = await self._sent(), len(hops) - 1
-        if said[0].given != sent.root(0, len(self._ids)):
+        if said[0].said.given != sent.root(0, len(self._ids)):
             return self._failed(0, hops[0], "attests other rows than it was sent", said[0])
-        if said[last].made != self._came.root(self._came.begin, len(self._ids)):
+        if said[last].said.made != self._came.root(self._came.begin, len(self._ids)):
             return self._failed(last, hops[last], "attests other rows than those that came from it", said[last])
         for index in range(last):
             before, after = hops[index], hops[index + 1]
-            if said[index].made != said[index + 1].given:
+            if said[index].said.made != said[index + 1].said.given:
                 what = f"{before.name} attests other rows than {after.name} says came from it"
                 return Audit("disputed", what, (before.info.span,), (before, after), (said[index], said[index + 1]))
         return None
@@ -168,27 +188,27 @@ class Auditor:
         if (other := await self._repeat(index, asked)) is None:
             return None
         by, repeated = other
-        if repeated.given != said.given:
+        if repeated.said.given != said.said.given:
             return self._misfed(index, by, repeated)
-        if repeated.made == said.made:
-            return Audit("passed", f"{by.name} computed the same as {hop.name}", (hop.info.span,), (), (said, repeated))
+        if repeated.said.made == said.said.made:
+            return Audit("passed", f"{by.name} computed the same as {hop.name}", (hop.info.span,))
         if by.node == self._us:
             return self._failed(index, hop, "did not compute what this machine does", said, repeated)
         if (third := await self._repeat(index, asked)) is not None:
             judge, decisive = third
             evidence = said, repeated, decisive
-            if decisive.made == repeated.made:
+            if decisive.said.made == repeated.said.made:
                 return self._failed(index, hop, f"did not compute what {by.name} and {judge.name} do", *evidence)
-            if decisive.made == said.made:
+            if decisive.said.made == said.said.made:
                 return self._failed(index, by, f"did not compute what {hop.name} and {judge.name} do", *evidence)
         what = f"{hop.name} and {by.name} compute different numbers, and no third node could decide"
         return Audit("disputed", what, (hop.info.span,), (hop, by), (said, repeated))
 
-    def _failed(self, index: int, offer: Offer, what: str, *evidence: Attested) -> Audit:
+    def _failed(self, index: int, offer: Offer, what: str, *evidence: Signed) -> Audit:
         span = self._session.route.hops[index].offer.info.span
         return Audit("failed", f"{offer.name} {what}", (span,), (offer,), evidence)
 
-    def _misfed(self, index: int, by: Offer, repeated: Attested) -> Audit:
+    def _misfed(self, index: int, by: Offer, repeated: Signed) -> Audit:
         """`by` attests that it was given other rows than hop `index` was."""
         if index == 0:
             return self._failed(index, by, "attests other rows than it was sent", repeated)
@@ -196,10 +216,13 @@ class Auditor:
         what = f"{before.name} attests other rows than {by.name} says came from it"
         return Audit("disputed", what, (before.info.span,), (before, by), (self._said[index - 1], repeated))
 
-    async def _repeat(self, index: int, asked: set[NodeId]) -> tuple[Offer, Attested] | None:
+    async def _repeat(self, index: int, asked: set[NodeId]) -> tuple[Offer, Signed] | None:
         """Another node that holds the layers of hop `index` and was not `asked`, and what it makes of the same rows; None if
-        there is none. A node that fails is passed over."""
-        span = self._session.route.hops[index].offer.info.span
+        there is none. A node that fails, or is of another arithmetic class, is passed over."""
+        hop = self._session.route.hops[index]
+        span = hop.offer.info.span
+        if hop.arithmetic.endswith(UNPROVEN):
+            return None  # its bits need not be another's
         while True:
             standbys = self._session.standbys
             if (standby := standbys.by_span.get(span)) is None:
@@ -207,10 +230,10 @@ class Auditor:
                 if (standby := standbys.by_span.get(span)) is None:
                     return None
             asked.add(standby.hop.offer.node)
-            if await self._follow(standby, span):
+            if await self._follow(standby, hop):
                 repeated = await self._ask(index, standby.hop)
                 standbys.dismiss(span)
-                if repeated is not None and repeated.given and repeated.made:
+                if repeated is not None and repeated.is_whole:
                     return standby.hop.offer, repeated
 
     def _pick(self, offers: Sequence[Offer]) -> Offer:
@@ -218,11 +241,14 @@ class Auditor:
         own = [offer for offer in offers if offer.node == self._us]
         return own[0] if own else offers[int(self._draw() * len(offers))]
 
-    async def _follow(self, standby: Standby, span: Span) -> bool:
-        """Whether `standby` computes all that its hop has; False once it is let go."""
-        session, until = self._session, len(self._ids)
+    async def _follow(self, standby: Standby, hop: Hop) -> bool:
+        """Whether `standby` computes all that `hop` has, in the same arithmetic; False once it is let go."""
+        session, span, until = self._session, hop.offer.info.span, len(self._ids)
         while standby.computed < until:
             if session.standbys.by_span.get(span) is not standby:
+                return False
+            if standby.is_open and standby.hop.arithmetic != hop.arithmetic:
+                session.standbys.dismiss(span)
                 return False
             if standby.hop.epoch == session.route.epoch and standby.computed == standby.fed:
                 await self._feed(standby, span, min(until, standby.fed + MAX_FEED_ROWS))

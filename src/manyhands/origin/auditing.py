@@ -62,8 +62,7 @@ class Audits:
         self._note(answer, answer.audit, session)
 
     def _note(self, answer: Answer, audit: Audit, session: Session) -> None:
-        level = logging.INFO if audit.outcome in ("passed", "impossible") else logging.ERROR
-        logger.log(level, "session=%s audit %s: %s", session.name, audit.outcome, audit.detail)
+        logger.info("session=%s audit %s: %s", session.name, audit.outcome, audit.detail)
         if audit.outcome in ("failed", "disputed"):
             names = tuple(offer.name for offer in audit.nodes)
             answer.events.append(Event("audit", names, len(answer.token_ids), f"{audit.outcome}: {audit.detail}"))

@@ -328,7 +328,7 @@ class Route:
             resume_until=slot.resume_until,
             adoption=self.adoption(control),
             rounding=lease.lossy.at(slot.offer.info.span.end) if lease.lossy is not None and not last else None,
-            attests=lease.attests,
+            attests=lease.attests and lease.lossy is None,
         )
         return self.signer.sign(message)
 

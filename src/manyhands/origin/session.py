@@ -65,7 +65,7 @@ class Session:
         self.returns = Returns()
         self._is_woken = self._is_running = False
         self.progress: dict[int, Progress] = {}
-        self.attested: dict[NodeId, Attested] = {}  # what each node said last
+        self.attested: dict[tuple[NodeId, int], Attested] = {}  # what a node last said of a hop
         self._config, self._late_s = config, late_s
         self._error: ManyhandsError | None = None
         self._arrived = asyncio.Event()

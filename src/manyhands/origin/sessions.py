@@ -239,7 +239,7 @@ class Sessions:
     def _on_attested(self, message: Attested, link: Link) -> bool:
         session, hop = self.active.get(message.session), message.hop
         if session is not None and (session.route.is_from(hop, link) or session.standbys.is_from(hop, link)):
-            session.attested[link.peer] = message
+            session.attested[link.peer, hop] = message
             session.stir()
         return session is not None
 

@@ -151,6 +151,7 @@ def result_object(run: Run) -> dict[str, Any]:
         "seed": answer.params.seed,
         "exactness": job.exactness,
         "codec": job.routing.loss.as_object(),
+        "audit": None if job.audit is None else job.audit.as_object(),
         "total_latency_ms": in_ms(job.timings.total_s),
         "timings": timings_object(job),
         "worker_trace": [_trace(run, index, hop) for index, hop in enumerate(job.hops)],

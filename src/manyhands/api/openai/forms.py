@@ -162,6 +162,7 @@ def extension(choice: Choice) -> Object:
         ],
         "timings": timings_object(job),
         "drafting": drafting_object(job),
+        **({"audit": job.audit.as_object()} if job.audit is not None else {}),
         **({"resumed": job.resumed._asdict()} if job.resumed is not None else {}),
         **({"codec": codec} if (codec := job.routing.loss.as_object()) is not None else {}),
     }
