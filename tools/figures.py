@@ -289,6 +289,12 @@ ROWS = [
     Row("split-0.5b", "3 nodes against 1, 0.5B shape, one stream", _SPLIT, "{target.three_nodes_x} x", True),
     Row("split-0.5b-busy", "the same beside two busy processes a core", _SPLIT, "{target.three_nodes_x} x"),
     Row("split-tales", "the same, tales", _SPLIT, "{target.three_nodes_x} x"),
+    Row(
+        "audit",
+        "what hashes of rows cost an answer, and how long an audit of its {positions} positions takes; 3 nodes, 0.5B shape",
+        "first token {first_token_x} x, decode {decode_x} x; an audit {audit_x} x the first token: {audit_s} s",
+        "{target.first_token_x} x, {target.decode_x} x; {target.audit_x} x",
+    ),
     Row("hop", "what a hop adds to a token", "{hop_ms} ms", "{target.hop_ms} ms", True),
     Row(
         "batch-0.5b",

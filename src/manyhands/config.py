@@ -70,11 +70,9 @@ class WorkerConfig:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_sessions >= 1 << 32:  # more than a record and Hello can say
             raise BadRequest(f"max_sessions is {self.max_sessions}; it must be at most {(1 << 32) - 1}")
-        for name in ("log_bytes", "evict_below_bytes"):
-            if getattr(self, name) < 0:
-                raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none) or more")
-        if not self.evict_after_s >= 0:  # also refuses NaN
-            raise BadRequest(f"evict_after_s is {self.evict_after_s}; it must be 0 (never) or more")
+        for name in ("log_bytes", "evict_below_bytes", "evict_after_s"):
+            if not getattr(self, name) >= 0:  # also refuses NaN
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none, never) or more")
         if not 0 < self.drain_s < math.inf:
             raise BadRequest(f"drain_s is {self.drain_s}; it must be more than 0 seconds")
 
@@ -105,8 +103,7 @@ class RequestConfig:
     # Keep a standby of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
     # tokens, and makes a repair a matter of one short step.
     standby: bool = False
-    # The share of answers that are audited (0: none, 1: all): other nodes compute what each hop did again, and it is compared.
-    # The end of such an answer waits for that, about as long as for its prompt. Hops then keep 32 bytes for each position.
+    # The share of answers that are audited, 0 to 1: other nodes compute again what each hop did, and it is compared.
     audit: float = 0.0
     # What guesses tokens, of which the route checks several at once, as far as that pays: "suffix" (text that repeats),
     # "model[:MODEL]" (a small model beside the origin), "auto" (both, where this one has its own), "off". The text is the same.
@@ -149,17 +146,15 @@ class RequestConfig:
             )
         if self.credits > MAX_CREDITS:
             raise BadRequest(f"credits is {self.credits} steps; hops grant at most {MAX_CREDITS}: lower it")
-        for field_ in fields(self):
-            value = getattr(self, field_.name)
-            if field_.name.endswith("_s") and not 0 < value < math.inf:
-                raise BadRequest(f"{field_.name} is {value}; it must be more than 0 seconds")
+        for name in (each.name for each in fields(self) if each.name.endswith("_s")):
+            if not 0 < getattr(self, name) < math.inf:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be more than 0 seconds")
         if not 0 <= self.audit <= 1:  # also refuses NaN
             raise BadRequest(f"audit is {self.audit}; it is a share of answers, from 0 (none) to 1 (all)")
         check_draft(self.draft)
         if self.policy not in POLICIES:
             raise BadRequest(f"policy is {self.policy!r:.40}; it is one of {', '.join(POLICIES)}")
-        if not 1 <= self.max_shards_per_request <= MAX_HOPS:
-            most = self.max_shards_per_request
+        if not 1 <= (most := self.max_shards_per_request) <= MAX_HOPS:
             raise BadRequest(f"max_shards_per_request is {most}; it must be from 1 to {MAX_HOPS} hops")
         for name in ("own_first", "own_last", "trusted_first", "trusted_last"):
             if getattr(self, name) < 0:

@@ -136,7 +136,7 @@ def test_hashes_are_told_once_a_second_and_to_their_origin_alone(bench: Bench) -
         control.send(Attest(flooder.one, 1, 1, 0, U32))
         await flooder.heard(Attested, 2)
         assert all((said.given, said.made) == (None, None) for said in flooder.of(Attested)), "nothing was computed"
-        async with memory_node(flooder.scene.swarm.network, "stranger") as node:
+        async with memory_node(flooder.scene.swarm.network, "unknown") as node:
             assert flooder.victim.address is not None
             link = await node.pool.get(flooder.victim.address, "control")
             await asyncio.sleep(2)

@@ -63,12 +63,12 @@ def draw_by(scene: Scene, seed: int) -> None:
     scene.swarm.origin._audits._draw = random.Random(seed).random
 
 
-@pytest.mark.parametrize("liar", [0, 1, 2])
-def test_a_hop_with_plausible_wrong_numbers_is_found_and_used_no_more(bench: Bench, liar: int) -> None:
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_hop_with_plausible_wrong_numbers_is_found_and_used_no_more(bench: Bench, wrong: int) -> None:
     async def main() -> None:
         async with bench.scene(spares=["0-5", "0-5"], request=AUDITED) as scene:
-            draw_by(scene, liar)
-            node = scene.hops[liar]
+            draw_by(scene, wrong)
+            node = scene.hops[wrong]
             scene.faults.poison(node, "nudge")
             audit = await audited(scene)
             assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == [node.transport.node]
@@ -93,13 +93,13 @@ def test_of_two_that_differ_without_a_third_none_is_used_less(bench: Bench) -> N
     bench.play(main)
 
 
-def test_a_lying_auditor_accuses_itself(bench: Bench) -> None:
+def test_a_wrong_auditor_accuses_itself(bench: Bench) -> None:
     async def main() -> None:
         async with bench.scene(spares=["0-5", "0-5"], request=AUDITED) as scene:
             draw_by(scene, 2)
-            scene.faults.poison(liar := scene.hops[3], "nudge")
+            scene.faults.poison(wrong := scene.hops[3], "nudge")
             audit = await audited(scene)
-            assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == [liar.transport.node]
+            assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == [wrong.transport.node]
             assert scene.answers[-1].token_ids == bench.wanted["hot", 0]
 
     bench.play(main)
@@ -113,14 +113,14 @@ class TwoFaced(PoisonedModel):
 
 
 @pytest.mark.parametrize(
-    ("liar", "outcome", "named"), [(0, "disputed", "n0 n1"), (1, "disputed", "n1 n2"), (2, "failed", "n2")]
+    ("wrong", "outcome", "named"), [(0, "disputed", "n0 n1"), (1, "disputed", "n1 n2"), (2, "failed", "n2")]
 )
-def test_a_hop_that_attests_the_right_rows_and_sends_others(bench: Bench, liar: int, outcome: str, named: str) -> None:
+def test_a_hop_that_attests_the_right_rows_and_sends_others(bench: Bench, wrong: int, outcome: str, named: str) -> None:
     """The next hop says what came to it. What came to the origin it knows itself."""
 
     async def main() -> None:
         async with bench.scene(request=AUDITED) as scene:
-            (host,) = scene.hops[liar].hosts
+            (host,) = scene.hops[wrong].hosts
             host.engine.model = cast(Any, TwoFaced(cast(Any, host.engine.model), "nudge"))
             await scene.ask("hot")
             audit = audit_of(scene)
@@ -247,7 +247,7 @@ def test_hops_keep_hashes_only_where_answers_are_audited(bench: Bench, share: fl
 
 
 def test_nodes_of_another_arithmetic_class_are_not_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their bits differ, and nobody is accused of that."""
+    """Their bits differ, and no node is accused of that."""
     plain = HopSession.answer_open
 
     def other_class(self: HopSession, arithmetic: str, **facts: Any) -> None:
@@ -273,10 +273,10 @@ def test_this_machine_is_believed(bench: Bench) -> None:
             await origin.node.listen(NodeAddr("mem", 0))
             device = Device.start(1)
             await origin.host_own(bench.folder, Span(0, 6), device)
-            scene.faults.poison(liar := scene.hops[1], "nudge")
+            scene.faults.poison(wrong := scene.hops[1], "nudge")
             await scene.ask("hot", route=route)
             audit = audit_of(scene)
-            assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == [liar.transport.node]
+            assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == [wrong.transport.node]
             assert "this machine" in audit.detail and len(audit.evidence) == 2
             device.close()
 

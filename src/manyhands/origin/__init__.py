@@ -22,6 +22,7 @@ probe.py     hops asked how far they are       room.py, relief.py  hops without 
 give_back.py, eviction.py  leaving a spare, and an evicted node
 draft_model.py  a small model as drafter       sampling.py  draws on the last hop
 layers.py    layers run by themselves
+audit.py, auditing.py  what other nodes compute of an answer again: compared, which answers
 lossy.py, loss_guard.py  rows sent with loss: which, and whether what it does is too much
 """
 

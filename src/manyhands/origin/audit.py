@@ -32,7 +32,7 @@ from manyhands.worker.feeding import MAX_FEED_ROWS
 from manyhands.worker.leaves import Leaves
 
 # passed: others computed the same · failed: `nodes` did not compute what they should have · disputed: `nodes` contradict
-# each other, and nobody could decide · impossible: nothing was compared
+# each other, and no third node could decide · impossible: nothing was compared
 Outcome = Literal["passed", "failed", "disputed", "impossible"]
 Draw = Callable[[], float]  # at random from [0, 1)
 

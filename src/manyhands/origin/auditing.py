@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
@@ -10,10 +10,10 @@ from manyhands.errors import ManyhandsError
 from manyhands.origin.answer import Answer
 from manyhands.origin.audit import DRAW, Audit, Auditor, Draw, impossible
 from manyhands.origin.ends_batch import EndsBatcher
+from manyhands.origin.loop import Generation
+from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.repair_plan import Event
 from manyhands.origin.session import Session
-from manyhands.origin.standby_search import Followers
-from manyhands.worker.leaves import Leaves
 
 logger = logging.getLogger(__name__)
 
@@ -35,22 +35,16 @@ class Audits:
         """Whether hops have to keep hashes: of all answers, so that they do not know which is audited."""
         return self._config.audit > 0 and self._ends is not None
 
-    async def after(
-        self,
-        answer: Answer,
-        session: Session,
-        ids: Sequence[int],
-        came: Leaves,
-        followers: Followers,
-        excluded: Collection[NodeId],
-    ) -> None:
-        """`answer` has ended: audit it if it is drawn, and note what that found. Arguments as of Auditor.
+    async def after(self, answer: Answer, session: Session, generation: Generation, healer: RepairExecutor) -> None:
+        """`answer` has ended: audit it if it is drawn, and note what that found.
 
         Takes as long as a request may look for nodes, and its whole answer took, at most.
         """
         if not session.route.lease.attests or self._ends is None or self._draw() >= self._config.audit:
             return
-        auditor = Auditor(session, self._ends, ids, came, followers, excluded, self._draw)
+        ids = generation.ledger[: generation.committed]
+        followers, excluded = healer.followers, healer.excluded
+        auditor = Auditor(session, self._ends, ids, generation.came, followers, excluded, self._draw)
         limit_s = self._config.patience_s + (answer.timings.total_s or 0.0)
         try:
             async with asyncio.timeout(limit_s):

@@ -85,9 +85,8 @@ class Generation:
         redraw: int = 0,
         received: ReceivedGuesses | None = None,
     ) -> None:
-        self._session, self._ends, self._sampler = session, ends, sampler
+        self._session, self._ends, self._sampler, self._received = session, ends, sampler, received
         self._request, self._drafter, self._healer, self._config = request, drafter, healer, config
-        self._received = received
         self._chain = GuessChain(request.prompt)
         self.ledger = self._chain.ledger
         self.finish_reason: FinishReason | None = None
@@ -103,8 +102,8 @@ class Generation:
         self._bounds = RowBounds()  # of what the last hop sends
         self._growth = Growth(session, request.capacity, healer)
         self._head: RoundHead | None = None
-        # The lease has not grown; steps in flight are of no use; the session is not told yet.
-        self._is_full = self._is_disturbed = self._is_dead = False
+        self._is_full = False  # the lease has not grown
+        self._is_disturbed = self._is_dead = False  # steps in flight are of no use; the session is not told yet
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""

@@ -177,8 +177,7 @@ class Origin:
         around.opened(answer.route)
         if isinstance(drafter, AutoDrafter):
             drafter.share(self._costs.of(answer.route))
-        answer.session = session
-        answer.timings.open_s = time.monotonic() - began
+        answer.session, answer.timings.open_s = session, time.monotonic() - began
         answer.exactness = max(cached, self._exactness(session))
         healer = RepairExecutor(session, around, config, around.alone(self.last_resort), self.node.watch.late_s)
         healer.events += around.events
@@ -192,8 +191,7 @@ class Origin:
                 answer.timings.last_at, answer.timings.total_s = now, now - began
                 answer.exactness = max(answer.exactness, self._exactness(session))  # a replacement may lower it
                 yield token
-            known = generation.ledger[: generation.committed]
-            await self._audits.after(answer, session, known, generation.came, healer.followers, healer.excluded)
+            await self._audits.after(answer, session, generation, healer)
         finally:
             self.routes.learn(session)
             self.reuse.park(tenant, session, generation.ledger[: generation.committed], answer.exactness)

@@ -102,7 +102,7 @@ class Followers:
         self, span: Span, excluded: set[NodeId], *, is_for_good: bool = False, pick: Pick | None = None
     ) -> None:
         """Ask a node to stand by for the hop of `span`: the one that `pick` says, of those that can; by itself spares first,
-        then most free cache. Whoever was full comes after those that were so less often."""
+        then most free cache. A node that was full comes after those that were so less often."""
         try:
             offer = await self._choose(span, excluded, is_for_good=is_for_good, pick=pick)
             route = self._session.route

@@ -7,7 +7,7 @@ frame     header + body, encoding and the incremental reader
 rows      the payload of a Step as numbers
 codec     these in fewer bytes; with loss: int8, of the positions that rounding says
 credit    how many steps a receiver still takes
-signed    the signature of an Open; handle: by what another origin may go on with a session
+signed    signatures, of Opens and of what hops attest; handle: by what another origin may go on with a session
 timings   timings of a step
-weights_message  parts of a model, asked for and sent
+weights_message  parts of a model, asked for and sent; attest_message: what hops say of their rows
 """

@@ -7,6 +7,7 @@ leases        memory for caches; allotment, callers, owners: by whom it is asked
 parking       sessions that ended and whose caches are kept; copies and slot: when caches are copied for their successors
 session       one session on one hop; order: whether steps do come so, places: where sessions are, early: steps before Opens
 fit, bounds   what steps must look like, and which hidden states can be
+leaves        hashes of rows; attesting: a node signs what it has of them, for an audit
 engine        whose rows run together, and what becomes of results; batch: which steps, turnaround: when the next is due
 execute       the device of a span; thread: its one thread
 log           what a session sent, to rebuild a lost successor; feeding: rows of it for a standby, outbox: what waits
