@@ -184,7 +184,8 @@ def operation(integer: Integer, whole: Shape) -> Op:
             score = integer(0, 3 + odd)
             normalises = integer(0, 1) * (score != 2 or odd)
             table = np.resize(np.arange(w[0] + odd, dtype=np.int32), (integer(1, 300), top)) if integer(0, 1) else None
-            shape = (r[0], r[1], w[0], top, score, normalises, groups, integer(1, groups), r[2])
+            named = 0 if odd and integer(0, 1) else top
+            shape = (r[0], r[1], w[0], named, score, normalises, groups, integer(1, groups), r[2])
             return kind, shape, (1.0, 1e-20), (*vectors, table)
         case library.EXPERTS:
             inner, top = integer(1, 40), max(1, w[1] // 2)

@@ -279,6 +279,8 @@ def test_tensors_of_another_size_are_refused() -> None:
         (library.ROUTE, [3, 0, 10, 14, 3, 1, 1, 1, 3], (None, None, np.full((9, 14), 10, np.int32))),
         (library.ROUTE, [3, 0, 10, 14, 3, 1, 1, 1, 3], (None, None, np.zeros(13, np.int32))),
         (library.ROUTE, [3, 0, 10, 14, 3, 1, 1, 1, 8], (None, None, np.zeros((9, 14), np.int32))),
+        (library.ROUTE, [3, 0, 10, 0, 3, 1, 1, 1, 3], (None, None, np.zeros((9, 14), np.int32))),
+        (library.ROUTE, [3, 0, 10, 1 << 62, 3, 1, 1, 1, 3], (None, None, np.zeros((9, 14), np.int32))),
     ):
         with pytest.raises(ModelError, match="the engine refused"):
             plan.add(kind, shape, (1e-6, 1e-6), tensors)

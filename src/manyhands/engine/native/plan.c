@@ -184,12 +184,12 @@ static int check_route(const Plan *plan, const Op *op)
         return BAD_SHAPE;
     if (n[4] < 0 || n[4] > 3 || (n[4] == 2 && n[5]))
         return BAD_SHAPE;
+    if ((n[6] > 1 && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
+        return BAD_SHAPE;
     if (op->tensors[2].data && (!has(plan, n[8]) || n[8] == n[1] || plan->widths[n[8]] <= ID_DIGITS))
         return BAD_REGISTER;
     if (op->tensors[2].data && !is_table(op->tensors[2], n[2], n[3]))
         return BAD_TENSOR;
-    if ((n[6] > 1 && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
-        return BAD_SHAPE;
     if (plan->widths[n[0]] != n[2] || plan->widths[n[1]] != 2 * n[3])
         return BAD_SHAPE;
     return is_vector(op->tensors[0], n[2]) && is_vector(op->tensors[1], n[2]) ? DONE : BAD_TENSOR;
