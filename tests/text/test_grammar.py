@@ -608,6 +608,18 @@ def test_what_is_kept_counts_what_it_takes(grammars: Grammars) -> None:
     assert 1 << 20 < kept.num_bytes < 8 << 20
 
 
+def test_what_other_threads_give_back_meanwhile_is_no_room(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's weights, say: the bound of all was switched off for as long as that grammar was kept."""
+    kept, heap = KeptGrammars(), iter([9 << 30, 1 << 30])
+    mine = Grammars(grammars._tokenizer, grammars._vocab_size, grammars._eos_ids, kept)
+    assert mine.table is not None
+    monkeypatch.setattr(grammars_module, "heap_bytes", lambda: next(heap))
+    mine.compile(json_grammar(None))
+    assert len(kept) == 1 and kept.num_bytes == 0
+
+
 COSTLY: dict[str, Any] = {
     "a list of numbers": {"const": [number / 2 for number in range(4000)]},
     "a multiple": {"type": "integer", "multipleOf": 100_003},

@@ -200,7 +200,8 @@ class Grammars:
         if matcher is None:
             table, before = self.table, heap_bytes()
             matcher = compile_matcher(table, grammar)
-            self._kept.add(self, grammar, matcher, heap_bytes() - before)  # with what other threads took meanwhile
+            # With what other threads took meanwhile, or less by what they gave back.
+            self._kept.add(self, grammar, matcher, max(0, heap_bytes() - before))
         return self._copied(matcher, thinking, is_open=is_open)
 
     def _copied(self, matcher: LLMatcher, thinking: Thinking | None, *, is_open: bool) -> "Grammar":
