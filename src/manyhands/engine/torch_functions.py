@@ -87,32 +87,6 @@ def mixed(logits: Tensor, chosen: Tensor, threshold: float) -> Tensor:
     return torch.cat(out, -1)
 
 
-def routed(
-    op: ExpertRouting, logits: Tensor, correction: Tensor | None, factors: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Experts [T, top_k] that ops.ExpertRouting chooses by logits [T, experts], and their weights."""
-    scores = logits.sigmoid() if op.score == "sigmoid" else logits.softmax(-1)
-    ranks = scores if op.score == "sigmoid" else logits
-    if correction is not None:
-        ranks = scores + correction
-    if op.groups > 1:
-        ranks = _of_best_groups(op, ranks)
-    chosen = torch.sort(ranks, dim=-1, descending=True, stable=True).indices[..., : op.top_k]
-    weights = mixed(logits, chosen, op.epsilon) if op.score == "mixer" else scores.gather(-1, chosen)
-    if op.normalise and op.score == "softmax":
-        weights = logits.gather(-1, chosen).softmax(-1)
-    elif op.normalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + op.epsilon)
-    return chosen, weights * op.scale * (1.0 if factors is None else factors[chosen])
-
-
-def _of_best_groups(op: ExpertRouting, ranks: Tensor) -> Tensor:
-    runs = heads(ranks, op.groups)
-    best = runs.topk(2, -1).values.sum(-1).topk(op.top_groups, -1).indices
-    kept = torch.zeros_like(runs[..., 0], dtype=torch.bool).scatter(-1, best, True)
-    return runs.masked_fill(~kept[..., None], -math.inf).flatten(-2)
-
-
 def xielu(rows: Tensor, rise: Tensor, fall: Tensor, beta: Tensor, epsilon: Tensor) -> Tensor:
     """ops.Xielu's function of rows."""
     above, below = functional.softplus(rise), beta + functional.softplus(fall)
