@@ -127,7 +127,7 @@ class CpuEnds:
         packer: Packer = PLAIN,
     ) -> None:
         self.back_end = self._native = back_end or golden.choose(precision)
-        self.hidden_size, self.vocab_size = program.hidden, program.vocab
+        self.hidden_size, self.vocab_size, self.has_ids = program.hidden, program.vocab, program.embed.has_ids
         precision = weight_precision(precision)
         self._team, self._row_type = team, ROW_TYPES[precision]
         self._embed, first, kept = program.embed, program.embed.weight, ends_precision(precision)
