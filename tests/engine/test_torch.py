@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from manyhands.core import Span
+from manyhands.engine import torch as engine
 from manyhands.engine.span import Piece
 from manyhands.engine.torch import TorchEnds, TorchSpan
 from manyhands.errors import ModelError
@@ -32,6 +34,29 @@ def check(pair: Pair, count: int) -> None:
 @pytest.mark.parametrize("family", [family for family in EVERY_FAMILY if family not in WITH_STATES])
 def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Path) -> None:
     check(Pair(tmp_path, family, {}), 64)
+
+
+class _Placed(TorchFunctionMode):
+    """Refuses tensors that are made anew without saying on which device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (torch.tensor, torch.arange, torch.zeros, torch.ones) or "device" in (kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v4", "gemma3n_text", "longcat_flash"])
+def test_layers_make_nothing_beside_their_device(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other device than the CPU is here: streams of deepseek_v4 had numbers there whatever the device."""
+    pair, run = Pair(tmp_path, family, {"layers": 3}), engine._Layer.__call__
+
+    def placed(*args: Any) -> torch.Tensor:
+        with _Placed():
+            return run(*args)
+
+    monkeypatch.setattr(engine._Layer, "__call__", placed)
+    assert pair.ours(PROMPT, pair.span.new_cache(len(PROMPT))).isfinite().all()
 
 
 def rope(kind: str, **values: Any) -> dict[str, Any]:
