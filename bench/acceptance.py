@@ -49,13 +49,13 @@ class Texts:
 
 
 class Whole:
-    """A whole model, run by the engine on one thread of this process."""
+    """A whole model, run by the engine on one thread of this process; what its ends lack is that of `beside`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: Path | None = None) -> None:
         facts = describe(folder, "bf16")
         self.hidden, self.vocab = facts.hidden_size, facts.vocab_size
         self._span = load_span(folder, Span(0, facts.num_layers), "bf16", 1)
-        self._ends = load_ends(folder, "bf16", 1)
+        self._ends = load_ends(folder, "bf16", 1, beside=beside)
 
     def logits(self, rows: NDArray[np.uint16]) -> Logits:
         """[T, vocab] of rows [T, hidden]."""
@@ -170,7 +170,7 @@ def main() -> int:
     parser.add_argument("--drafter", type=Path, default=tales.drafter_path(), help="folder of another checkpoint")
     parser.add_argument("--texts", type=int, default=TEXTS, help="behind each opening")
     options = parser.parse_args()
-    target, drafter = Whole(tales.model_path()), Whole(options.drafter)
+    target, drafter = Whole(tales.model_path()), Whole(options.drafter, tales.model_path())
     figures = {}
     for name, temperature in zip(TARGET, TEMPERATURES, strict=True):
         figures[name] = measure(target, drafter, temperature, options.texts)

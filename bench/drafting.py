@@ -60,7 +60,7 @@ async def measure(reps: int, scenes: Sequence[str]) -> tuple[Samples, Samples]:
     rates, cpu_s, rng = Samples(), Samples(), random.Random(2)
     async with memory_swarm(tales.model_path(), "0-11") as swarm:
         device, old = Device.start(1), swarm.origin
-        drafter = DraftModel(tales.drafter_path(), "the drafter of tales", None)
+        drafter = DraftModel(tales.drafter_path(), "the drafter of tales", tales.model_path())
         origin = Origin(old.node, old.model, device, swarm.addrs, None, drafter)
         for rep in range(reps + 1):
             for scene in scenes:

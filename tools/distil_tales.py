@@ -190,11 +190,14 @@ class Exam:
 
 
 def to_float8(folder: Path) -> None:
-    """Let the bf16 checkpoint in `folder` keep its products' weights as floats of 8 bit, with a scale for each tile."""
+    """Let the bf16 checkpoint in `folder` keep its products' weights as floats of 8 bit, with a scale for each tile, and leave
+    out the embedding, which is that of tales (`new_drafter`)."""
     kept: dict[str, Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
+        if "embed" in name:
+            continue
         kept[name] = tensor
-        if tensor.dim() == 2 and "embed" not in name:
+        if tensor.dim() == 2:
             rows, columns = (size // TILE for size in tensor.shape)
             tiles = tensor.float().view(rows, TILE, columns, TILE)
             scales = tiles.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
@@ -207,7 +210,7 @@ def to_float8(folder: Path) -> None:
 
 
 def export(drafter: LlamaForCausalLM, source: Path, folder: Path, card: dict[str, Any]) -> None:
-    """Write the checkpoint, its products' weights in FP8, and card.json. Its tokenizer is that of tales, which lies there."""
+    """Write the checkpoint, its products' weights in FP8, and card.json. Tokenizer and embedding are those of tales."""
     copy.deepcopy(drafter).to(torch.bfloat16).save_pretrained(folder)
     to_float8(folder)
     shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from manyhands import tales
 from manyhands.cli.drafters import MAX_NAME, drafter_name, find_drafter, load_drafter
@@ -31,8 +32,11 @@ def model(folder: Path, drafter: Any, **changes: int) -> OriginModel:
 
 
 def drafter_in(folder: Path) -> Path:
-    """The drafter of tales in `folder`, with its tokenizer beside it."""
+    """The drafter of tales in `folder`, with the embedding and the tokenizer of tales."""
     shutil.copytree(tales.drafter_path(), folder)
+    table = load_file(tales.model_path() / "model.safetensors")["model.embed_tokens.weight"]
+    weights = folder / "model.safetensors"
+    save_file(load_file(weights) | {"model.embed_tokens.weight": table}, weights)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tales.model_path() / name, folder / name)
     return folder

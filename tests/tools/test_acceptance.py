@@ -36,7 +36,7 @@ def test_odds_stay_odds_where_logits_are_far_apart_or_banned() -> None:
 
 
 def test_what_is_written_together_has_the_rows_of_what_is_read_alone() -> None:
-    whole = Whole(tales.drafter_path())
+    whole = Whole(tales.drafter_path(), tales.model_path())
     prompts, banned = openings(tales.model_path(), 1)
     texts = whole.write(prompts, [0.0, 0.7, 1.0, 0.7, 0.0], 40, banned, np.random.default_rng(3))
     assert len(prompts) == len(OPENINGS)
@@ -49,6 +49,7 @@ def test_what_is_written_together_has_the_rows_of_what_is_read_alone() -> None:
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_the_drafter_of_tales_is_right_as_often_as_is_said(temperature: float) -> None:
     """Far more often with the target's noise than without; bench.acceptance has the figures over longer texts."""
-    found = measure(Whole(tales.model_path()), Whole(tales.drafter_path()), temperature, 1, 64)
+    target, drafter = Whole(tales.model_path()), Whole(tales.drafter_path(), tales.model_path())
+    found = measure(target, drafter, temperature, 1, 64)
     assert found["same_noise"] > 0.6
     assert found["same_noise"] > found["likeliest"] > found["own_noise"]

@@ -66,7 +66,7 @@ async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
 
 def _load_own(model: OriginModel) -> DraftModel | None:
     if model.folder.resolve() == tales.model_path().resolve():
-        return DraftModel(tales.drafter_path(), "the drafter of tales", None)
+        return DraftModel(tales.drafter_path(), "the drafter of tales", tales.model_path())
     name = drafter_name(model.folder)
     if name is None:
         return None

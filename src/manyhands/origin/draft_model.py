@@ -32,18 +32,19 @@ TURN_ROWS: Final = 256  # of a prompt that a turn reads
 class DraftModel:
     """A drafter's weights and its thread, shared by the requests of an origin. Blocking to make; the maker closes it.
 
-    Raises ModelError if its tokenizer is not the target's: its guesses would be other words. `target` is None for the
-    drafter of tales, which has no tokenizer of its own.
+    Raises ModelError if its tokenizer is not the target's: its guesses would be other words. `target` is that tokenizer, or
+    the target's folder, for a drafter that has no tokenizer of its own and takes the target's embedding where it has none.
     """
 
-    def __init__(self, folder: Path, name: str, target: TextTokenizer | None, precision: Precision = "bf16") -> None:
+    def __init__(self, folder: Path, name: str, target: TextTokenizer | Path, precision: Precision = "bf16") -> None:
         self.name = name
-        if target is not None:
+        beside = target if isinstance(target, Path) else None
+        if not isinstance(target, Path):
             check_tokenizer(name, target, load_tokenizer(folder))
         facts = describe(folder, precision)
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.span = load_span(folder, Span(0, facts.num_layers), precision, 1)
-        self.ends = load_ends(folder, precision, 1)
+        self.ends = load_ends(folder, precision, 1, beside=beside)
         self.device = Device.start(1, "drafter")
         self.draft_s = 0.0  # what a draft takes, waits for the thread included
 

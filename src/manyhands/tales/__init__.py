@@ -16,7 +16,8 @@ def model_path() -> Path:
 
 
 def drafter_path() -> Path:
-    """The checkpoint folder of its drafter, without a tokenizer: it has that of tales. Raises ModelError as `model_path`."""
+    """The checkpoint folder of its drafter, whose tokenizer and embedding are those of tales. Raises ModelError as
+    `model_path`."""
     return _folder("drafter")
 
 

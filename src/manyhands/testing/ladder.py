@@ -84,7 +84,7 @@ async def far_origin() -> AsyncIterator[Origin]:
         swarm = await stack.enter_async_context(memory_swarm(tales.model_path(), CUT, wrap=far))
         device, old = Device.start(1), swarm.origin
         stack.callback(device.close)
-        drafter = DraftModel(tales.drafter_path(), "the drafter of tales", None)
+        drafter = DraftModel(tales.drafter_path(), "the drafter of tales", tales.model_path())
         yield Origin(old.node, old.model, device, swarm.addrs, None, drafter)
 
 

@@ -28,7 +28,7 @@ from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.packing import PLAIN, Keeping, Packer
 from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
-from manyhands.engine.weights import STRETCH, Read, find
+from manyhands.engine.weights import STRETCH, Read, Stored, find
 from manyhands.program.ops import Program
 from manyhands.program.tensors import with_own_head, with_stacked_experts, without_corrections
 from manyhands.weights.packed import PackedShelf
@@ -188,8 +188,9 @@ def load_ends(
     embed: bool = True,
     head: bool = True,
     loading: Loading = UNSEEN,
+    beside: Path | None = None,
 ) -> EndsRunner:
-    """The ends of the checkpoint in `folder`, as `load_span`."""
+    """The ends of the checkpoint in `folder`, as `load_span`. What it lacks is read from the checkpoint `beside`, unproven."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
     own = program
     if head and program.head.own is not None:
@@ -201,7 +202,21 @@ def load_ends(
     ):
         if own != program and not (embed and _is_copy(own, read)):
             program = own
-        return ends_of(program, read, precision, num_threads, packer, embed=embed, head=head)
+        if beside is None:
+            return ends_of(program, read, precision, num_threads, packer, embed=embed, head=head)
+        with MappedTensors(beside, lambda *_: None) as others:
+            either = _either(read, others.read)
+            return ends_of(program, either, precision, num_threads, packer, embed=embed, head=head)
+
+
+def _either(read: Read, other: Read) -> Read:
+    def found(name: str) -> Stored:
+        try:
+            return read(name)
+        except KeyError:
+            return other(name)
+
+    return found
 
 
 def _shapes(folder: Path, manifest: Manifest | None) -> dict[str, tuple[int, ...]]:
