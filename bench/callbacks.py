@@ -22,7 +22,7 @@ from typing import Any
 from bench.gateway import STREAMS, Client, body_of, one_stream
 from bench.report import finish, measuring
 from manyhands.cli.options import run as run_loop
-from manyhands.testing.turns import Turns
+from tests.turns import Turns
 
 TARGET_MS = 10.0
 WAIT_S = 60.0  # for a process that may have died

@@ -2,7 +2,7 @@
 
     python -m bench.directory --shape gossip|dht [--quick]
 
-The back-ends of the directory in virtual time (testing/overlay.py): one-way delays of 5 to 80 ms, records from real
+The back-ends of the directory in virtual time (tests/swarm/overlay.py): one-way delays of 5 to 80 ms, records from real
 announcers, signed; bytes are bodies and 90 per message below them. A signature is checked once per statement and process
 (checking is a pure function), else 300 nodes would mostly measure Ed25519. Deaths are silent: no link says goodbye.
 
@@ -39,7 +39,7 @@ from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.record import BEAT_S, Record
 from manyhands.swarm.statement import check_signature, read
-from manyhands.testing.overlay import Network, Overlay
+from tests.swarm.overlay import Network, Overlay
 
 SIZES = {"gossip": (10, 100, 300), "dht": (100, 1_000, 10_000)}
 QUICK = {"gossip": (10, 30), "dht": (100, 300)}

@@ -15,8 +15,8 @@ import httpx2
 import pytest
 from anyio import to_thread
 
-from manyhands.testing.turns import Turns
 from tests.api.observed import Observed, observed, served
+from tests.turns import Turns
 
 LIMIT_S = 0.010
 LONG = "word " * 8000  # 40 kB, which do not fit the context: refused after it was read and counted

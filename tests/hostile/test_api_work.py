@@ -25,13 +25,13 @@ from manyhands.api.preparation.process import IDS_A_TURN, read_answer
 from manyhands.api.streams import request_digest
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, SamplingParams
-from manyhands.testing.turns import Turns
 from manyhands.text import grammar, kept_grammars
 from manyhands.text.received import MAX_RECEIVED, ReceivedText, read_received
 from manyhands.text.tokenizer import load_tokenizer
 from tests.api.preparation.answers import told
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, raw_slowly, served
 from tests.nightly import daily
+from tests.turns import Turns
 from tests.waiting import GUARD_S
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -1,6 +1,6 @@
 """Gossip: all views become and stay equal, at the promised cost; hostile bodies change nothing.
 
-The loop below is the smallest that runs back-ends against each other in virtual time; testing/overlay.py does the large runs.
+The loop below is the smallest that runs back-ends against each other in virtual time; overlay.py does the large runs.
 """
 
 import heapq

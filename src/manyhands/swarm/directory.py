@@ -1,8 +1,8 @@
 """The directory, which has no owner: one small protocol, its back-ends (gossip, dht, static), and what drives them.
 
 A back-end is sans-I/O: statements, bodies and times go in, bodies to send come out. `DirectoryRunner` is its one driver in a
-live node; they run in virtual time under `testing.overlay`. A `Backend` keeps its statements in a RecordStore, which checks
-them. The ticket names the back-end of a swarm (`backends.py`).
+live node; they run in virtual time in tests/swarm/overlay.py. A `Backend` keeps its statements in a RecordStore, which
+checks them. The ticket names the back-end of a swarm (`backends.py`).
 """
 
 import asyncio

@@ -1,10 +1,9 @@
 """A public test kit.
 
-clock          virtual time; turns: what the event loop's own callbacks take
+clock          virtual time
 swarm          a swarm in one process over memory links
 tiny           models that fit a test (tiny_configs, tiny_latent, tiny_v4); gguf writes GGUF files
 faults         nodes that die, freeze, dawdle or lie: trouble says what, faulty_link, faulty_device and faulty_node do it
 wan            an emulated wide area network; ladder: what a ring and drafts win there
-overlay        many directory back-ends in one thread
 wrapped_link   what links of the kit share
 """

@@ -33,7 +33,7 @@ from manyhands.swarm.dht.wire import (
 from manyhands.swarm.directory import MAX_BODY_BYTES, Outgoing, Peer
 from manyhands.swarm.record import BEAT_S, Record
 from manyhands.swarm.statement import MAX_BYTES, read, sign, with_beat
-from manyhands.testing.overlay import START_S, Network, Overlay
+from tests.swarm.overlay import START_S, Network, Overlay
 from tests.swarm.records import announcer_of, chain_of, info_of, key_of, node_of, record_of
 
 MODEL = ModelId("ab" * 32)

@@ -6,7 +6,7 @@ from random import Random
 from manyhands.core import NodeAddr, NodeId
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.record import Record
-from manyhands.testing.overlay import START_S, Network, Overlay
+from tests.swarm.overlay import START_S, Network, Overlay
 
 
 @dataclass
