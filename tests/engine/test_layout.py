@@ -1,7 +1,7 @@
 """manyhands.engine.layout: structs that C and Python both write down."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +9,6 @@ import pytest
 
 from manyhands.engine import layout, library
 from manyhands.errors import ModelError
-
-KINDS = library.SPARSIFY + 1
 
 
 class Layout:
@@ -27,8 +25,8 @@ class Layout:
         return len(self.figures)
 
 
-class Types:
-    """mh_types of a library with other names of types."""
+class Names:
+    """mh_types or mh_kinds of a library with other names."""
 
     def __init__(self, names: str) -> None:
         self.names = names
@@ -37,39 +35,63 @@ class Types:
         return self.names.encode()
 
 
-def fake(change: Callable[[list[int]], list[int]], types: str = ", ".join(library.TYPES).upper()) -> ctypes.CDLL:
-    functions = {"mh_layout": Layout(change), "mh_types": Types(types), "mh_version": lambda: library.VERSION}
+def known() -> list[str]:
+    """The names of the kinds of operations in the library, by number."""
+    names: bytes = library.load().mh_kinds()
+    return names.decode().split(", ")
+
+
+def fake(
+    change: Callable[[list[int]], list[int]] = list,
+    types: str = ", ".join(library.TYPES).upper(),
+    kinds: Sequence[str] = (),
+) -> ctypes.CDLL:
+    names = {"mh_types": Names(types), "mh_kinds": Names(", ".join(kinds or known()))}
+    functions = {"mh_layout": Layout(change), **names, "mh_version": lambda: library.VERSION}
     return cast(ctypes.CDLL, SimpleNamespace(**functions))
 
 
+def difference(other: ctypes.CDLL) -> str:
+    return layout.difference(other, library.SPARSIFY + 1, vars(library))
+
+
 def test_the_library_has_the_structs_that_python_has() -> None:
-    assert layout.difference(library.load(), KINDS) == ""
+    assert difference(library.load()) == ""
 
 
 def test_every_figure_is_compared() -> None:
     count = len(Layout(list).figures)
     for index in range(count):
         changed = fake(lambda figures, index=index: [f + (i == index) for i, f in enumerate(figures)])  # type: ignore[misc]
-        assert " is " in layout.difference(changed, KINDS), index
+        assert " is " in difference(changed), index
 
 
 def test_fields_that_changed_places_are_named() -> None:
     changed = fake(lambda f: [*f[:5], f[6], f[5], *f[7:]])
-    assert layout.difference(changed, KINDS) == "Segment.num_blocks is 16, not 8, Segment.start is 8, not 16"
+    assert difference(changed) == "Segment.num_blocks is 16, not 8, Segment.start is 8, not 16"
 
 
 @pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: [*f, 1]], ids=["fewer", "more"])
 def test_another_number_of_figures_is_told(change: Callable[[list[int]], list[int]]) -> None:
-    assert "figures, not" in layout.difference(fake(change), KINDS)
+    assert "figures, not" in difference(fake(change))
 
 
 def test_types_that_changed_places_are_named() -> None:
     """Their number stays, and the bytes of some matrices too: C would read the codes of one type as those of the other."""
     names = list(library.TYPES)
     names[-2], names[-3] = names[-3], names[-2]
-    wrong = layout.difference(fake(list, ", ".join(names).upper()), KINDS)
+    wrong = difference(fake(types=", ".join(names).upper()))
     assert wrong.startswith("types is bf16 f16") and "w4t w4s w3s, not bf16" in wrong
-    assert layout.difference(fake(list), KINDS) == ""
+    assert difference(fake()) == ""
+
+
+def test_kinds_that_changed_places_are_named() -> None:
+    """Their number stays: C would compute one kind with the numbers of the other."""
+    names = known()
+    names[-1], names[-2] = names[-2], names[-1]
+    wrong = difference(fake(kinds=names))
+    assert all(f"kind {name} is {number}, not" in wrong for number, name in enumerate(names) if name in names[-2:])
+    assert "kind NOVELTY is 0, not None" in difference(fake(kinds=["NOVELTY", *names[1:]]))
 
 
 def test_a_library_of_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

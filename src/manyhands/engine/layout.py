@@ -1,6 +1,7 @@
-"""Structs, limits and types of numbers that C has too, and the check that both are the same (native/layout.c)."""
+"""Structs, limits, and names by number that C has too, and the check that both are the same (native/layout.c)."""
 
 import ctypes
+from collections.abc import Mapping
 from typing import Final
 
 NUMBERS: Final = 12  # of an operation, at most
@@ -31,8 +32,9 @@ class Segment(ctypes.Structure):
     )
 
 
-def difference(library: ctypes.CDLL, kinds: int) -> str:
-    """How the layouts differ, for an error; "" if they do not. `kinds`: how many kinds of operations Python knows."""
+def difference(library: ctypes.CDLL, kinds: int, numbers: Mapping[str, object]) -> str:
+    """How the layouts differ, for an error; "" if they do not. `kinds`: how many kinds of operations Python knows; `numbers`:
+    theirs, by name."""
     limits = {"NUMBERS": NUMBERS, "REALS": REALS, "TENSORS": TENSORS, "kinds": kinds, "STATE_BLOCK": STATE_BLOCK}
     layout = {
         label: value
@@ -51,4 +53,7 @@ def difference(library: ctypes.CDLL, kinds: int) -> str:
     library.mh_types.restype, library.mh_types.argtypes = ctypes.c_char_p, []
     named, found = " ".join(TYPES), library.mh_types().decode().lower().replace(",", "")
     pairs: list[tuple[str, object, object]] = [("types", named, found), *zip(ours, ours.values(), theirs, strict=True)]
+    library.mh_kinds.restype, library.mh_kinds.argtypes = ctypes.c_char_p, []
+    for number, name in enumerate(library.mh_kinds().decode().split(", ")):
+        pairs.append((f"kind {name}", numbers.get(name), number))
     return ", ".join(f"{label} is {there}, not {here}" for label, here, there in pairs if here != there)

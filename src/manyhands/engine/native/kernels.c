@@ -112,15 +112,19 @@ typedef void Chain(int amd, const float *x, int64_t row_step, int64_t step_step,
 COUNTS(CHAIN, BF16)
 COUNTS(CHAIN, F16)
 COUNTS(CHAIN, F32)
-COUNTS(NEAR_CHAIN, BF16)
-COUNTS(NEAR_CHAIN, F32)
-COUNTS(NEAR_CHAIN, CODES)
-COUNTS(NEAR_CHAIN, SCALED)
 #define NAME(type, n) chain_##type##_##n,
 #define NEAR(type, n) near_##type##_##n,
 typedef Chain *const Chains[LANES_ROWS];
 static Chains PRODUCT[] = {{COUNTS(NAME, BF16)}, {COUNTS(NAME, F16)}, {COUNTS(NAME, F32)}}; /* by type */
+#ifdef TILES
+#define ATTENTION ((Chains *)kernels_avx512.attention)
+#else
+COUNTS(NEAR_CHAIN, BF16)
+COUNTS(NEAR_CHAIN, F32)
+COUNTS(NEAR_CHAIN, CODES)
+COUNTS(NEAR_CHAIN, SCALED)
 static Chains ATTENTION[] = {{COUNTS(NEAR, SCALED)}, {COUNTS(NEAR, CODES)}, {COUNTS(NEAR, BF16)}, {0}, {COUNTS(NEAR, F32)}}; /* by type, less SCALED */
+#endif
 #undef NEAR
 #undef NAME
 #undef COUNTS
@@ -1167,5 +1171,5 @@ Kernels kernels_amx = {.name = "amx", .has_tiles = 1, .prepare = prepare, .produ
 #else
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), 0, prepare, product, norm, rotate, gate, add_rows, multiply, xielu, remember,
                                         attend, index_blocks, widen, narrow, soften, route, convolve, delta, scan, decay, pool, inverse, apply,
-                                        round_weights};
+                                        round_weights, ATTENTION};
 #endif

@@ -110,6 +110,7 @@ typedef struct {
     float (*inverse)(const float *x, int64_t n, float epsilon);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
     void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
+    const void *attention; /* its chains (kernels.c), for tiles, which have none of their own */
 } Kernels;
 
 /* Of linear attention: the delta rule, the plain sum, the delta rule with a decay for each number of a key; a selective scan. */

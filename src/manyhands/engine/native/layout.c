@@ -35,5 +35,6 @@ EXPORT int64_t mh_layout(int64_t *out, int64_t room)
 
 #define TEXT(...) #__VA_ARGS__
 #define TEXT_OF(names) TEXT(names)
-/* The names of the types, by number. */
+/* The names of the types, and of the kinds of operations, by number. */
 EXPORT const char *mh_types(void) { return TEXT_OF(TYPE_NAMES); }
+EXPORT const char *mh_kinds(void) { return TEXT_OF(KIND_NAMES); }
