@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from manyhands.config import RequestConfig
 from manyhands.core import UNPROVEN, NodeId, Span
 from manyhands.net.transport import try_send
 from manyhands.origin.ends_batch import EndsBatcher
-from manyhands.origin.first_rows import embedded
+from manyhands.origin.first_rows import embedded, prefill_parts
 from manyhands.origin.route import Hop
 from manyhands.origin.session import Session
 from manyhands.origin.standby import Standby
@@ -85,13 +86,14 @@ class Auditor:
         self,
         session: Session,
         ends: EndsBatcher,
+        config: RequestConfig,
         ids: Sequence[int],
         came: Leaves,
         followers: Followers,
         excluded: Collection[NodeId],
         draw: Draw = DRAW,
     ) -> None:
-        self._session, self._ends, self._ids, self._came = session, ends, ids, came
+        self._session, self._ends, self._config, self._ids, self._came = session, ends, config, ids, came
         self._followers, self._excluded, self._draw = followers, set(excluded), draw
         self._said: list[Signed] = []  # by the hops, in their order
         self._us = session.route.signer.node
@@ -174,11 +176,10 @@ class Auditor:
         return None
 
     async def _sent(self) -> Leaves:
-        leaves, dtype = Leaves(), self._ends.dtype
-        for start in range(0, len(self._ids), MAX_FEED_ROWS):
-            ids = self._ids[start : start + MAX_FEED_ROWS]
+        leaves = Leaves()
+        for start, ids in prefill_parts(self._session, self._config, 0, self._ids):
             _, payload = await embedded(self._session, self._ends, start, ids)
-            assert payload is not None and payload.dtype == dtype, "the origin embeds"
+            assert payload is not None, "the origin embeds"
             leaves.note(start, plain(payload, len(ids)).data, len(ids))
         return leaves
 
@@ -260,10 +261,9 @@ class Auditor:
         if span.start > 0:
             return self._session.standbys.feed(span, until)
         start, standby.fed = standby.fed, until
-        ids = self._ids[start:until]
-        self._session.standbys.feed_first(
-            standby, start, len(ids), *await embedded(self._session, self._ends, start, ids)
-        )
+        for position, ids in prefill_parts(self._session, self._config, start, self._ids[start:until]):
+            rows = await embedded(self._session, self._ends, position, ids)
+            self._session.standbys.feed_first(standby, position, len(ids), *rows)
 
 
 def impossible(why: str) -> Audit:

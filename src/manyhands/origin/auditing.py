@@ -44,7 +44,7 @@ class Audits:
             return
         ids = generation.ledger[: generation.committed]
         followers, excluded = healer.followers, healer.excluded
-        auditor = Auditor(session, self._ends, ids, generation.came, followers, excluded, self._draw)
+        auditor = Auditor(session, self._ends, self._config, ids, generation.came, followers, excluded, self._draw)
         limit_s = self._config.patience_s + (answer.timings.total_s or 0.0)
         try:
             async with asyncio.timeout(limit_s):
