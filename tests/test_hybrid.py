@@ -1,5 +1,5 @@
-"""Models with states (linear attention, short convolutions) in swarms: hops cannot go back to every position, and the text is
-the same. Under the virtual clock.
+"""Models with states (linear attention, short convolutions), or with entries, in swarms: hops cannot go back to every position,
+and the text is the same. Under the virtual clock.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from tests.kill import REQUEST, Bench, Scene, kept_models
 from tests.origin.scenes import GREEDY, HOT, drafters, expected, ids_of, play, swarm_of
 from tests.worker.pipeline import random_ids
 
-FAMILIES = ("qwen3_next", "lfm2")
+FAMILIES = ("qwen3_next", "lfm2", "deepseek_v4")
 # Far longer than what can always be gone back: blocks in the middle of them are not kept.
 LONG = [tuple(random_ids(420 + 75 * number, seed=number)) for number in range(3)]
 SKIP: dict[Phase, int] = {"opening": 0, "prefill": 24, "decode": 7, "window": 2, "replay": 1}

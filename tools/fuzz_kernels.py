@@ -59,7 +59,7 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
             caches[other], at[other] = caches[number].fork(at[number], 0), at[number]
         if plan.block_bytes and integer(0, 3) == 0:
             out.append(beyond(plan, team, integer, caches[number], caches[number].reachable(end), len(rows) // row))
-        if plan.state_bytes and integer(0, 3) == 0:
+        if max(plan.state_bytes, plan.now_bytes) and integer(0, 3) == 0:
             out.append(astray(plan, team, integer, caches[number], len(rows) // row))
     return out
 
@@ -84,10 +84,10 @@ def beyond(plan: Plan, team: Team, integer: Integer, cache: SessionCache, start:
 
 
 def astray(plan: Plan, team: Team, integer: Integer, cache: SessionCache, row_bytes: int) -> bytes:
-    """A step of a row that is told of states which are not there, or not of that position: refused."""
+    """A step of a row that is told of states which are not there, or not of that position, or has no rings: refused."""
     segment = cache.segment(cache.reachable(integer(0, 300)), 0, 1)
-    field, value = (("states", None), ("now", None), ("num_states", 0), ("from_", segment.start + 1), ("from_", -2))[
-        integer(0, 4)
+    field, value = (("now", None), ("states", None), ("num_states", 0), ("from_", segment.start + 1), ("from_", -2))[
+        integer(0, 4) if plan.state_bytes else 0
     ]
     setattr(segment, field, value)
     try:

@@ -2,6 +2,8 @@
 together."""
 
 import json
+import math
+import random
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,15 +15,15 @@ import torch
 
 from manyhands.core import Precision, Span
 from manyhands.engine import library
-from manyhands.engine.cache import bytes_per_position
+from manyhands.engine.cache import SessionCache, bytes_per_position, state_bytes
 from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.cuda.operations import check
 from manyhands.engine.golden_cases import reals
 from manyhands.engine.golden_models import PRECISIONS
 from manyhands.engine.library import Plan, Team
 from manyhands.engine.mapped import MappedTensors
-from manyhands.engine.span import Piece
-from manyhands.errors import ModelError
+from manyhands.engine.span import Piece, Rows
+from manyhands.errors import ModelError, StateGone
 from manyhands.program.families import read_program
 from manyhands.program.ops import ExpertRouting, Layer
 from manyhands.testing.tiny import make_tiny
@@ -144,20 +146,101 @@ def test_the_same_bits_whatever_the_cut_chunks_company_threads_and_back_end(
         assert np.array_equal(in_company(loader.cut(0, 1, 4).on(3), ids, other), want), back_end
 
 
-def test_a_session_goes_back_to_any_position(tmp_path: Path) -> None:
-    """From a fork at each of many positions, far before the last one, the rest has the same bits."""
-    folder = make_tiny("deepseek_v4", tmp_path, layers=3, seed=5, index_topk=6, **rates(4, 64))
-    program = read_program(folder)
-    span = CpuSpan(program, Span(0, 3), reader(folder), "bf16", Team(2))
-    x = reals(9, 260, program.hidden, around=-3)
-    rows = (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(260, -1)
-    source = span.new_cache()
-    whole = span.step(rows.tobytes(), [Piece(source, 0, 260)], 2)
-    for at in (1, 3, 4, 5, 63, 64, 65, 127, 128, 130, 191, 250):
-        fork = span.fork(source, at, 300)
-        span.step(rows[:40].tobytes(), [Piece(fork, at, 40)], 2)  # wrong ones, taken back
-        assert np.array_equal(span.step(rows[at:].tobytes(), [Piece(fork, at, 260 - at)], 2), whole[at:]), at
-    assert np.array_equal(span.step(rows[200:].tobytes(), [Piece(source, 200, 60)], 2), whole[200:])
+class Session:
+    """Random rows of three layers with entries of these rates, in steps."""
+
+    def __init__(self, folder: Path, sparse: int, heavy: int, precision: Precision = "bf16") -> None:
+        made = make_tiny("deepseek_v4", folder, layers=3, seed=5, index_topk=6, **rates(sparse, heavy))
+        program = read_program(made)
+        self.span = CpuSpan(program, Span(0, 3), reader(made), precision, Team(2))
+        x = reals(9, 1200, program.hidden, around=-3)
+        bits = (x.view(np.uint32) >> 16).astype(np.uint16) if precision == "bf16" else x
+        self.rows = bits.view(np.uint8).reshape(1200, -1)
+
+    def step(self, cache: SessionCache, start: int, rows: Rows) -> Rows:
+        return self.span.step(rows.tobytes(), [Piece(cache, start, len(rows))], 2)
+
+
+RATES = ((4, 128), (4, 64), (1, 2), (16, 320), (128, 64))
+
+
+@pytest.mark.parametrize("each", RATES)
+def test_going_back_and_forks_change_no_bit(each: tuple[int, int], tmp_path: Path) -> None:
+    """Random steps, some far longer than the rings, of a session and its forks, from where they say that they can go back to:
+    any of the last positions, where the last step began, and wherever entries of all layers begin."""
+    session, chance, apart = Session(tmp_path, *each), random.Random(3), math.lcm(64, *each)
+    rows = session.rows
+    sessions: list[tuple[SessionCache, Rows]] = [(session.span.new_cache(), rows[:0])]
+    for turn in range(60):
+        at = chance.randrange(len(sessions))
+        cache, ids = sessions[at]
+        back = chance.choice([0, 0, 0, 1, 5, 64, 95, 96, 97, 200, 400])
+        start = cache.reachable(wanted := max(0, len(ids) - back))
+        assert wanted // apart * apart <= start <= wanted
+        if chance.random() < 0.25 and len(sessions) < 6:
+            sessions.append((cache.fork(start, 0), ids[:start]))
+            continue
+        if chance.random() < 0.1:
+            cache.segment(start, 0, chance.choice([1, 300, 700]))  # begins, and never ends
+            assert cache.reachable(start) == start
+        count = min(chance.choice([1, 1, 3, 20, 130, 300, 600]), 1000 - start)
+        wrong, first = chance.random() < 0.3, chance.randrange(200)
+        if wrong:
+            session.step(cache, start, rows[first + 1 : first + 1 + count])
+            assert cache.reachable(start) == start
+        ids = np.concatenate([ids[:start], rows[first : first + count]])
+        again = session.step(session.span.new_cache(), 0, ids)
+        assert np.array_equal(session.step(cache, start, ids[start:]), again[start:]), (turn, start)
+        assert cache.num_bytes <= session.span.session_bytes + cache.positions // 64 * session.span.block_bytes
+        sessions[at] = cache, ids
+        if len(ids) == 1000:
+            sessions[at] = session.span.new_cache(), rows[:0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_session_goes_back_near_its_end_and_to_the_beginnings_of_entries(
+    precision: Precision, tmp_path: Path
+) -> None:
+    """Else it is refused in a line, and nothing has changed."""
+    session = Session(tmp_path, 4, 128, precision)
+    cache, rows = session.span.new_cache(), session.rows
+    whole = session.step(cache, 0, rows[:700])
+    session.step(cache, 700, rows[700:720])
+    assert [cache.reachable(at) for at in (0, 1, 127, 128, 500, 623, 624, 650, 720, 800)] == [
+        *(0, 0, 0, 128, 384, 512, 624, 650, 720, 720)
+    ]
+    with pytest.raises(StateGone, match="position 500 was left long ago: the nearest to go on from is 384"):
+        session.step(cache, 500, rows[500:501])
+    assert cache.reachable(650) == 650 and cache.length == 720
+    assert np.array_equal(session.step(cache, 650, rows[650:700]), whole[650:])
+    fork = cache.fork(384, 0)
+    assert np.array_equal(session.step(fork, 384, rows[384:700]), whole[384:])
+    assert np.array_equal(session.step(cache, 384, rows[384:390]), whole[384:390])
+    assert cache.reachable(389) == 389 and cache.reachable(383) == 256
+    assert cache.num_bytes < 13 * session.span.block_bytes + session.span.session_bytes
+
+
+def test_a_step_without_its_rings_is_refused(tmp_path: Path) -> None:
+    """As one with rings that another session has."""
+    session = Session(tmp_path, 4, 16)
+    cache, other = session.span.new_cache(), session.span.new_cache()
+    segments = [cache.segment(0, 0, 1), other.segment(0, 1, 1)]
+    rows = session.rows[:2].reshape(-1)
+    for now in (None, segments[0].now):
+        segments[1].now = now
+        with pytest.raises(ModelError, match="a session's rows or cache do not fit the step"):
+            cache.plan.run(Team(1), 1, segments, rows, 2)
+
+
+def test_entries_and_states_are_not_in_one_plan() -> None:
+    """They go back otherwise."""
+    compress = (library.COMPRESS, (1, 1, 2, 4, 0), (1e-6, 1e-6), (np.zeros((4, 8), np.float32),))
+    convolve = (library.CONVOLVE, (0, 3, 2, 0), (), (np.zeros((2, 8), np.float32), None))
+    for first, second in ((compress, convolve), (convolve, compress)):
+        plan = Plan("scalar", "f32", [8] * 4, 2, "f32", 128)
+        plan.add(*first)
+        with pytest.raises(ModelError, match="the engine refused"):
+            plan.add(*second)
 
 
 def test_rows_carry_ids(tmp_path: Path) -> None:
@@ -188,15 +271,21 @@ def test_all_digits_of_ids_are_read(tmp_path: Path) -> None:
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-5
 
 
-def test_caches_hold_keys_entries_and_what_they_are_made_of(tmp_path: Path) -> None:
-    """As DeepSeek-V4-Flash has them: bytes a layer and position in bf16, as leases and plans count."""
+@pytest.mark.parametrize("item", [2, 4])
+def test_caches_hold_keys_and_entries_and_of_the_last_positions_what_they_are_made_of(
+    item: int, tmp_path: Path
+) -> None:
+    """As DeepSeek-V4-Flash has them: bytes a layer and position, and a session, as leases and plans count."""
     sizes: dict[str, Any] = {"head_dim": 512, "index_head_dim": 128, "partial_rotary_factor": 0.125, **rates(4, 128)}
     folder = make_tiny("deepseek_v4", tmp_path, layers=3, **sizes)
     program = read_program(folder)
-    each = [bytes_per_position(layer, 2) for layer in program.layers]
-    assert each == [1024 + 256 + 64 + 4096 + 1024, 1024 + 16 + 2048, 1024]
-    spans = [CpuSpan(program, Span(i, i + 1), reader(folder), "bf16", Team(1)) for i in range(3)]
-    assert [span.bytes_per_token for span in spans] == each
+    each = [bytes_per_position(layer, item) for layer in program.layers]
+    assert each == [item * numbers for numbers in (512 + 128 + 32 + 80, 512 + 8, 512)]
+    rings = [state_bytes(layer, item) for layer in program.layers]
+    assert rings == [2 * item * numbers for numbers in (104 * 2 * (1024 + 256), 224 * 2 * 512, 0)]
+    precision: Precision = "bf16" if item == 2 else "fp32"
+    spans = [CpuSpan(program, Span(i, i + 1), reader(folder), precision, Team(1)) for i in range(3)]
+    assert [span.bytes_per_token for span in spans] == each and [span.session_bytes for span in spans] == rings
 
 
 def test_ids_name_experts_that_there_are(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ TURNS, WINDOW = 60, 16
 HONEST = (1, 2)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_next"])
+@pytest.fixture(scope="module", params=daily(["llama", "qwen3_next"], ["deepseek_v4"]))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(request.param, tmp_path_factory.mktemp("hop_walk") / request.param, seed=4)
 

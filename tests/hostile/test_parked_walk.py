@@ -28,7 +28,7 @@ VICTIM = 1
 POSITIONS = [0, 1, 7, 8, 9, 31, 32, 33, 64, 1 << 31]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_next"])
+@pytest.fixture(scope="module", params=daily(["llama", "qwen3_next"], ["deepseek_v4"]))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(request.param, tmp_path_factory.mktemp("walk") / request.param, seed=4)
 

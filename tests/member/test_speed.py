@@ -14,7 +14,7 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import SpanModel
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_next", "granitemoehybrid_mamba"])
+@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_next", "granitemoehybrid_mamba", "deepseek_v4"])
 def test_a_step_is_measured(family: str, tmp_path: Path) -> None:
     folder = make_tiny(family, tmp_path / family, seed=3)
     model = SpanModel(folder, Span(1, 4), "bf16", False, 1)

@@ -22,14 +22,15 @@ from tests.weights.hub_server import REPO, FakeHub, serving
 from tests.worker.pipeline import forced
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "lfm2", "deepseek_v4"])
 def test_states_are_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str) -> None:
     """Of any span; what a plan counts is one session of them, beside its positions."""
     folder = make_tiny(family, tmp_path / family)
     shape, facts = look_up(str(folder), "bf16", home).shape, describe(folder, "bf16")
     assert shape.state_bytes == facts.state_bytes and shape.cache_bytes == facts.position_bytes
     each = zip(facts.state_bytes, facts.position_bytes, strict=True)
-    assert {(state > 0, position > 0) for state, position in each} == {(True, False), (False, True)}
+    kinds = {(True, True), (False, True)} if family == "deepseek_v4" else {(True, False), (False, True)}
+    assert {(state > 0, position > 0) for state, position in each} == kinds
     for span in (Span(0, 6), Span(1, 3), Span(2, 6)):
         runner, part = load_span(folder, span, "bf16", 1), slice(span.start, span.end)
         assert runner.session_bytes == sum(facts.state_bytes[part]) > 0
@@ -39,7 +40,9 @@ def test_states_are_as_large_as_the_layers_say(tmp_path: Path, home: Path, famil
 
 
 @pytest.mark.parametrize("engine", [library.supported()[0], "torch-cpu"])
-@pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3", "deepseek_v4"]
+)
 def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str, engine: str) -> None:
     """Also where latents are cached, or heads are wider than hidden / heads."""
     folder = make_tiny(family, tmp_path / family, layers=2)

@@ -55,9 +55,10 @@ def work(model: SpanModel, rows: Tensor, position: int = 0, *, is_last: bool = F
     return Work(cache, model.span, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
 
 
-def test_a_session_that_cannot_go_back_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v4"])
+def test_a_session_that_cannot_go_back_fails_alone(family: str, tmp_path: Path) -> None:
     """In a batch with others, and with one that goes back as far as it can."""
-    model = SpanModel(make_tiny("qwen3_next", tmp_path / "qwen3_next", seed=3), Span(1, 3), "bf16", False)
+    model = SpanModel(make_tiny(family, tmp_path / family, seed=3), Span(1, 3), "bf16", False)
     rows = torch.randn(300, model.hidden_size, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     caches = [model.runner.new_cache(512) for _ in range(3)]
 

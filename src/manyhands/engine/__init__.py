@@ -7,7 +7,8 @@ compile     Program -> native operations (compiled); what they are made with: em
             some layers
 registers   which registers of a plan may share memory
 library     native/ (C) by ctypes; layout: structs that both write down
-cache       what a session keeps of a span; states: what convolutions and linear attention keep
+cache       what a session keeps of a span; states: what convolutions and linear attention keep, rings: what
+            entries are made of
 weights     matrices packed, vectors in fp32; quants: small ones, packing: packed now or at an earlier load, memory: for them
 mapped      tensors of a folder, mapped from its files
 blocks      block types in numbers; grids and nvfp4 have theirs; quantised: those of quantised safetensors

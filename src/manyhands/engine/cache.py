@@ -1,5 +1,6 @@
 """What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout), and
-the states of layers that have some instead (states.py). Those of a GPU are in cuda/span.py.
+the states of layers that have some instead (states.py), or the rings of what entries are made of (rings.py). Those of a GPU are
+in cuda/span.py.
 
 To roll back is to step from an earlier position: later positions are written again before they are read.
 """
@@ -10,9 +11,10 @@ from typing import Final, Generic, Self, TypeVar
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.compressed import block_bytes
+from manyhands.engine.compressed import block_bytes, ring_bytes
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
+from manyhands.engine.rings import Rings
 from manyhands.engine.states import (
     HOST,
     States,
@@ -69,9 +71,10 @@ def _sizes_of(op: Convolution | LinearAttention | SelectiveScan, item: int) -> S
 
 
 def state_bytes(layer: Layer, item: int) -> int:
-    """Bytes that a layer's states take of a session at most, where rows are numbers of `item` bytes."""
+    """Bytes that a layer's states, or rings, take of a session at most, where rows are numbers of `item` bytes."""
     sizes = [_sizes_of(op, item) for op in layer.recurrent]
-    return session_bytes(sum(size.block for size in sizes), sum(size.now for size in sizes))
+    now = sum(size.now for size in sizes) + sum(ring_bytes(op, item) for op in layer.compressed)
+    return session_bytes(sum(size.block for size in sizes), now)
 
 
 class BlockCache(ABC, Generic[B]):
@@ -155,10 +158,12 @@ class BlockCache(ABC, Generic[B]):
 class SessionCache(BlockCache[Array]):
     """Blocks in the host's memory, for the native engine, and states. `capacity` positions are expected; `mark`: see States."""
 
-    def __init__(self, plan: Plan, capacity: int = 0, mark: int = 0, states: States[Array] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, capacity: int = 0, mark: int = 0, states: States[Array] | Rings | None = None
+    ) -> None:
         super().__init__(plan.block_bytes)
         self.plan = plan
-        self._states = states or (States(plan, HOST, mark) if plan.state_bytes else None)
+        self._states = states or _new_states(plan, mark)
         self._spare: list[Array] = []  # made with others, not used yet
         self._make_table(max(FIRST_BLOCKS, -(-capacity // BLOCK)))
 
@@ -219,6 +224,12 @@ class SessionCache(BlockCache[Array]):
 
 
 _NOTHING: Final[Array] = np.zeros(1, np.uint8)
+
+
+def _new_states(plan: Plan, mark: int) -> States[Array] | Rings | None:
+    if plan.state_bytes:
+        return States(plan, HOST, mark)
+    return Rings(plan) if plan.now_bytes else None
 
 
 def _new_blocks(block_bytes: int, count: int) -> list[Array]:

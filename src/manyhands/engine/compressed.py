@@ -8,7 +8,8 @@ import numpy as np
 
 from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
-from manyhands.engine.library import BLOCK, TYPES
+from manyhands.engine.library import BLOCK, SIDE, TYPES
+from manyhands.engine.states import MOST_BACK
 from manyhands.engine.weights import as_fp32, take, vector
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
@@ -96,14 +97,25 @@ def _choice(to: Emitter, index: EntryIndex, rate: int) -> int:
 
 
 def block_bytes(attend: CompressedAttention, compressed: Sequence[Compress], item: int) -> int:
-    """Bytes that a layer keeps of 64 positions of a session, in numbers of `item` bytes (native/compressed.c)."""
+    """Bytes that a layer keeps of each 64 positions of a session, in numbers of `item` bytes (native/compressed.c)."""
     if attend.entry is None:
         return -(-attend.width // _WIDE) * _WIDE * item * BLOCK
     entries = max(1, BLOCK // attend.rate)
     parts = [(BLOCK + entries) * _row(attend.width, item)]
-    parts += [] if attend.index is None else [entries * _row(attend.index.width, item)]
-    parts += [BLOCK * sum(_row(width, item) for width in op.cache_widths) for op in compressed]
-    return sum(-(-part // _LINE) * _LINE for part in parts)
+    if attend.index is not None:  # as they are read, where they fill panels
+        width = attend.index.width
+        parts.append(entries * (_row(width, item) if entries % SIDE else -(-width // _WIDE) * _WIDE * item))
+    parts += [2 * min(op.rate, BLOCK) * _row(op.width, item) for op in compressed if op.is_doubled]
+    return sum(_lines(part) for part in parts)
+
+
+def ring_bytes(op: Compress, item: int) -> int:
+    """Bytes that it keeps of the last positions of a session, likewise."""
+    return _lines((MOST_BACK + op.rate * (1 + op.is_doubled)) * sum(_row(width, item) for width in op.cache_widths))
+
+
+def _lines(num_bytes: int) -> int:
+    return -(-num_bytes // _LINE) * _LINE
 
 
 def _row(width: int, item: int) -> int:

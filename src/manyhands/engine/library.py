@@ -7,6 +7,7 @@ would reach beyond an array is refused with a ModelError, and nothing was comput
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from math import lcm
 from os import environ
 from pathlib import Path
 from typing import Any, Final
@@ -271,12 +272,11 @@ class Plan:
         places = offsets or apart(widths)
         self.columns = max(place + width for place, width in zip(places, widths, strict=True)) if widths else 0
         array, begins = ((ctypes.c_int64 * len(widths))(*numbers) for numbers in (widths, places))
-        target = BACK_ENDS.index(back_end)
+        given = BACK_ENDS.index(back_end), TYPES[row_type], array, begins, len(widths), out, TYPES[out_type], positions
         self._held: list[Array] = []
+        self.apart = BLOCK  # positions: entries of all operations begin at its multiples
         self._library = load()
-        self._handle = self._library.mh_plan_new(
-            target, TYPES[row_type], array, begins, len(widths), out, TYPES[out_type], positions
-        )
+        self._handle = self._library.mh_plan_new(*given)
         if not self._handle:
             raise ModelError(f"no plan of {len(widths)} registers and {positions} positions on {back_end}")
         self._out_bytes = widths[out] * (2 if out_type == "bf16" else 4)  # of a row
@@ -294,6 +294,7 @@ class Plan:
             (Tensor * TENSORS)(*map(tensor, held)),
         )
         check(code)
+        self.apart = lcm(self.apart, numbers[3]) if kind == COMPRESS else self.apart
         self._held += [array for array in tensors if array is not None]
 
     @property

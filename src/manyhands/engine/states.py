@@ -246,8 +246,9 @@ def _lines(num_bytes: int) -> int:
 
 
 def session_bytes(state_bytes: int, now_bytes: int) -> int:
-    """What the states of a session take at most, whatever its length, of blocks and a last state of so many bytes."""
-    return (MOST_KEPT + 1) * state_bytes + now_bytes
+    """What the states of a session take at most, whatever its length, of blocks and a last state of so many bytes; without
+    blocks its rings, twice (rings.py)."""
+    return (MOST_KEPT + 1) * state_bytes + now_bytes * (1 if state_bytes else 2)
 
 
 def pages(num_bytes: int) -> Array:

@@ -9,12 +9,11 @@ chosen by the token's id, the row has four columns more: the id's digits to base
 **Entries.** Entry w stands for positions [w rate, (w + 1) rate): `Compress` gives it in the row of the last of them, and
 zeros in all other rows; norm and rotary embedding (at the first of them: Rotary.back) make it what attention caches. A row
 at position p sees entries w < (p + 1) // rate, rounded down: those whose positions it sees all of. What is cached of a
-position, in blocks of 64 positions as for every model, is its key, its values and gates (of both compressors), and in that
-of the last one of an entry the entry and its index key. An entry is made of cached values and gates alone, each rounded
-once, in the order of positions; so it has the same bits whichever steps its positions came in, and a session that goes back
-to a position has all that it needs: those of its entry's positions before it, and of the entry before, are in the cache, and
-the entry itself is written again before it is seen. Nothing is kept beside the cache. Rates divide 64, or are multiples of
-it.
+position, in blocks of 64 positions as for every model, is its key, and in that of the last one of an entry the entry and its
+index key. An entry is made of values and gates alone (of both compressors), each rounded once, in the order of positions; so it
+has the same bits whichever steps its positions came in. They are kept of the last positions, and of those that an entry takes
+which begins at a multiple of 64 (engine/rings.py): a session that goes back there has all that it needs, and the entry itself
+is written again before it is seen. Rates divide 64, or are multiples of it.
 """
 
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ class Compress:
     """target [width] = the entry of which the row's position is the last: the sum over its positions, in order, of
     softmax(gate + bias) * value, column by column. Rows at other positions: zeros.
 
-    values and gates [width], of each position, are cached rounded; `bias` [rate, width] by place in the entry. With
+    values and gates [width], of each position, are kept rounded; `bias` [rate, width] by place in the entry. With
     `is_doubled` all three are twice as wide: an entry is of the first half of the columns at the positions of the entry
     before (none before the first entry), then of the other half at its own.
     """
@@ -98,7 +97,7 @@ class Compress:
 
     @property
     def cache_widths(self) -> tuple[int, ...]:
-        """Values that a position keeps in the cache, in the storage dtype."""
+        """Values and gates of a position, in the storage dtype."""
         return (self.width * (1 + self.is_doubled),) * 2
 
 

@@ -83,8 +83,10 @@ def position_bytes(program: Program, precision: Precision) -> tuple[int, ...]:
 
 def state_bytes(program: Program, precision: Precision) -> tuple[int, ...]:
     """Bytes that each layer caches for a session at most, whatever its length."""
+    if torch_device() is not None:  # it computes no states, and keeps of every position what entries are made of
+        return (0,) * len(program.layers)
     item = ITEM_BYTES[weight_precision(precision)]
-    return tuple(layer_state_bytes(layer, item) if layer.recurrent else 0 for layer in program.layers)
+    return tuple(layer_state_bytes(layer, item) for layer in program.layers)
 
 
 def _check_device(device: str, precision: Precision) -> None:

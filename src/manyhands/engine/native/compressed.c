@@ -1,4 +1,4 @@
-/* Positions in entries. COMPRESS caches what each position gives, and makes an entry in the row of its last position; ATTEND_ENTRIES
+/* Positions in entries. COMPRESS keeps what the last positions give, and makes an entry in the row of its last position; ATTEND_ENTRIES
  * caches keys and entries, as rows, and attends, row by row, to the last positions and to entries, which are put into blocks as a cache of
  * keys has them. */
 #include "compressed.h"
@@ -69,13 +69,35 @@ static int64_t places(const Segment *segments, int64_t num_segments, int64_t rat
     return found;
 }
 
-/* -- COMPRESS: values, gates, target, rate, is_doubled; bias [rate, width of values] ------------------------------------------------- */
+/* -- COMPRESS: values, gates, target, rate, is_doubled; bias [rate, width of values] -------------------------------------------------
+ *
+ * Values and gates of a session's last positions lie in a ring (Segment.now): as many as the entries of a step need that begins at most
+ * MOST_BACK positions back. A step reads those of its own rows from their registers, and writes them to the ring when its entries are
+ * made, so that it may be longer than the ring. In a block of 64 positions lies what an entry that begins behind the block has of it. */
 
-int64_t compress_bytes(const Plan *plan, const Op *op) { return BLOCK * 2 * kept_bytes(plan, plan->widths[op->numbers[0]]); }
+int64_t ring_rows(const Op *op) { return MOST_BACK + op->numbers[3] * (1 + op->numbers[4]); }
+static int64_t pair_bytes(const Plan *plan, int64_t number) { return 2 * kept_bytes(plan, plan->widths[number]); }
+int64_t ring_bytes(const Plan *plan, const Op *op) { return ring_rows(op) * pair_bytes(plan, op->numbers[0]); }
+/* The last positions of a block of which it has what the entry behind them takes. */
+static int64_t last_rows(const Op *op) { return op->numbers[4] ? at_most(op->numbers[3], BLOCK) : 0; }
+int64_t compress_bytes(const Plan *plan, const Op *op) { return last_rows(op) * pair_bytes(plan, op->numbers[2]); }
 
-static char *kept_at(const Plan *plan, const Op *op, const Segment *s, int64_t position)
+static char *ring_at(const Plan *plan, const Op *op, const Segment *s, int64_t position)
 {
-    return s->blocks[position / BLOCK] + op->cache + position % BLOCK * 2 * kept_bytes(plan, plan->widths[op->numbers[0]]);
+    return s->now + op->now + position % ring_rows(op) * pair_bytes(plan, op->numbers[0]);
+}
+
+/* Null where the block does not have it. */
+static char *last_at(const Plan *plan, const Op *op, const Segment *s, int64_t position)
+{
+    int64_t row = position % BLOCK - BLOCK + last_rows(op);
+    return row < 0 ? 0 : s->blocks[position / BLOCK] + op->cache + row * pair_bytes(plan, op->numbers[2]);
+}
+
+static void keep_pair(const Plan *plan, const Op *op, int64_t row, int64_t width, char *to)
+{
+    keep_row(plan, row_of(plan, op->numbers[0], row), width, to);
+    keep_row(plan, row_of(plan, op->numbers[1], row), width, to + kept_bytes(plan, width));
 }
 
 static void keep_task(const void *argument, int64_t row, void *scratch)
@@ -84,12 +106,34 @@ static void keep_task(const void *argument, int64_t row, void *scratch)
     const Plan *plan = work->plan;
     const int64_t *n = work->op->numbers;
     const Segment *s = segment_of(work->segments, row);
-    int64_t width = plan->widths[n[0]];
-    char *to = kept_at(plan, work->op, s, s->start + row - s->row);
+    int64_t position = s->start + row - s->row;
+    char *last = last_at(plan, work->op, s, position);
     (void)scratch;
-    keep_row(plan, row_of(plan, n[0], row), width, to);
-    keep_row(plan, row_of(plan, n[1], row), width, to + kept_bytes(plan, width));
-    memset(row_of(plan, n[2], row), 0, (size_t)plan->widths[n[2]] * 4);
+    if (position >= s->start + s->count - ring_rows(work->op)) /* else a later row has its place */
+        keep_pair(plan, work->op, row, plan->widths[n[0]], ring_at(plan, work->op, s, position));
+    if (last)
+        keep_pair(plan, work->op, row, plan->widths[n[2]], last);
+}
+
+/* Columns of the values and gates of a position, as caches hold them. is_before: those that the entry behind the position's own takes. */
+static void take_columns(const Work *work, const Place *place, int64_t position, int64_t is_before, int64_t at, int64_t count, float *values,
+                         float *gates)
+{
+    const Plan *plan = work->plan;
+    const Segment *s = place->segment;
+    _Alignas(LINE) char rounded[2][COLUMNS * 4];
+    const char *from[2] = {rounded[0], rounded[1]};
+    int64_t size = size_of_type(plan->type), first = place->position + 1 - work->op->numbers[3];
+    if (position >= s->start) {
+        for (int i = 0; i < 2; i++)
+            keep_row(plan, row_of(plan, work->op->numbers[i], s->row + position - s->start) + at, count, rounded[i]);
+    } else {
+        int64_t in_block = is_before && first % BLOCK == 0;
+        from[0] = (in_block ? last_at(plan, work->op, s, position) : ring_at(plan, work->op, s, position)) + at * size;
+        from[1] = from[0] + kept_bytes(plan, plan->widths[work->op->numbers[in_block ? 2 : 0]]);
+    }
+    plan->kernels->widen(from[0], plan->type, 1, values, count, 0);
+    plan->kernels->widen(from[1], plan->type, 1, gates, count, 0);
 }
 
 /* Some columns of an entry. */
@@ -101,14 +145,12 @@ static void compress_task(const void *argument, int64_t task, void *scratch)
     const int64_t *n = work->op->numbers;
     const Place *place = work->places + task / work->parts;
     int64_t column = task % work->parts * COLUMNS, wide = plan->widths[n[0]], width = plan->widths[n[2]], rate = n[3];
-    int64_t count = at_most(width - column, COLUMNS), size = size_of_type(plan->type), rows = rate * (1 + n[4]);
+    int64_t count = at_most(width - column, COLUMNS), rows = rate * (1 + n[4]);
     int64_t first = place->position + 1 < rows ? rate : 0; /* there is no entry before the first one */
     float *values = scratch, *gates = values + rows * COLUMNS;
     for (int64_t i = first; i < rows; i++) {
-        int64_t at = column + (n[4] && i >= rate ? width : 0);
-        const char *kept = kept_at(plan, work->op, place->segment, place->position - rows + 1 + i) + at * size;
-        kernels->widen(kept, plan->type, 1, values + i * COLUMNS, count, 0);
-        kernels->widen(kept + kept_bytes(plan, wide), plan->type, 1, gates + i * COLUMNS, count, 0);
+        int64_t is_own = !n[4] || i >= rate, at = column + (n[4] && is_own ? width : 0);
+        take_columns(work, place, place->position - rows + 1 + i, !is_own, at, count, values + i * COLUMNS, gates + i * COLUMNS);
         kernels->add(gates + i * COLUMNS, (const float *)work->op->tensors[0].data + i % rate * wide + at, 1, gates + i * COLUMNS, count, 0);
     }
     kernels->pool(gates + first * COLUMNS, values + first * COLUMNS, rows - first, COLUMNS, count, row_of(plan, n[2], place->row) + column);
@@ -121,10 +163,10 @@ int compress_run(const Plan *plan, Team *team, int64_t threads, const Op *op, co
     Place found[CHUNK];
     Work work = {.plan = plan, .op = op, .segments = segments, .places = found, .parts = ceil_div(width, COLUMNS)};
     int64_t count = places(segments, num_segments, n[3], found);
-    int failed = team_run(team, members_for(threads, rows * wide * 8), keep_task, &work, rows, 0);
-    if (failed || !count)
-        return failed;
-    return team_run(team, members_for(threads, count * each * width * 16), compress_task, &work, count * work.parts, each * COLUMNS * 8);
+    for (int64_t row = 0; row < rows; row++)
+        memset(row_of(plan, n[2], row), 0, (size_t)width * 4);
+    int failed = count ? team_run(team, members_for(threads, count * each * width * 16), compress_task, &work, count * work.parts, each * COLUMNS * 8) : 0;
+    return failed ? failed : team_run(team, members_for(threads, rows * wide * 8), keep_task, &work, rows, 0);
 }
 
 /* -- ATTEND_ENTRIES: query, key, entry, target, heads, window, rate, the register of chosen entries (0: all that a row sees); scale; sinks - */

@@ -10,6 +10,7 @@
 
 enum {
     ROOM_BYTES = 1 << 24, /* of scores, or of gathered keys, that are held at once, though of one row at least */
+    PANELS_OF_BLOCK = BLOCK / SIDE, /* of index keys */
     LEAST_BLOCKS = 16,    /* of index keys that a task scores, if it does not score all of a row */
     LEAST_GATHERED = 4,   /* blocks that a task gathers, if it does not gather all of a row */
     LEAST_HEADS = 8       /* of attention that a task keeps together */
@@ -28,9 +29,11 @@ typedef struct {
     const Late *late;
     int64_t parts, per_task; /* tasks of a row, blocks or heads of a task */
     int64_t stride;          /* bytes of a row in the plan's room: of scores, or of a table of blocks, then the blocks */
-    int64_t entries;         /* INDEX of entries: how many the last row sees, which lie in blocks in the room for that */
+    int64_t entries;         /* INDEX of entries: how many the last row sees, whose panels the room for that lists */
 } Work;
 
+/* Bytes of the addresses of all panels of so many entries. */
+static int64_t panels_bytes(int64_t entries) { return table_bytes(ceil_div(entries, BLOCK) * PANELS_OF_BLOCK); }
 static void *room_of(const Work *work, int64_t row) { return work->plan->index_room + row * work->stride; }
 
 Kind index_kind(const Plan *plan, const Op *op)
@@ -75,9 +78,10 @@ static void begin_task(const void *argument, int64_t row, void *scratch)
     Kind kind = index_kind(plan, work->op);
     (void)scratch;
     int64_t position = s->start + row - s->row, most = most_chosen(plan, work->op), rate = n[6], seen = seen_at(work->op, position);
-    if (!rate)
-        plan->kernels->remember(&kind, row_of(plan, n[1], row), 0, s->blocks[position / BLOCK] + work->op->cache, position % BLOCK);
-    else if ((position + 1) % rate == 0)
+    int64_t each = rate ? entries_of_block(rate) : BLOCK, is_last = !rate || (position + 1) % rate == 0;
+    if (is_last && each % SIDE == 0)
+        plan->kernels->remember(&kind, row_of(plan, n[1], row), 0, s->blocks[position / BLOCK] + work->op->cache, (seen - 1) % each);
+    else if (is_last)
         keep_row(plan, row_of(plan, n[1], row), n[5], entry_at(plan, s->blocks, work->op->cache, seen - 1, rate, n[5]));
     float *chosen = row_of(plan, n[3], row);
     for (int64_t i = 0; seen <= most && i < most; i++)
@@ -94,7 +98,7 @@ static void score_task(const void *argument, int64_t task, void *scratch)
     Kind kind = index_kind(plan, work->op);
     Keys keys = {late->segment->blocks, work->op->cache};
     if (n[6])
-        keys = (Keys){(char *const *)plan->entry_room, 0};
+        keys = (Keys){(char *const *)plan->entry_room, .has_panels = 1};
     if (blocks > 0)
         plan->kernels->index(&kind, row_of(plan, n[0], late->row), row_of(plan, n[2], late->row), &keys, first, blocks,
                              (float *)room_of(work, task / work->parts) + first * BLOCK, scratch);
@@ -176,29 +180,34 @@ static int score_and_choose(Team *team, int64_t threads, Work work, int64_t rows
     return failed ? failed : team_run(team, members_for(threads, rows * blocks * BLOCK * 8), choose_task, &work, rows, 0);
 }
 
-/* A block of the index keys of entries, as a cache of keys has them. */
+/* Where the panels of a block of index keys of entries lie: in the cache, or where they do not fill panels there, put together. */
 static void entries_task(const void *argument, int64_t block, void *scratch)
 {
     const Work *work = argument;
     const Plan *plan = work->plan;
     const int64_t *n = work->op->numbers;
     Kind kind = index_kind(plan, work->op);
-    int64_t count = at_most(work->entries - block * BLOCK, BLOCK);
-    char *rows[BLOCK], **table = (char **)plan->entry_room;
+    int64_t count = at_most(work->entries - block * BLOCK, BLOCK), panel = key_bytes(&kind) / PANELS_OF_BLOCK, each = entries_of_block(n[6]);
+    char *rows[BLOCK], **table = (char **)plan->entry_room + block * PANELS_OF_BLOCK;
+    char *gathered = plan->entry_room + panels_bytes(work->entries) + block * key_bytes(&kind);
     (void)scratch;
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count && !fills_panels(n[6]); i++)
         rows[i] = entry_at(plan, work->segments->blocks, work->op->cache, block * BLOCK + i, n[6], n[5]);
-    table[block] = plan->entry_room + table_bytes(ceil_div(work->entries, BLOCK)) + block * key_bytes(&kind);
-    turn_rows(&kind, rows, count, table[block]);
+    if (!fills_panels(n[6]))
+        turn_rows(&kind, rows, count, gathered);
+    for (int64_t p = 0; p < PANELS_OF_BLOCK; p++) {
+        int64_t entry = block * BLOCK + at_most(p * SIDE, count - 1); /* behind the last panel that one again: nothing sees it */
+        table[p] = fills_panels(n[6]) ? work->segments->blocks[entry / each] + work->op->cache + entry % each / SIDE * panel : gathered + p * panel;
+    }
 }
 
 static int gather_entries(Plan *plan, Team *team, int64_t threads, const Work *work)
 {
     Kind kind = index_kind(plan, work->op);
-    int64_t blocks = ceil_div(work->entries, BLOCK);
-    if (!has_room(&plan->entry_room, &plan->entry_bytes, table_bytes(blocks) + blocks * key_bytes(&kind)))
+    int64_t blocks = ceil_div(work->entries, BLOCK), bytes = fills_panels(work->op->numbers[6]) ? 0 : blocks * key_bytes(&kind);
+    if (!has_room(&plan->entry_room, &plan->entry_bytes, panels_bytes(work->entries) + bytes))
         return -1;
-    return team_run(team, members_for(threads, blocks * key_bytes(&kind)), entries_task, work, blocks, 0);
+    return team_run(team, members_for(threads, bytes), entries_task, work, blocks, 0);
 }
 
 /* Late rows of all segments, of one alone where keys are those of entries. */

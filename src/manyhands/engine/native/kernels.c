@@ -739,6 +739,14 @@ static void soften_rows(const Kind *kind, Rows *rows, int64_t low, int64_t high,
     }
 }
 
+/* The panels of keys of a block. */
+static void panels_of(const Kind *kind, const Keys *cached, int64_t block, const char *out[BLOCK / SIDE])
+{
+    int64_t each = key_bytes(kind) / (BLOCK / SIDE);
+    for (int64_t p = 0; p < BLOCK / SIDE; p++)
+        out[p] = cached->has_panels ? cached->blocks[block * (BLOCK / SIDE) + p] : cached->blocks[block] + cached->offset + p * each;
+}
+
 /* `rows` over the blocks they see. sums: [value panels][rows][16], in tiles of TILE_ROWS. */
 static void attend_rows(const Kind *kind, const float *queries, Rows *rows, const Keys *cached, const float *sinks, char *turned, float *sums)
 {
@@ -753,7 +761,7 @@ static void attend_rows(const Kind *kind, const float *queries, Rows *rows, cons
     }
     memset(sums, 0, (size_t)(panels * room * SIDE) * 4);
     for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
-        const char *keys = cached->blocks[block] + cached->offset, *values = keys + key_bytes(kind);
+        const char *keys = cached->blocks[block] + cached->offset, *values = keys + key_bytes(kind), *each[BLOCK / SIDE];
         const half_t *scales = (const half_t *)(values + value_codes(kind));
         if (kind->is_latent) {
             turn_latents(kind, keys, turned);
@@ -764,14 +772,15 @@ static void attend_rows(const Kind *kind, const float *queries, Rows *rows, cons
             low++;
         while (high > low && first_seen(kind, position_of(kind, rows, high - 1)) >= (block + 1) * BLOCK)
             high--;
+        panels_of(kind, cached, block, each);
 #ifdef TILES
         if (is_tiled)
-            tile_scores((const char *)queries, count > SIDE, keys, depth, rows->scores);
+            tile_scores((const char *)queries, count > SIDE, each, depth, rows->scores);
 #endif
         if (!is_tiled)
             memset(rows->scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
         for (int64_t p = 0; p < BLOCK / SIDE && !is_tiled; p++)
-            chains(key_type(kind), ATTENTION[key_type(kind) - SCALED], high - low, 0, queries + low * DEPTH, count * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
+            chains(key_type(kind), ATTENTION[key_type(kind) - SCALED], high - low, 0, queries + low * DEPTH, count * DEPTH, each[p], depth,
                    rows->scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t at = 0; block < last / BLOCK && at < 4096; at += LINE) /* as fetch_weights does within a block */
             __builtin_prefetch(cached->blocks[block + 1] + cached->offset + at);
@@ -849,10 +858,11 @@ static void index_blocks(const Kind *kind, const float *queries, const float *we
         tiles_begin(SIDE, SIDE);
 #endif
     for (int64_t block = first; block < first + blocks; block++, scores += BLOCK) {
-        const char *keys = cached->blocks[block] + cached->offset;
+        const char *each[BLOCK / SIDE];
+        panels_of(kind, cached, block, each);
 #ifdef TILES
         for (int64_t h = 0; is_tiled && h < heads; h += TILE_ROWS)
-            tile_scores(tile_of(&source, 0, h), heads - h > SIDE, keys, depth, products + h * BLOCK);
+            tile_scores(tile_of(&source, 0, h), heads - h > SIDE, each, depth, products + h * BLOCK);
 #endif
         if (!is_tiled)
             memset(products, 0, (size_t)(heads * BLOCK) * 4);
@@ -860,7 +870,7 @@ static void index_blocks(const Kind *kind, const float *queries, const float *we
             V total = set(0);
             if (!is_tiled)
                 chains(plain_type(kind), ATTENTION[plain_type(kind) - SCALED], heads, 0, source.rows, source.step_step,
-                       keys + p * depth * step_bytes(plain_type(kind)), depth, products + p * SIDE, BLOCK);
+                       each[p], depth, products + p * SIDE, BLOCK);
             for (int64_t h = 0; h < heads; h++)
                 total = fma_(set(weights[h]), more(load(products + h * BLOCK + p * SIDE), set(0)), total);
             store(scores + p * SIDE, pick(is_nan(total), set(-__builtin_inff()), total));

@@ -63,10 +63,10 @@ typedef struct {
     float scale, soft_cap;
 } Kind;
 
-/* A key head of a session: in its blocks, `offset` bytes behind the beginning of each. */
+/* A key head of a session: in its blocks, `offset` bytes behind the beginning of each. has_panels (index alone): in panels of 16 keys each. */
 typedef struct {
     char *const *blocks;
-    int64_t offset;
+    int64_t offset, has_panels;
 } Keys;
 
 /* How a row chooses experts (Route in program/ops.py); at most MOST_EXPERTS. */

@@ -279,6 +279,17 @@ static void keep_positions(Plan *plan, Op *op, int64_t bytes)
     plan->block_bytes += whole_lines(bytes);
 }
 
+/* An operation keeps so much of a block of states, and of the state behind the last position. All operations of a plan have such blocks, or
+ * none has: COMPRESS goes back otherwise. */
+static int keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
+{
+    if ((plan->state_bytes || plan->now_bytes) && !plan->state_bytes != !block)
+        return BAD_SHAPE;
+    op->cache = plan->state_bytes, op->now = plan->now_bytes;
+    plan->state_bytes += whole_lines(block), plan->now_bytes += whole_lines(now);
+    return DONE;
+}
+
 /* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning
  * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
  * width is how many are chosen; latent, of one key head, without window); scale, soft cap (0: none); sinks */
@@ -324,7 +335,7 @@ static int check_index(Plan *plan, Op *op)
     if (n[6] && !is_rate(n[6]))
         return BAD_SHAPE;
     Kind kind = index_kind(plan, op);
-    keep_positions(plan, op, n[6] ? entries_of_block(n[6]) * kept_bytes(plan, n[5]) : block_bytes(&kind));
+    keep_positions(plan, op, n[6] && !fills_panels(n[6]) ? entries_of_block(n[6]) * kept_bytes(plan, n[5]) : block_bytes(&kind) / (n[6] ? n[6] : 1));
     return DONE;
 }
 
@@ -364,8 +375,10 @@ static int check_compress(Plan *plan, Op *op) /* values, gates, target, rate, is
         return BAD_SHAPE;
     if (!op->tensors[0].data || op->tensors[0].bytes != n[3] * w[n[0]] * 4)
         return BAD_TENSOR;
-    keep_positions(plan, op, compress_bytes(plan, op));
-    return DONE;
+    int failed = keep_states(plan, op, 0, ring_bytes(plan, op));
+    if (!failed)
+        keep_positions(plan, op, compress_bytes(plan, op));
+    return failed;
 }
 
 /* query, key, entry, target, heads, window, rate, the register of chosen entries (0: all that a row sees); scale; sinks */
@@ -403,13 +416,6 @@ static int check_xielu(const Plan *plan, const Op *op) /* register; alphas above
     return op->tensors[0].data && op->tensors[0].bytes == 16 ? DONE : BAD_TENSOR;
 }
 
-/* An operation keeps so much of a block of states, and of the state behind the last position. */
-static void keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
-{
-    op->cache = plan->state_bytes, op->now = plan->now_bytes;
-    plan->state_bytes += whole_lines(block), plan->now_bytes += whole_lines(now);
-}
-
 static int check_convolve(Plan *plan, Op *op) /* source, target, taps, activation; weights [taps, columns], bias */
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -419,8 +425,7 @@ static int check_convolve(Plan *plan, Op *op) /* source, target, taps, activatio
         return BAD_SHAPE;
     if (!op->tensors[0].data || op->tensors[0].bytes != n[2] * w[n[0]] * 4 || !is_vector(op->tensors[1], w[n[0]]))
         return BAD_TENSOR;
-    keep_states(plan, op, convolution_bytes(plan, op, STATE_BLOCK + n[2] - 1), convolution_bytes(plan, op, n[2] - 1));
-    return DONE;
+    return keep_states(plan, op, convolution_bytes(plan, op, STATE_BLOCK + n[2] - 1), convolution_bytes(plan, op, n[2] - 1));
 }
 
 /* source, target, is_fp32 (of channels, in lanes); rates, in double (null: softplus alone) or in fp32, bias */
@@ -461,8 +466,7 @@ static int check_delta(Plan *plan, Op *op)
         return BAD_TENSOR;
     if (is_scan && (!op->tensors[1].data || op->tensors[1].bytes != n[8] * n[9] * 4))
         return BAD_TENSOR;
-    keep_states(plan, op, delta_block_floats(op) * 4, delta_floats(op) * 4);
-    return DONE;
+    return keep_states(plan, op, delta_block_floats(op) * 4, delta_floats(op) * 4);
 }
 
 /* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last, target; scale. multiply: source, by (a column for
@@ -544,6 +548,8 @@ static int has_states(const Plan *plan, const Segment *s)
 {
     if (!plan->now_bytes && !plan->state_bytes)
         return 1;
+    if (!plan->state_bytes)
+        return s->now != 0;
     if (!s->states || !s->now || s->num_states < 0 || s->num_states > 1 << 25 || s->start + s->count > s->num_states * STATE_BLOCK)
         return 0;
     if (s->from < 0)

@@ -29,7 +29,7 @@ typedef struct {
     Tensor tensors[MAX_TENSORS];
     int64_t cache; /* attention, index keys, and what entries are made of: where the layer's begin in a block of a cache, in bytes; operations with states: in a block of states;
                       rotary: where its angles begin in those of a row */
-    int64_t now;   /* operations with states: where theirs begins in the state behind the last position, in bytes */
+    int64_t now;   /* operations with states, and rings: where theirs begins in the state behind the last position, in bytes */
     int64_t owns;  /* rotary: it is the first with these angles, and computes them */
 } Op;
 /* Whether experts have gates, or an activation alone. */
@@ -49,14 +49,14 @@ typedef struct {
     int64_t expert_floats, expert_room;
     char *index_room; /* INDEX: scores of some rows; attention: keys of the positions that some rows see */
     int64_t index_bytes;
-    char *entry_room; /* INDEX of entries: their keys in blocks */
+    char *entry_room; /* INDEX of entries: where the panels of their keys lie, and those that are put together */
     int64_t entry_bytes;
 } Plan;
 
 /* Rows [row, row + count) of a step are the positions from `start` on of a session. Its cache has `num_blocks` blocks of 64 positions,
  * each of Plan.block_bytes: all layers, of a layer all key heads. Sessions may share blocks that none of them writes.
  * Its states (states.c): `now`, of Plan.now_bytes, and blocks of STATE_BLOCK positions, each of Plan.state_bytes, null where one is not
- * kept. from: -1 where `now` is the state before `start`, else the first position of the block that gives it, which `start` lies in or
+ * kept; of plans whose Plan.state_bytes is 0 `now` alone: rings (compressed.c). from: -1 where `now` is the state before `start`, else the first position of the block that gives it, which `start` lies in or
  * just behind. */
 typedef struct {
     char *const *blocks;

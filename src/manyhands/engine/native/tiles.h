@@ -174,12 +174,12 @@ static void tile_product(const Source *source, const char *packed, int64_t panel
 }
 
 /* scores [row][64] = queries in tiles [step][32][32], of which 16 or 32 rows count, times the keys of a block. */
-static void tile_scores(const char *queries, int has_rows, const char *keys, int64_t depth, float *scores)
+static void tile_scores(const char *queries, int has_rows, const char *const keys[BLOCK / SIDE], int64_t depth, float *scores)
 {
-    for (int64_t p = 0; p < BLOCK / SIDE; p += 2, keys += 2 * depth * TILE_BYTES) {
+    for (int64_t p = 0; p < BLOCK / SIDE; p += 2) {
         float *to = scores + p * SIDE;
         tiles_zero();
-        tile_chain(queries, has_rows, keys, keys + depth * TILE_BYTES, depth, 0, 0);
+        tile_chain(queries, has_rows, keys[p], keys[p + 1], depth, 0, 0);
         tile_store(0, to, BLOCK * 4);
         tile_store(1, to + SIDE, BLOCK * 4);
         if (has_rows) {
