@@ -113,7 +113,7 @@ def in_company(pipeline: Pipeline, ids: Ids, other: Ids) -> Logits:
     for turn, size in enumerate((1, 7, 1, 90, 1, 200, 3, 1, 61)):
         wrong = random_ids(size + 2, seed=at)
         pipeline.step([Feed(strange, 10 * turn, other[: 40 + turn]), Feed(caches, at, wrong)])
-        got.append(pipeline.step([Feed(caches, at, ids[at : at + size]), Feed(strange, 60, other[:3])])[0])
+        got.append(pipeline.step([Feed(caches, at, ids[at : at + size]), Feed(strange, 10 * turn + 20, other[:3])])[0])
         at += size
     return np.concatenate(got)
 

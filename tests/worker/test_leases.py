@@ -253,7 +253,7 @@ def test_a_span_that_is_let_go_gives_its_bytes_back(folder: Path) -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "deepseek_v4"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2"])
 def test_short_sessions_with_states_hold_no_more_than_the_bound(tmp_path: Path, kind: str) -> None:
     """Each takes its states, however short; what is free is true for one more; parked ones give way."""
     folder = make_tiny(kind, tmp_path / kind, seed=3)
