@@ -52,7 +52,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 192}
-    more = {"compress_rates": rates} if family == "deepseek_v4" else {}
+    more: dict[str, Any] = {"compress_rates": rates} if family == "deepseek_v4" else {}
     return make_tiny(family, tmp_path_factory.mktemp("hybrid") / family, seed=21, **more)
 
 
