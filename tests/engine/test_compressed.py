@@ -212,7 +212,9 @@ def test_a_session_goes_back_near_its_end_and_to_the_beginnings_of_entries(
     with pytest.raises(StateGone, match="position 500 was left long ago: the nearest to go on from is 384"):
         session.step(cache, 500, rows[500:501])
     assert cache.reachable(650) == 650 and cache.length == 720
+    assert cache.fork(704, 0).reachable(704) == 704
     assert np.array_equal(session.step(cache, 650, rows[650:700]), whole[650:])
+    assert cache.reachable(623) == 512 and cache.reachable(624) == 624  # later rows have been in their place
     fork = cache.fork(384, 0)
     assert np.array_equal(session.step(fork, 384, rows[384:700]), whole[384:])
     assert np.array_equal(session.step(cache, 384, rows[384:390]), whole[384:390])

@@ -35,7 +35,8 @@ HONEST = (1, 2)
 
 @pytest.fixture(scope="module", params=daily(["llama", "qwen3_next"], ["deepseek_v4"]))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(request.param, tmp_path_factory.mktemp("hop_walk") / request.param, seed=4)
+    narrow: dict[str, Any] = {"hc_mult": 1, "mlp_layer_types": ["moe"] * 6} if request.param == "deepseek_v4" else {}
+    return make_tiny(request.param, tmp_path_factory.mktemp("hop_walk") / request.param, seed=4, **narrow)
 
 
 class Honest:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,7 +30,8 @@ POSITIONS = [0, 1, 7, 8, 9, 31, 32, 33, 64, 1 << 31]
 
 @pytest.fixture(scope="module", params=daily(["llama", "qwen3_next"], ["deepseek_v4"]))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(request.param, tmp_path_factory.mktemp("walk") / request.param, seed=4)
+    narrow: dict[str, Any] = {"hc_mult": 1, "mlp_layer_types": ["moe"] * 6} if request.param == "deepseek_v4" else {}
+    return make_tiny(request.param, tmp_path_factory.mktemp("walk") / request.param, seed=4, **narrow)
 
 
 class Book:

@@ -26,8 +26,8 @@ class _Held(NamedTuple):
     def has(self, position: int) -> bool:
         return max(self.base, self.most - MOST_BACK) <= position
 
-    def copy(self) -> "_Held":
-        rings = HOST.made(self.rings.nbytes)
+    def copy(self, rings: Array | None = None) -> "_Held":
+        rings = HOST.made(self.rings.nbytes) if rings is None else rings
         HOST.copy(rings, self.rings)
         return self._replace(rings=rings)
 
@@ -61,9 +61,7 @@ class Rings:
             raise StateGone(f"position {start} was left long ago: the nearest to go on from is {nearest}")
         now = self._held(start)
         rings = HOST.made(self._plan.now_bytes) if self._now is None else self._now.rings
-        is_again = self._before is not None and self._before[0] == start
-        is_long = now is not None and start % self._plan.apart > 0 and max(now.most, end) - start > MOST_BACK
-        before = self._before if is_again and is_long else (start, now.copy()) if now is not None and is_long else None
+        before = None if now is None else self._left(start, end, now)
         if now is None:
             now = _Held(rings, start, start)
         elif now.rings is not rings:
@@ -84,6 +82,14 @@ class Rings:
         if held is not None and positions % self._plan.apart:
             fork._now = held.copy()
         return fork
+
+    def _left(self, start: int, end: int, now: _Held) -> tuple[int, _Held] | None:
+        """What is there before a step that leaves too little of it to begin again, in the memory of what was left before."""
+        if self._before is not None and self._before[0] == start:
+            return self._before
+        if start % self._plan.apart == 0 or max(now.most, end) - start <= MOST_BACK:
+            return None
+        return start, now.copy(None if self._before is None else self._before[1].rings)
 
     def _held(self, position: int) -> _Held | None:
         """The rings from which a step can begin at a position, if there are such."""
