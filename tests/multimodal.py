@@ -84,6 +84,25 @@ _LLAMA4: Final = {
     "floor_scale": 16,
 }
 
+_M3: Final = {
+    "head_dim": 32,
+    "rotary_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    "dense_intermediate_size": 80,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 1, 1, 1],
+        "sparse_num_index_heads": 2,
+        "sparse_index_dim": 24,
+        "sparse_block_size": 64,
+        "sparse_topk_blocks": 1,
+        "sparse_local_block": 0,
+    },
+}
+
 # A name -> (model_type, what text_config has beside _TEXT, vision_config)
 KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2}, _TOWER),
@@ -122,6 +141,7 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"model_type": "mistral4", **_DEEPSEEK, "rope_parameters": {**_GROWING, "partial_rotary_factor": 0.5}},
         {**_TOWER, "model_type": "pixtral"},
     ),
+    "minimax_m3": ("minimax_m3_vl", _M3, {**_TOWER, "image_size": 28}),
     "mistral3": (
         "mistral3",
         {"model_type": "mistral", "head_dim": 32, "sliding_window": None},

@@ -30,6 +30,7 @@ from manyhands.core import Precision
 from manyhands.engine import library
 from manyhands.errors import ModelError
 from manyhands.program.families import read_program
+from manyhands.program.ops import Attention
 from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, write_tiny
 from manyhands.testing.tiny_configs import LFM3_KINDS, NEMOTRON_KINDS
 from manyhands.testing.tiny_v4 import V4_KINDS
@@ -444,6 +445,17 @@ OWN: dict[str, Options] = {
     "hunyuan_v1_dense": {"attention_bias": _BOOL},
     "olmoe": {"attention_bias": _BOOL, "norm_topk_prob": _BOOL, "num_experts_per_tok": [1, 5]},
     "minimax_m2": {"num_experts_per_tok": [1, 3], "rotary_dim": [None, 8]},
+    "minimax_m3_vl_text": {
+        "dense_intermediate_size": [50, 131],
+        "index_block_size": [64, 128],
+        "index_local_blocks": [0, 1],
+        "index_topk_blocks": [1, 2, 3],
+        "num_experts_per_tok": [1, 4],
+        "routed_scaling_factor": [0.3, 2.5],
+        "shared_intermediate_size": [1, 40],
+        "swiglu_alpha": [0.5, 1.702],
+        "swiglu_limit": [0.3, 7.0],
+    },
     "granitemoe": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "num_experts_per_tok": [1, 4]},
     "seed_oss": {"attention_bias": _BOOL, "attention_out_bias": _BOOL, "mlp_bias": _BOOL},
     "exaone4": {"sliding_window": [1, 9], "sliding_window_pattern": [1, 2, 4]},
@@ -616,6 +628,14 @@ def options(draw: random.Random, family: str) -> Options:
     if family == "jamba":
         period = draw.choice([1, 2, 4, 9])
         out |= {"attn_layer_period": period, "attn_layer_offset": draw.randrange(period)}
+    if family == "minimax_m3_vl_text":
+        out |= {"head_dim": draw.choice([8, 16, 48]), "index_n_heads": out["num_key_value_heads"]}
+        share = draw.choice([0.5, 1.0])
+        out["rotary_dim"] = turned = int(share * out["head_dim"])
+        out["rope_parameters"] = {**scaling(draw, turned), "partial_rotary_factor": share}
+        out["index_head_dim"] = draw.choice([turned, turned + 9, 64])
+        out |= {"layer_types": draw.choices(["full_attention", "minimax_m3_sparse"], k=out["layers"])}
+        out |= {"mlp_layer_types": draw.choices(["dense", "sparse"], k=out["layers"])}
     if family == "helium":
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT) and family != "kimi_linear":  # where nothing turns
@@ -670,8 +690,10 @@ def outcome(form: Options, seed: int) -> tuple[str, str]:
 
 def compared(pair: Pair, seed: int) -> tuple[str, str]:
     """The outcome of a checkpoint that transformers and we compute."""
-    count = min(8, pair.program.context // 2)
-    length = min(33, pair.program.context - count)
+    count, wanted = min(8, pair.program.context // 2), 33
+    if any(isinstance(op, Attention) and op.index for layer in pair.program.layers for op in layer.ops):
+        wanted = 200  # more than two blocks
+    length = min(wanted, pair.program.context - count)
     prompt = [(seed + 37 * i * i) % 256 for i in range(length)]
     ids, last = pair.greedy(prompt, count, chunk=5)
     theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))

@@ -63,11 +63,12 @@ class Shape:
     index_heads: int = 0
     chosen: int = 0  # the register of chosen positions or entries, if there is one
     streams: int = 0
+    block: int = 0  # positions of a block that an index chooses
 
 
 def shape_of(integer: Integer) -> Shape:
     """Random widths, or those of attention, of latents, of latents with an index, of experts, of linear attention, of streams
-    and entries."""
+    and entries, of attention over blocks that an index chooses."""
     hidden, heads, width = integer(1, 4) * integer(1, 30), integer(1, 6), integer(1, 70)
     common: dict[int, tuple[int, ...]] = {
         library.ADD: (5, 5, 0, 5),
@@ -76,7 +77,7 @@ def shape_of(integer: Integer) -> Shape:
         library.RESCALE: (0, 5, 0, 0),
         library.MIX: (0, 6, 5, 0),
     }
-    match integer(0, 6):
+    match integer(0, 7):
         case 1:
             key_heads, value = integer(1, 3), integer(1, 70)
             many = heads * key_heads
@@ -118,6 +119,26 @@ def shape_of(integer: Integer) -> Shape:
             return Shape(widths, heads, 1, fitting, many, 3)
         case 6:
             return shape_of_entries(integer, heads, width)
+        case 7:
+            key_heads, value, wide, parts = integer(1, 3), integer(1, 70), integer(1, 70), integer(1, 3)
+            many, each = heads * key_heads, parts * integer(1, 3)
+            widths = [
+                hidden,
+                many * width,
+                key_heads * width,
+                key_heads * value,
+                key_heads * each,
+                many * value,
+                hidden,
+            ]
+            widths += [key_heads * wide, wide]
+            fitting = {
+                **common,
+                library.ATTENTION: (1, 2, 3, 5),
+                library.INDEX: (7, 8, 7, 4),
+                library.ADD: (6, 6, 0, 6),
+            }
+            return Shape(widths, many, key_heads, fitting, key_heads, 4, block=64 * parts)
     return Shape([integer(1, 4) * integer(1, 30) for _ in range(integer(2, 6))])
 
 
@@ -218,7 +239,8 @@ def operation(integer: Integer, whole: Shape) -> Op:
             return kind, shape, (), (maybe(integer, each + odd), falls)
         case library.INDEX:
             heads = whole.index_heads or integer(1, 4)
-            return kind, (*r[:4], heads + odd, max(1, w[0] // heads), whole.streams and rate(integer)), (), ()
+            shape = (*r[:4], heads + odd, max(1, w[0] // heads), whole.streams and rate(integer))
+            return kind, (*shape, whole.block + odd * integer(-64, 64), integer(-odd, 3)), (), ()
         case library.COLLAPSE:
             count = whole.streams or integer(1, 4)
             keeps = int(w[1] > count)

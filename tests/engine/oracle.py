@@ -96,8 +96,8 @@ class Pair:
             self.model.float()
 
     def least_gap(self, ids: Sequence[int]) -> float:
-        """How near a row's choice of positions comes to another, in transformers: the difference between the scores of the last
-        chosen and the next, of the row's highest; infinity where nothing is left out."""
+        """How near a row's choice of positions, or blocks, comes to another, in transformers: the difference between the scores
+        of the last chosen and the next, of the row's highest; infinity where nothing is left out."""
         gaps, topk, length = [math.inf], torch.Tensor.topk, len(ids)
 
         def watched(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
@@ -105,6 +105,11 @@ class Pair:
                 best = scores[0].sort(-1, descending=True).values
                 best = best[best[:, k] > -1e30]  # rows that see more than k
                 gaps.append(float(((best[:, k - 1] - best[:, k]) / best[:, 0].abs()).min()))
+            if scores.dim() == 4 and scores.shape[2] == length and k < scores.shape[3]:  # blocks, for each head
+                best = scores[0].flatten(0, 1).sort(-1, descending=True).values
+                best = best[(best[:, k] > -1e30) & (best[:, k - 1] < math.inf)]
+                largest = best.where(best.abs() < 1e30, 0.0).abs().amax(-1)
+                gaps.extend(((best[:, k - 1] - best[:, k]) / largest).tolist())
             return topk(scores, k, dim, **options)
 
         with patch.object(torch.Tensor, "topk", watched):

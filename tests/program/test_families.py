@@ -229,7 +229,10 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert widths[op.target] and op.beta > 0 and op.length > 0 and op.offset in (0, 1)
         case Attention():
             assert widths[op.query] == op.heads * op.width
-            assert (widths[op.key], widths[op.value]) == op.cache_widths
+            cached = (op.key, op.value, *((op.index.key,) if op.index else ()))
+            assert tuple(widths[name] for name in cached) == op.cache_widths
+            if op.index is not None:
+                assert widths[op.index.query] == op.index.heads * op.index.width and op.index.heads == op.kv_heads
             widths[op.target] = op.heads * op.value_width
         case LatentAttention():
             assert widths[op.query] == op.heads * (op.width + op.rotary_width)

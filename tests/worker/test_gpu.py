@@ -99,13 +99,14 @@ def test_what_it_cannot_hold_is_refused_before_weights_are_read(
             describe(folder, precision)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text"])
 def test_a_model_with_an_indexer_is_refused(
-    tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its config, and by the kernels where they are asked all the same."""
-    folder = make_tiny("deepseek_v32", tmp_path)
+    folder = make_tiny(family, tmp_path)
     monkeypatch.setenv(FORCED, "cuda:0")
-    with pytest.raises(ModelError, match=r"deepseek_v32 has an indexer .* cuda:0 does not compute: leave --device out"):
+    with pytest.raises(ModelError, match=rf"{family} has an indexer .* cuda:0 does not compute: leave --device out"):
         describe(folder, "bf16")
     with pytest.raises(ModelError, match="a GPU does not compute an indexer"):
         check(library.INDEX, (1, 2, 3, 4, 5, 6))

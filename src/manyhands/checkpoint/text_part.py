@@ -38,13 +38,15 @@ _OF_IMAGES: Final = frozenset(
     eoa_token_id eoa_token_index vision_soft_tokens_per_image language_model_only vision_end_token_id
     image_start_token_id image_end_token_id video_start_token_id video_end_token_id ignore_index media_placeholder_token_id
     audio_soft_tokens_per_image use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
+    image_grid_pinpoints image_seq_length img_token_compression_config merged_hidden_size num_reward_heads
+    process_image_mode projector_hidden_size video_token_index vision_feature_select_strategy
     """.split()
 )
 _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
-    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
+    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp)\."
 )
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
 
@@ -67,6 +69,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
     "kimi_k25": _Part(defaults={"model_type": "deepseek_v3"}),
     "llama4": _Part(defaults={"model_type": "llama4_text"}),
+    "minimax_m3_vl": _Part(defaults={"model_type": "minimax_m3_vl_text"}),
     "mistral3": _Part(),
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),

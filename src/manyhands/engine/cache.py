@@ -59,7 +59,8 @@ def _attention_bytes(
         return sum(-(-width // WIDE) * WIDE for width in widths) * item
     numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
     scales = -(-op.width // _CODES) + -(-op.value_width // _CODES)
-    return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item)
+    index = 0 if op.index is None else -(-op.index.width // WIDE) * WIDE * item
+    return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item) + index
 
 
 def _sizes_of(op: Convolution | LinearAttention | SelectiveScan, item: int) -> StateSizes:

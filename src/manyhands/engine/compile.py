@@ -11,7 +11,7 @@ from manyhands.engine.compile_experts import add_experts
 from manyhands.engine.compile_rows import add_row
 from manyhands.engine.compiled import Compiled, Emitted, Registers
 from manyhands.engine.compressed import add_compressed
-from manyhands.engine.latents import add_latent
+from manyhands.engine.latents import add_latent, block_choice
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Make, Packer
@@ -245,7 +245,8 @@ class _Compiler:
         sources = [self.source(name) for name in (op.query, op.key, op.value)]
         target = self.target(op.target, op.heads * op.value_width, sources)
         window = (op.window or 0) * (-1 if op.is_chunked else 1)
-        shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes))
+        chosen = block_choice(self, op.index)
+        shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes), *chosen)
         sinks = vector([op.sinks] if op.sinks else [], self.read)
         self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
 

@@ -1,11 +1,11 @@
-"""Latent attention as native operations (compile.py has the others)."""
+"""Latent attention, and what chooses positions, as native operations (compile.py has the others)."""
 
 from collections.abc import Sequence
 
 from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
-from manyhands.engine.library import TYPES
-from manyhands.program.ops import LatentAttention, Weight
+from manyhands.engine.library import BLOCK, TYPES
+from manyhands.program.ops import BlockIndex, LatentAttention, Weight
 
 
 def add_latent(to: Emitter, op: LatentAttention) -> None:
@@ -24,6 +24,17 @@ def add_latent(to: Emitter, op: LatentAttention) -> None:
     shape = (heads, 1, key_width, rank, 0, 1, 0, *chosen)
     to.emit(library.ATTENTION, (whole, key, key, seen, *shape), (op.scale, 0.0))
     _product(to, seen, target, op.value_weight, heads, False, (0, rank, 0, op.value_width, heads, rank, op.value_width))
+
+
+def block_choice(to: Emitter, index: BlockIndex | None) -> tuple[int, ...]:
+    """The register of the blocks that each key head sees, or none."""
+    if index is None:
+        return ()
+    query, key = to.source(index.query), to.source(index.key)
+    chosen = to.target(" chosen", index.heads * index.top_k * index.block // BLOCK, [query, key])
+    numbers = (query, key, query, chosen, index.heads, index.width, 0, index.block, index.local)
+    to.emit(library.INDEX, numbers)
+    return (chosen,)
 
 
 def _choice(to: Emitter, op: LatentAttention) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyhands.core import Span
 from manyhands.engine.span import Piece
-from manyhands.engine.torch_compressed import run_compressed, with_streams
+from manyhands.engine.torch_compressed import run_compressed, seen_blocks, with_streams
 from manyhands.engine.torch_experts import run_experts
 from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped, xielu
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
@@ -216,7 +216,9 @@ class _Layer:
     def _(self, op: Attention) -> None:
         query = self.round(self.registers[op.query]).reshape(-1, op.kv_heads, op.heads // op.kv_heads, op.width)
         sinks, out = self.weights.optional(op.sinks), []
-        for rows, (keys_LK, values_LK), seen_TL in self._cached(op.heads, (op.key, op.value), op):
+        names = (op.key, op.value, *(() if op.index is None else (op.index.key,)))
+        for rows, (keys_LK, values_LK, *index_LI), seen_TL in self._cached(op.heads, names, op):
+            seen_TL = seen_TL if op.index is None else seen_blocks(self, op, op.index, rows, index_LI[0], seen_TL)
             keys, values = heads(keys_LK, op.kv_heads), heads(values_LK, op.kv_heads)
             scores = torch.einsum("tkgd,lkd->kgtl", query[rows], keys).flatten(0, 1)
             weights, total = self.softmax(soft_capped(scores * op.scale, op.soft_cap), seen_TL, sinks)

@@ -1,13 +1,25 @@
 """Streams, entries and attention over both in torch (torch.py has the other operations)."""
 
+import math
 from functools import singledispatch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from manyhands.engine.torch_functions import heads, product
 from manyhands.engine.torch_memory import LayerRun
-from manyhands.program.ops import Collapse, Compress, CompressedAttention, Embed, GroupedProduct, Op, Spread
+from manyhands.program.ops import (
+    Attention,
+    BlockIndex,
+    Collapse,
+    Compress,
+    CompressedAttention,
+    Embed,
+    GroupedProduct,
+    Op,
+    Spread,
+)
 
 
 def with_streams(embed: Embed, rows_TD: Tensor, ids_T: Tensor) -> Tensor:
@@ -113,3 +125,20 @@ def _(op: CompressedAttention, run: LayerRun) -> None:
         out.append((torch.einsum("htl,lc->htc", weights, keys) / total).transpose(0, 1).flatten(1))
         row += piece.count
     run.registers[op.target] = torch.cat(out)
+
+
+def seen_blocks(
+    run: LayerRun, op: Attention, index: BlockIndex, rows: slice, keys_LI: Tensor, seen_TL: Tensor
+) -> Tensor:
+    """Of what rows see, the positions of the blocks that an index chooses for each query head [H, T, L]."""
+    length = seen_TL.shape[1]
+    query = heads(run.round(run.registers[index.query][rows]), index.heads)
+    scores = torch.einsum("tki,li->ktl", query, keys_LI).nan_to_num(-math.inf, math.inf, -math.inf)
+    scores = functional.pad(scores.masked_fill(~seen_TL, -math.inf), (0, -length % index.block), value=-math.inf)
+    best = heads(scores, scores.shape[-1] // index.block).amax(-1)
+    own, other = run.positions_N[rows, None] // index.block, torch.arange(best.shape[-1], device=best.device)
+    best = best.masked_fill((other <= own) & (other > own - index.local), math.inf)
+    first = torch.sort(best, dim=-1, descending=True, stable=True).indices[..., : index.top_k]
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, first, True)
+    kept = kept.repeat_interleave(index.block, -1)[..., :length] & seen_TL
+    return kept.repeat_interleave(op.heads // op.kv_heads, 0)

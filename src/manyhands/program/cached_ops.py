@@ -9,13 +9,31 @@ from manyhands.program.weight import Activation, Weight
 
 
 @dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """Which blocks of `block` positions, the first from 0 on, the query heads of each key head see: `top_k` of them, in order.
+
+    query [heads * width], one head for each of attention's key heads, key [width]; keys are cached. A block's score is the
+    highest of q . k of its positions that the row sees; one that is no number does not count. The `local` last blocks, the
+    row's own among them, come before all others; of equal scores the earlier. A row with no more blocks than that sees all.
+    """
+
+    query: str
+    key: str
+    heads: int
+    width: int
+    block: int  # a multiple of 64
+    top_k: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """target [heads * value_width] = causal attention of the row's session; keys and values are cached.
 
     query [heads * width], key [kv_heads * width], value [kv_heads * value_width], head by head; query head h reads key
     head h // (heads / kv_heads). score = (q . k) * scale; with `soft_cap` c: score = c tanh(score / c). A row at position
-    p sees positions <= p, with `window` w only those > p - w, where it `is_chunked` only those >= w floor(p / w). `sinks`
-    [heads]: one more score a head, whose value is 0.
+    p sees positions <= p, with `window` w only those > p - w, where it `is_chunked` only those >= w floor(p / w), with an
+    `index` (and no window) only those of the blocks that it chooses. `sinks` [heads]: one more score a head, whose value is 0.
     """
 
     query: str
@@ -31,11 +49,13 @@ class Attention:
     is_chunked: bool = False
     soft_cap: float | None = None
     sinks: Weight | None = None
+    index: BlockIndex | None = None
 
     @property
     def cache_widths(self) -> tuple[int, ...]:
-        """Values that a position keeps in the cache, in the storage dtype: of keys, of values."""
-        return self.kv_heads * self.width, self.kv_heads * self.value_width
+        """Values that a position keeps in the cache, in the storage dtype: of keys, of values, of index keys if any."""
+        index = () if self.index is None else (self.index.width,)
+        return (self.kv_heads * self.width, self.kv_heads * self.value_width, *index)
 
 
 @dataclass(frozen=True, slots=True)

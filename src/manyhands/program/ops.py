@@ -10,7 +10,7 @@ even; with fp32 storage a rounding does nothing) at these and no others:
      register keeps its fp32 values, the product reads them rounded; several products that read one register read the same
      row;
   2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`, queries and keys
-     of its `Index`: rounded once, where attention reads or caches them (so after head norm and rotary embedding);
+     of their indexes: rounded once, where attention reads or caches them (so after head norm and rotary embedding);
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
   4. the residual stream: the result of `Embed`, of `Spread` and of every `Add` to it (not of a `Norm` of it in place, as of
      nanochat's embedding), and the columns that a `Copy` replaces in it;
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from manyhands.program.cached_ops import Attention as Attention
+from manyhands.program.cached_ops import BlockIndex as BlockIndex
 from manyhands.program.cached_ops import ChannelDecay as ChannelDecay
 from manyhands.program.cached_ops import Convolution as Convolution
 from manyhands.program.cached_ops import Decay as Decay
@@ -291,8 +292,9 @@ class Program:
 
     @property
     def has_index(self) -> bool:
-        """Whether some layers choose the positions that attention sees."""
-        return any(isinstance(op, LatentAttention) and op.index is not None for one in self.layers for op in one.ops)
+        """Whether some layers choose the positions, or their blocks, that attention sees."""
+        attending = (op for one in self.layers for op in one.ops if isinstance(op, Attention | LatentAttention))
+        return any(op.index is not None for op in attending)
 
     @property
     def has_entries(self) -> bool:

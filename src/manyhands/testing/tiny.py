@@ -15,6 +15,10 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.utils import logging
 
@@ -29,8 +33,12 @@ from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
 from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 
-# transformers has this class, but no name by which it finds it.
+# transformers has this class, but no name by which it finds it; and names of published tensors for the whole MiniMax-M3 alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+_M3_NAMES: Final = [
+    one for one in get_checkpoint_conversion_mapping("minimax_m3_vl") or [] if "^" not in str(one.source_patterns)
+]
+register_checkpoint_conversion_mapping("MiniMaxM3VLForCausalLM", _M3_NAMES, overwrite=True)
 
 DTYPES: Final[dict[Precision, torch.dtype]] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 # Ids 0-255 are the bytes; then these, in this order.
@@ -191,6 +199,9 @@ def tiny_config(
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
     if model_type == "lfm3":
         shape["layer_types"] = [LFM3_KINDS[i % 3] for i in range(layers)]
+    if model_type == "minimax_m3_vl_text":
+        shape["layer_types"] = ["minimax_m3_sparse" if i else "full_attention" for i in range(layers)]
+        shape["mlp_layer_types"] = ["sparse" if i else "dense" for i in range(layers)]
     if model_type == "deepseek_v4":
         shape |= v4_kinds(layers)
     if model_type in ("laguna", "mellum"):  # without a list, no layer has a window

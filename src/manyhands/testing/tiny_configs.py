@@ -65,6 +65,15 @@ def _minimax(hidden: int) -> Overrides:
     return {**experts, "head_dim": hidden // 2, "rotary_dim": hidden // 4}
 
 
+def _minimax_m3(hidden: int) -> Overrides:
+    """Rows from position 64 on see one of two blocks."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.0}
+    widths = {"head_dim": hidden // 2, "rotary_dim": hidden // 2, "index_head_dim": hidden // 2 + 8}
+    inner = {"dense_intermediate_size": 2 * hidden, "shared_intermediate_size": hidden}
+    index = {"index_n_heads": 2, "index_block_size": 64, "index_topk_blocks": 1, "index_local_blocks": 0}
+    return {**experts, **widths, **inner, **index}
+
+
 def _qwen2_moe(hidden: int) -> Overrides:
     return {**experts(hidden, 8), "shared_expert_intermediate_size": hidden, "mlp_only_layers": [1]}
 
@@ -274,6 +283,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
     "minimax_m2": ("minimax_m2", _minimax),
+    "minimax_m3_vl_text": ("minimax_m3_vl_text", _minimax_m3),
     "ministral": ("ministral", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "ministral3": ("ministral3", _ministral3),
     "mistral4": ("mistral4", mistral4),

@@ -1,7 +1,8 @@
 /* Positions, or entries (compressed.c), that an indexer chooses. INDEX scores the cached index keys for every row and writes the positions of
  * the highest scores to a register; latent attention goes over their latents alone, gathered into blocks as a cache has them. A row that has
  * no more positions than are chosen sees all of them: nothing is scored for it, and its attention is that of any latent attention, which
- * gives the same bits. */
+ * gives the same bits. An index of blocks of positions chooses some for each key head, over whose blocks of the cache attention goes as if there
+ * were no others. */
 #include "index.h"
 #include "compressed.h"
 
@@ -29,6 +30,7 @@ typedef struct {
     const Late *late;
     int64_t parts, per_task; /* tasks of a row, blocks or heads of a task */
     int64_t stride;          /* bytes of a row in the plan's room: of scores, or of a table of blocks, then the blocks */
+    int64_t blocks;          /* INDEX: of keys that the last row sees */
     int64_t entries;         /* INDEX of entries: how many the last row sees, whose panels the room for that lists */
 } Work;
 
@@ -41,7 +43,20 @@ Kind index_kind(const Plan *plan, const Op *op)
     return (Kind){.groups = op->numbers[4], .width = op->numbers[5], .rounds = plan->rounds, .is_latent = 1};
 }
 
-static int64_t most_chosen(const Plan *plan, const Op *op) { return plan->widths[op->numbers[op->kind == INDEX ? 3 : 11]]; }
+/* Key heads for each of which blocks of the cache are chosen; 0: positions are. */
+static int64_t choosing(const Op *op)
+{
+    const int64_t *n = op->numbers;
+    return op->kind == INDEX ? (n[7] ? n[4] : 0) : n[9] ? 0 : n[5];
+}
+
+/* Positions that are chosen at most. */
+static int64_t most_chosen(const Plan *plan, const Op *op)
+{
+    int64_t width = plan->widths[op->numbers[op->kind == INDEX ? 3 : 11]];
+    return choosing(op) ? width / choosing(op) * BLOCK : width;
+}
+int64_t attention_most(const Plan *plan, const Op *op) { return most_chosen(plan, op); }
 
 /* Positions of an entry, or 0: an index is of positions. */
 static int64_t rate_of(const Op *op) { return op->kind == INDEX ? op->numbers[6] : 0; }
@@ -68,7 +83,14 @@ int64_t seeing_all(const Segment *segments, int64_t num_segments, int64_t most, 
     return found;
 }
 
-/* A row's index key into the cache, or where an entry ends the entry's; of a row that sees all its positions their numbers, then -1. */
+/* Numbers 0, 1 .. below `count`, then -1. */
+static void number_all(float *chosen, int64_t count, int64_t room)
+{
+    for (int64_t i = 0; i < room; i++)
+        chosen[i] = i < count ? (float)i : -1;
+}
+
+/* A row's index key into the cache, or where an entry ends the entry's; of a row that sees all its positions, or blocks, their numbers. */
 static void begin_task(const void *argument, int64_t row, void *scratch)
 {
     const Work *work = argument;
@@ -83,9 +105,9 @@ static void begin_task(const void *argument, int64_t row, void *scratch)
         plan->kernels->remember(&kind, row_of(plan, n[1], row), 0, s->blocks[position / BLOCK] + work->op->cache, (seen - 1) % each);
     else if (is_last)
         keep_row(plan, row_of(plan, n[1], row), n[5], entry_at(plan, s->blocks, work->op->cache, seen - 1, rate, n[5]));
-    float *chosen = row_of(plan, n[3], row);
-    for (int64_t i = 0; seen <= most && i < most; i++)
-        chosen[i] = i < seen ? (float)i : -1;
+    int64_t heads = choosing(work->op), listed = heads ? most / BLOCK : most;
+    for (int64_t i = 0; seen <= most && i < (heads ? heads : 1); i++)
+        number_all(row_of(plan, n[3], row) + i * listed, heads ? position / BLOCK + 1 : seen, listed);
 }
 
 static void score_task(const void *argument, int64_t task, void *scratch)
@@ -99,9 +121,10 @@ static void score_task(const void *argument, int64_t task, void *scratch)
     Keys keys = {late->segment->blocks, work->op->cache};
     if (n[6])
         keys = (Keys){(char *const *)plan->entry_room, .has_panels = 1};
+    int64_t heads = choosing(work->op);
     if (blocks > 0)
-        plan->kernels->index(&kind, row_of(plan, n[0], late->row), row_of(plan, n[2], late->row), &keys, first, blocks,
-                             (float *)room_of(work, task / work->parts) + first * BLOCK, scratch);
+        plan->kernels->index(&kind, row_of(plan, n[0], late->row), heads ? 0 : row_of(plan, n[2], late->row), &keys, first, blocks,
+                             (float *)room_of(work, task / work->parts) + first * BLOCK * (heads ? heads : 1), scratch);
 }
 
 /* Numbers in the order of what they stand for; -0 is 0. */
@@ -136,13 +159,45 @@ static void choose(const float *scores, int64_t n, int64_t count, float *chosen)
     }
 }
 
+/* Of a head the score of each block of n[7] positions: the highest of those up to `last`; the n[8] last blocks come before all others. */
+static void score_blocks(const int64_t *n, const float *scores, int64_t last, float *best)
+{
+    int64_t whole = last / n[7];
+    for (int64_t block = 0; block <= whole; block++) {
+        best[block] = block > whole - n[8] ? __builtin_inff() : -__builtin_inff();
+        for (int64_t i = block * n[7]; i <= last && i < (block + 1) * n[7]; i++) {
+            float score = scores[i / BLOCK * n[4] * BLOCK + i % BLOCK];
+            best[block] = score > best[block] ? score : best[block];
+        }
+    }
+}
+
+/* Of a late row and each head the blocks of the cache that lie in the chosen ones, in order, then -1. */
+static void choose_blocks(const Work *work, const Late *late, const float *scores)
+{
+    const int64_t *n = work->op->numbers;
+    int64_t each = most_chosen(work->plan, work->op) / BLOCK, last = late->position, parts = n[7] / BLOCK;
+    float *best = (float *)scores + work->blocks * n[4] * BLOCK;
+    for (int64_t head = 0; head < n[4]; head++) {
+        float *chosen = row_of(work->plan, n[3], late->row) + head * each;
+        score_blocks(n, scores + head * BLOCK, last, best);
+        choose(best, last / n[7] + 1, each / parts, chosen);
+        for (int64_t i = each - 1; i >= 0; i--) {
+            int64_t at = (int64_t)chosen[i / parts] * parts + i % parts;
+            chosen[i] = at <= last / BLOCK ? (float)at : -1;
+        }
+    }
+}
+
 static void choose_task(const void *argument, int64_t task, void *scratch)
 {
     const Work *work = argument;
     const Late *late = work->late + task;
     (void)scratch;
-    choose(room_of(work, task), late->position + 1, most_chosen(work->plan, work->op),
-           row_of(work->plan, work->op->numbers[3], late->row));
+    if (choosing(work->op))
+        choose_blocks(work, late, room_of(work, task));
+    else
+        choose(room_of(work, task), late->position + 1, most_chosen(work->plan, work->op), row_of(work->plan, work->op->numbers[3], late->row));
 }
 
 static int has_room(char **room, int64_t *bytes, int64_t needed)
@@ -173,7 +228,7 @@ int64_t divide(int64_t *per_task, int64_t members, int64_t rows, int64_t whole, 
 static int score_and_choose(Team *team, int64_t threads, Work work, int64_t rows)
 {
     const int64_t *n = work.op->numbers;
-    int64_t blocks = work.stride / BLOCK / 4, members = members_for(threads, rows * blocks * BLOCK * n[4] * n[5]);
+    int64_t blocks = work.blocks, members = members_for(threads, rows * blocks * BLOCK * n[4] * n[5]);
     Kind kind = index_kind(work.plan, work.op);
     work.parts = divide(&work.per_task, members, rows, blocks, LEAST_BLOCKS);
     int failed = team_run(team, members, score_task, &work, rows * work.parts, index_scratch(&kind));
@@ -222,7 +277,9 @@ static int choose_late(Plan *plan, Team *team, int64_t threads, Work work, int64
     work.entries = last + 1;
     if (work.op->numbers[6] && gather_entries(plan, team, threads, &work))
         return -1;
-    work.stride = (last / BLOCK + 1) * BLOCK * 4;
+    int64_t heads = choosing(work.op);
+    work.blocks = last / BLOCK + 1;
+    work.stride = ceil_div(work.blocks * (heads ? heads * BLOCK + 1 : BLOCK) * 4, LINE) * LINE;
     int64_t at_once = rows_with_room(plan, work.stride, count);
     int failed = at_once ? 0 : -1;
     for (int64_t first = 0; first < count && !failed; first += at_once) {
@@ -292,10 +349,58 @@ static void attend_task(const void *argument, int64_t task, void *scratch)
                           sinks ? sinks + head : 0, row_of(plan, n[3], row) + head * kind.value_width, 0, scratch);
 }
 
+/* The blocks that a register names [count], in a session; the last position that is seen in them, as if there were no others. */
+static int64_t name_blocks(const float *numbers, int64_t count, const Late *late, int64_t offset, char **table)
+{
+    int64_t own = late->position / BLOCK, found = 0, last = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (numbers[i] >= 0 && numbers[i] <= (float)own) {
+            last = (int64_t)numbers[i];
+            table[found++] = late->segment->blocks[last] + offset;
+        }
+    if (!found) /* none that is one */
+        table[found++] = late->segment->blocks[last = own] + offset;
+    return found * BLOCK - (last == own ? BLOCK - late->position % BLOCK : 1);
+}
+
+/* Some query heads of one key head of a late row. */
+static void attend_blocks_task(const void *argument, int64_t task, void *scratch)
+{
+    const Work *work = argument;
+    const Plan *plan = work->plan;
+    const int64_t *n = work->op->numbers;
+    const Late *late = work->late + task / work->parts / n[5];
+    int64_t part = task % work->parts * work->per_task, head = task / work->parts % n[5];
+    Kind kind = plan_kind(plan, work->op);
+    int64_t query = head * kind.groups + part, each = most_chosen(plan, work->op) / BLOCK;
+    char **table = (char **)((char *)scratch + attend_scratch(&kind));
+    int64_t last = name_blocks(row_of(plan, n[11], late->row) + head * each, each, late, work->op->cache + head * block_bytes(&kind), table);
+    const float *sinks = work->op->tensors[0].data;
+    kind.groups = at_most(kind.groups - part, work->per_task);
+    plan->kernels->attend(&kind, row_of(plan, n[0], late->row) + query * kind.width, 0, &(Keys){table, 0}, last, 1, sinks ? sinks + query : 0,
+                          row_of(plan, n[3], late->row) + query * kind.value_width, 0, scratch);
+}
+
+static int attend_blocks(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments)
+{
+    Late late[CHUNK];
+    const int64_t *n = op->numbers;
+    int64_t most = most_chosen(plan, op), count = late_rows(op, segments, num_segments, most, late), groups = n[4] / n[5];
+    int64_t members = members_for(threads, count * most * n[4] * (n[6] + n[7]));
+    Kind kind = plan_kind(plan, op);
+    Work work = {.plan = plan, .op = op, .late = late};
+    if (!count)
+        return 0;
+    work.parts = divide(&work.per_task, members, count * n[5], groups, LEAST_HEADS);
+    return team_run(team, members, attend_blocks_task, &work, count * n[5] * work.parts, attend_scratch(&kind) + table_bytes(most / BLOCK));
+}
+
 int attend_chosen(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments)
 {
     Late late[CHUNK];
     const int64_t *n = op->numbers;
+    if (choosing(op))
+        return attend_blocks(plan, team, threads, op, segments, num_segments);
     int64_t most = most_chosen(plan, op), count = late_rows(op, segments, num_segments, most, late), blocks = ceil_div(most, BLOCK);
     Kind kind = plan_kind(plan, op);
     Work work = {.plan = plan, .op = op, .stride = table_bytes(blocks) + blocks * key_bytes(&kind)};

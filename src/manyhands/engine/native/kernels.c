@@ -844,7 +844,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
 }
 
 /* Scores of the positions of `blocks` blocks from `first` on: of each the sum over query heads, in order, of weight times what is positive of
- * the chain of query and key; -infinity where that is no number. queries: [groups][width]; scratch: index_scratch bytes. */
+ * the chain of query and key; -infinity where that is no number. Without weights the chains [block][heads][64]. queries: [groups][width]; scratch: index_scratch bytes. */
 static void index_blocks(const Kind *kind, const float *queries, const float *weights, const Keys *cached, int64_t first, int64_t blocks,
                          float *scores, float *scratch)
 {
@@ -857,7 +857,7 @@ static void index_blocks(const Kind *kind, const float *queries, const float *we
     if (is_tiled)
         tiles_begin(SIDE, SIDE);
 #endif
-    for (int64_t block = first; block < first + blocks; block++, scores += BLOCK) {
+    for (int64_t block = first; block < first + blocks; block++, scores += weights ? BLOCK : heads * BLOCK) {
         const char *each[BLOCK / SIDE];
         panels_of(kind, cached, block, each);
 #ifdef TILES
@@ -871,10 +871,13 @@ static void index_blocks(const Kind *kind, const float *queries, const float *we
             if (!is_tiled)
                 chains(plain_type(kind), ATTENTION[plain_type(kind) - SCALED], heads, 0, source.rows, source.step_step,
                        each[p], depth, products + p * SIDE, BLOCK);
-            for (int64_t h = 0; h < heads; h++)
+            for (int64_t h = 0; weights && h < heads; h++)
                 total = fma_(set(weights[h]), more(load(products + h * BLOCK + p * SIDE), set(0)), total);
-            store(scores + p * SIDE, pick(is_nan(total), set(-__builtin_inff()), total));
+            if (weights)
+                store(scores + p * SIDE, pick(is_nan(total), set(-__builtin_inff()), total));
         }
+        if (!weights)
+            memcpy(scores, products, (size_t)(heads * BLOCK) * 4);
     }
 #ifdef TILES
     if (is_tiled)

@@ -292,7 +292,8 @@ static int keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
 
 /* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning
  * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
- * width is how many are chosen; latent, of one key head, without window); scale, soft cap (0: none); sinks */
+ * width is how many are chosen; latent, of one key head; or, of each key head, of blocks of the cache; without window); scale, soft cap
+ * (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
@@ -308,7 +309,7 @@ static int check_attention(Plan *plan, Op *op)
         return BAD_SHAPE;
     if (n[11] && (!has(plan, n[11]) || n[11] == n[3]))
         return BAD_REGISTER;
-    if (n[11] && (!n[9] || n[5] != 1 || n[8] || plan->positions > MOST_CHOSEN_FROM))
+    if (n[11] && ((n[9] ? n[5] != 1 : plan->widths[n[11]] % n[5] != 0) || n[8] || plan->positions > MOST_CHOSEN_FROM))
         return BAD_SHAPE;
     const int64_t *w = plan->widths;
     if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || (!n[9] && w[n[2]] != n[5] * n[7]) || w[n[3]] != n[4] * n[7])
@@ -320,8 +321,9 @@ static int check_attention(Plan *plan, Op *op)
     return DONE;
 }
 
-/* query, key, weights, target, heads, width, rate: of each row the positions that it sees, as many as the target is wide; with a rate
- * the entries, whose keys are in the rows of their last positions */
+/* query, key, weights, target, heads, width, rate, positions of a block, last blocks: of each row the positions that it sees, as many as the
+ * target is wide; with a rate the entries, whose keys are in the rows of their last positions; of blocks, for each head, the blocks of the
+ * cache that lie in them, the last ones in any case (without weights: any register) */
 static int check_index(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -330,9 +332,13 @@ static int check_index(Plan *plan, Op *op)
             return BAD_REGISTER;
     if (!is_count(n[4], MAX_HEADS) || !is_count(n[5], MAX_HEADS) || plan->positions > MOST_CHOSEN_FROM)
         return BAD_SHAPE;
-    if (w[n[0]] != n[4] * n[5] || w[n[1]] != n[5] || w[n[2]] != n[4])
+    if (w[n[0]] != n[4] * n[5] || w[n[1]] != n[5] || (!n[7] && w[n[2]] != n[4]))
         return BAD_SHAPE;
     if (n[6] && !is_rate(n[6]))
+        return BAD_SHAPE;
+    if (n[7] < 0 || n[7] > MAX_POSITIONS || n[7] % BLOCK || n[8] < 0 || n[8] > MAX_POSITIONS)
+        return BAD_SHAPE;
+    if (n[7] && (n[6] || w[n[3]] % (n[4] * (n[7] / BLOCK))))
         return BAD_SHAPE;
     Kind kind = index_kind(plan, op);
     keep_positions(plan, op, n[6] && !fills_panels(n[6]) ? entries_of_block(n[6]) * kept_bytes(plan, n[5]) : block_bytes(&kind) / (n[6] ? n[6] : 1));

@@ -345,7 +345,7 @@ static int run_attention(Plan *plan, Team *team, int64_t threads, Job job)
     int failed = team_run(team, members_for(threads, job.rows * n[5] * (n[6] + n[7]) * 16), remember_task, &job, job.rows, 0);
     if (n[11] && !failed) {
         failed = attend_chosen(plan, team, threads, job.op, job.segments, job.num_segments);
-        job.num_segments = seeing_all(job.segments, job.num_segments, plan->widths[n[11]], some), job.segments = some;
+        job.num_segments = seeing_all(job.segments, job.num_segments, attention_most(plan, job.op), some), job.segments = some;
     }
     return failed ? failed : attend_all(team, threads, job);
 }

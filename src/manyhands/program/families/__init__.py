@@ -29,6 +29,7 @@ unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
 kimi_linear kimi_linear
 laguna     laguna
+minimax_m3 minimax_m3_vl_text
 deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
 """
 
@@ -106,6 +107,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mimo_v2_flash": "corrected",
     "minicpm3": "latent_dense",
     "minimax_m2": "experts",
+    "minimax_m3_vl_text": "minimax_m3",
     "ministral": "llama",
     "ministral3": "llama",
     "mistral": "llama",
