@@ -444,6 +444,15 @@ OWN: dict[str, Options] = {
     "hunyuan_v1_moe": {"attention_bias": _BOOL, "num_experts": [2, 5], "moe_topk": [1, 2]},
     "hunyuan_v1_dense": {"attention_bias": _BOOL},
     "olmoe": {"attention_bias": _BOOL, "norm_topk_prob": _BOOL, "num_experts_per_tok": [1, 5]},
+    "minimax": {
+        "block_size": [1, 7, 64],
+        "full_attn_alpha_factor": [0.3, 1.0, 3.5],
+        "hidden_act": ["silu", "gelu"],
+        "linear_attn_beta_factor": [0.3, 1.0],
+        "mlp_alpha_factor": [1.0, 3.5],
+        "num_experts_per_tok": [1, 4],
+        "sliding_window": [None, 1, 9],
+    },
     "minimax_m2": {"num_experts_per_tok": [1, 3], "rotary_dim": [None, 8]},
     "minimax_m3_vl_text": {
         "dense_intermediate_size": [50, 131],
@@ -465,6 +474,7 @@ OWN: dict[str, Options] = {
     "glm": {"attention_bias": _BOOL, "partial_rotary_factor": [0.25, 1.0]},
 }
 _ONE_TABLE = (
+    "minimax",
     "llama",
     "ministral3",
     "qwen2",
@@ -502,6 +512,7 @@ _ONE_TABLE = (
     "vaultgemma",
 )
 _FREE_HEADS = (
+    "minimax",
     "llama",
     "qwen3",
     "mistral",
@@ -628,6 +639,8 @@ def options(draw: random.Random, family: str) -> Options:
     if family == "jamba":
         period = draw.choice([1, 2, 4, 9])
         out |= {"attn_layer_period": period, "attn_layer_offset": draw.randrange(period)}
+    if family == "minimax":
+        out["layer_types"] = draw.choices(["linear_attention", "full_attention"], k=out["layers"])
     if family == "minimax_m3_vl_text":
         out |= {"head_dim": draw.choice([8, 16, 48]), "index_n_heads": out["num_key_value_heads"]}
         share = draw.choice([0.5, 1.0])

@@ -1,5 +1,6 @@
 """States of convolutions and linear attention: against a definition in numpy, from any position that can be gone back to."""
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers.models.minimax import modeling_minimax
+from transformers.models.minimax_m2 import modeling_minimax_m2
 
+from manyhands.core import Span
 from manyhands.engine import library
 from manyhands.engine.cache import SessionCache, _new_blocks
 from manyhands.engine.golden_cases import reals, stored
@@ -18,8 +23,9 @@ from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.states import HOST, MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
 from manyhands.errors import ModelError, StateGone
-from manyhands.testing.tiny import WITH_STATES
-from tests.engine.oracle import LAYERS, NativePair
+from manyhands.program.families import read_program
+from manyhands.testing.tiny import WITH_STATES, make_tiny
+from tests.engine.oracle import LAYERS, NativePair, reader, stock_model
 from tests.engine.state_layer import OUT, StateLayer
 
 CONTEXT = 4096
@@ -235,6 +241,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "kimi_linear",
         {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2, "hidden_act": "gelu"},
     ),
+    "MiniMax, lightning attention first, a window, one key head, tied": (
+        "minimax",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "sliding_window": 9,
+            "num_key_value_heads": 1,
+            "hidden_act": "gelu",
+            "head_dim": None,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "MiniMax, three heads, one layer of each kind, factors of one": (
+        "minimax",
+        {
+            "layers": 2,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "num_experts_per_tok": 1,
+            **dict.fromkeys(("linear_attn_alpha_factor", "full_attn_beta_factor", "mlp_alpha_factor"), 1),
+        },
+    ),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 
@@ -247,6 +274,29 @@ def test_a_family_computes_what_transformers_computes(name: str, tmp_path: Path)
     theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
     assert np.array_equal(ours[-1].numpy(), last.numpy())
+    assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 : -1].tolist()
+
+
+def test_heads_of_minimax_turn_as_their_publisher_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the fields of published configs, where rotary_dim is half of a head: transformers reads none of these."""
+    folder = make_tiny("minimax", tmp_path, layers=4, context=512, dtype="fp32", head_dim=32)
+    model = stock_model(folder, experts_implementation="eager")
+    config = json.loads((folder / "config.json").read_text())
+    for name, published in (("linear_attn", "linear_attention"), ("full_attn", "full_attention"), ("mlp", "mlp")):
+        for kind in ("alpha", "beta"):
+            config[f"layernorm_{published}_{kind}"] = config.pop(f"{name}_{kind}_factor")
+    config["attn_type_list"] = [int(kind == "full_attention") for kind in config.pop("layer_types")]
+    config |= {"model_type": "minimax_m1", "postnorm": True, "rotary_dim": 16, "rope_theta": 1e4}
+    del config["rope_parameters"], config["block_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    pair = object.__new__(NativePair)
+    pair.program, pair.read, pair.model = read_program(folder), reader(folder), model
+    pair._hold(Span(0, 4))
+    monkeypatch.setattr(modeling_minimax, "apply_rotary_pos_emb", modeling_minimax_m2.apply_rotary_pos_emb)
+    model.model.rotary_emb.inv_freq = 1.0 / 1e4 ** (torch.arange(0, 16, 2) / 16)
+    ids, _ = pair.greedy(PROMPT, 64, chunk=7)
+    theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 : -1].tolist()
 
 

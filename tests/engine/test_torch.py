@@ -11,8 +11,9 @@ from manyhands.core import Span
 from manyhands.engine import torch as engine
 from manyhands.engine.span import Piece
 from manyhands.engine.torch import TorchEnds, TorchSpan
+from manyhands.engine.torch_rows import run_row
 from manyhands.errors import ModelError
-from manyhands.program.ops import LatentAttention
+from manyhands.program.ops import Constant, LatentAttention
 from manyhands.testing.tiny import EVERY_FAMILY, WITH_STATES
 from tests.engine.oracle import CONTEXT, Pair
 
@@ -57,6 +58,13 @@ def test_layers_make_nothing_beside_their_device(
 
     monkeypatch.setattr(engine._Layer, "__call__", placed)
     assert pair.ours(PROMPT, pair.span.new_cache(len(PROMPT))).isfinite().all()
+
+
+def test_a_constant_is_the_same_in_every_row() -> None:
+    """Of models with states, which torch refuses: what the operation says all the same."""
+    registers = {"x": torch.zeros(3, 5)}
+    run_row(Constant("c", (0.5, 0.1)), registers, lambda rows: rows)
+    assert registers["c"].tolist() == torch.tensor([[0.5, 0.1]] * 3).tolist()
 
 
 def rope(kind: str, **values: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from manyhands.program.ops import (
     Collapse,
     Compress,
     CompressedAttention,
+    Constant,
     Convolution,
     Copy,
     Decay,
@@ -251,6 +252,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
                 assert widths[op.index.query] == op.index.heads * op.index.width
                 assert widths[op.index.weight] == op.index.heads
             widths[op.target] = op.heads * op.width
+        case Constant():
+            widths[op.target] = len(op.numbers)
         case Compress():
             assert (widths[op.values], widths[op.gates]) == op.cache_widths
             assert op.bias.shape == (op.rate, widths[op.values])

@@ -546,6 +546,10 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("lfm3", "use_attention_gate", 1),
         ("lfm3", "use_sandwich_norm", "no"),
         ("llama", "rope_interleaved", True),
+        ("minimax", "layer_types", ["linear_attention"]),
+        ("minimax", "num_experts_per_tok", 5),
+        ("minimax", "rotary_dim", 16),
+        ("minimax", "use_qk_norm", True),
         ("minimax_m2", "attn_type_list", [1, 0, 1]),
         ("minimax_m2", "use_qk_norm", False),
         ("minimax_m3_vl_text", "attention_output_gate", True),
@@ -608,6 +612,24 @@ def test_windows_of_no_length_are_none(family: str) -> None:
 def test_the_same_field_with_another_value_is_refused(family: str, field: str, value: object) -> None:
     with pytest.raises(ModelError, match=re.escape(f"{field} is {value!r}")):
         build_program({**tiny(family), field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attn_type_list", [0, 1]),
+        ("layer_types", ["full_attention"] * 3),
+        ("layernorm_mlp_alpha", 2.5),
+        ("postnorm", False),
+        ("rotary_dim", 21),
+        ("shared_intermediate_size", 64),
+    ],
+)
+def test_fields_of_minimax_as_they_were_published_are_refused_too(field: str, value: object) -> None:
+    config = {**tiny("minimax_m1"), "model_type": "minimax_m1", "attn_type_list": [1, 0, 1]}
+    assert build_program(config).layers == build_program({**tiny("minimax_m1"), "model_type": "minimax"}).layers
+    with pytest.raises(ModelError, match=re.escape(f"{value!r}")):
+        build_program({**config, field: value})
 
 
 V4_LEGACY: list[dict[str, Any]] = [  # fields, and what they stand for
@@ -854,6 +876,13 @@ def test_norms_of_heads_without_end_are_refused_before_they_are_listed(family: s
     }
     with pytest.raises(ModelError, match=f"num_attention_heads is 4096, with {switch} at most 65536 heads"):
         build_program({**tiny(family), **sizes, switch: True})
+
+
+def test_decays_without_end_are_refused_before_they_are_listed() -> None:
+    sizes = {"num_hidden_layers": 1024, "layer_types": None, "num_attention_heads": 4096, "num_key_value_heads": 4096}
+    config = {name: value for name, value in {**tiny("minimax"), **sizes}.items() if value is not None}
+    with pytest.raises(ModelError, match="num_attention_heads is 4096, at most 65536 heads in all layers"):
+        build_program({**config, "head_dim": 8})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from manyhands.engine.emitter import Emitter
 from manyhands.engine.weights import as_fp32, take, xielu_numbers
 from manyhands.program.ops import (
     RESIDUAL,
+    Constant,
     Copy,
     Mix,
     Multiply,
@@ -58,6 +59,16 @@ def _(op: Copy, to: Emitter) -> None:
     target = to.target(op.target, op.count, [source]) if op.at is None else to.source(op.target)
     rounds = int(op.at is not None and op.target == RESIDUAL)
     to.emit(library.COPY, (source, target, op.start, op.at or 0, op.count, 1, 0, 0, rounds))
+
+
+@add_row.register
+def _(op: Constant, to: Emitter) -> None:
+    """A product of a column with zeros, and a bias."""
+    count = len(op.numbers)
+    zeros = library.pack(np.zeros((count, 1), np.uint16), "bf16")
+    target = to.target(op.target, count, [to.source(RESIDUAL)])
+    numbers = (to.source(RESIDUAL), target, library.TYPES["bf16"], 0, 0, 1, 0, count)
+    to.emit(library.PRODUCT, numbers, (), (zeros, np.array(op.numbers, np.float32)))
 
 
 @add_row.register

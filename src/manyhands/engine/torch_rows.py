@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from manyhands.engine.torch_functions import heads, soft_capped
-from manyhands.program.ops import RESIDUAL, Copy, Mix, Rescale, RowOp, ScaleByPosition, SoftCap, Sparsify
+from manyhands.program.ops import RESIDUAL, Constant, Copy, Mix, Rescale, RowOp, ScaleByPosition, SoftCap, Sparsify
 
 Registers = dict[str, Tensor]
 
@@ -20,6 +20,8 @@ def position_factors(op: ScaleByPosition, positions_N: Tensor) -> Tensor:
 def run_row(op: RowOp, registers: Registers, rounded: Callable[[Tensor], Tensor]) -> None:
     """Does the operation."""
     match op:
+        case Constant():
+            registers[op.target] = registers[RESIDUAL].new_tensor(op.numbers).expand(len(registers[RESIDUAL]), -1)
         case Copy():
             _copy(op, registers, rounded)
         case Mix():

@@ -48,6 +48,7 @@ from manyhands.program.expert_ops import ExpertRouting as ExpertRouting
 from manyhands.program.expert_ops import Experts as Experts
 from manyhands.program.expert_ops import Gating as Gating
 from manyhands.program.expert_ops import Score as Score
+from manyhands.program.row_ops import Constant as Constant
 from manyhands.program.row_ops import Copy as Copy
 from manyhands.program.row_ops import Mix as Mix
 from manyhands.program.row_ops import Rescale as Rescale

@@ -99,4 +99,12 @@ class SoftCap:
     cap: float
 
 
-RowOp = Copy | Mix | Rescale | Sparsify | SoftCap
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """target = numbers, rounded to fp32, in every row (whose first number in "x" is one)."""
+
+    target: str
+    numbers: tuple[float, ...]
+
+
+RowOp = Constant | Copy | Mix | Rescale | Sparsify | SoftCap

@@ -94,7 +94,7 @@ def write_tiny(config: Any, out: Path, *, seed: int, dtype: Precision, max_shard
     form: dict[str, Any] = {"max_shard_size": max_shard_bytes or "50GB"}
     published = _PUBLISHED.get(config.model_type)
     if published is not None:
-        form |= {"state_dict": published(model), "save_original_format": False}
+        form |= {"state_dict": published(model), "save_original_format": published is _minimax}
     with _without_progress_bars():
         model.save_pretrained(out, **form)
     return model
@@ -157,12 +157,19 @@ def _longcat_flash(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return out
 
 
+def _minimax(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of a minimax without those that follow from its config, which publisher's checkpoints lack."""
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(_MADE)}
+
+
+_MADE: Final = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 # Of families whose publisher's checkpoints have other tensors than transformers writes.
 _PUBLISHED: Final[dict[str, Callable[[PreTrainedModel], dict[str, torch.Tensor]]]] = {
     "olmo_hybrid": _olmo_hybrid,
     "deepseek_v4": published_v4,
     "kimi_linear": _kimi_linear,
     "longcat_flash": _longcat_flash,
+    "minimax": _minimax,
 }
 
 
@@ -240,6 +247,8 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
     """
     tied = bool(model.config.tie_word_embeddings)
     for name, tensor in model.state_dict().items():
+        if name.endswith(_MADE):
+            continue
         if not tensor.is_floating_point():  # a table of experts by token
             tensor.copy_(_choices(f"{seed}/{name}", tuple(tensor.shape), model.config.n_routed_experts))
             continue

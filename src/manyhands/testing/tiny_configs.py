@@ -65,6 +65,17 @@ def _minimax(hidden: int) -> Overrides:
     return {**experts, "head_dim": hidden // 2, "rotary_dim": hidden // 4}
 
 
+def _lightning(hidden: int) -> Overrides:
+    kinds = ("full_attn", "linear_attn", "mlp")
+    factors = {f"{kind}_{name}_factor": 1.5 - i / 4 for i, kind in enumerate(kinds) for name in ("alpha", "beta")}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return {**factors, **experts, "head_dim": hidden // 4 + 4, "block_size": 32, "mlp_beta_factor": 0.75}
+
+
+def _published_lightning(hidden: int, chosen: int) -> Overrides:
+    return {**_lightning(hidden), "num_experts_per_tok": chosen, "postnorm": True}
+
+
 def _minimax_m3(hidden: int) -> Overrides:
     """Rows from position 64 on see one of two blocks."""
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.0}
@@ -206,7 +217,11 @@ def _granite_mamba(hidden: int) -> Overrides:
 
 
 # Model types that transformers does not have, and those that it calls them by.
-NAMED_ANEW: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
+NAMED_ANEW: Final[Mapping[str, str]] = {
+    "kimi_k2": "deepseek_v3",
+    "minimax_m1": "minimax",
+    "minimax_text_01": "minimax",
+}
 # family -> (model type of transformers, what its config needs at a hidden size)
 RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "llama": ("llama", lambda hidden: {}),
@@ -282,8 +297,11 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "longcat_flash": ("longcat_flash", longcat),
     "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
+    "minimax": ("minimax", _lightning),
+    "minimax_m1": (NAMED_ANEW["minimax_m1"], lambda hidden: _published_lightning(hidden, 3)),
     "minimax_m2": ("minimax_m2", _minimax),
     "minimax_m3_vl_text": ("minimax_m3_vl_text", _minimax_m3),
+    "minimax_text_01": (NAMED_ANEW["minimax_text_01"], lambda hidden: _published_lightning(hidden, 1)),
     "ministral": ("ministral", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "ministral3": ("ministral3", _ministral3),
     "mistral4": ("mistral4", mistral4),
@@ -312,5 +330,5 @@ EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
     *"bamba falcon_h1 granitemoehybrid_mamba jamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
-    *"olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(),
+    *"minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(),
 )

@@ -29,6 +29,7 @@ unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
 kimi_linear kimi_linear
 laguna     laguna
+minimax    minimax, minimax_text_01, minimax_m1
 minimax_m3 minimax_m3_vl_text
 deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
 """
@@ -106,8 +107,11 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mellum": "shared",
     "mimo_v2_flash": "corrected",
     "minicpm3": "latent_dense",
+    "minimax": "minimax",
+    "minimax_m1": "minimax",
     "minimax_m2": "experts",
     "minimax_m3_vl_text": "minimax_m3",
+    "minimax_text_01": "minimax",
     "ministral": "llama",
     "ministral3": "llama",
     "mistral": "llama",
