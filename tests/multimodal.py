@@ -107,6 +107,11 @@ _M3: Final = {
 KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2}, _TOWER),
     "gemma4": ("gemma4", _GEMMA4, {**_TOWER, "num_key_value_heads": 2, "head_dim": 16}),
+    "gemma4_unified": (
+        "gemma4_unified",
+        {k: v for k, v in _GEMMA4.items() if k != "hidden_size_per_layer_input"},
+        {"mm_embed_dim": 64, "mm_posemb_size": 8, "patch_size": 4},
+    ),
     "ministral3": (
         "mistral3",
         {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _GROWING},

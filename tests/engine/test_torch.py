@@ -46,9 +46,7 @@ class _Placed(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("family", ["deepseek_v4", "gemma3n_text", "longcat_flash"])
-def test_layers_make_nothing_beside_their_device(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_make_nothing_beside_their_device(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other device than the CPU is here: streams of deepseek_v4 had numbers there whatever the device."""
     pair, run = Pair(tmp_path, family, {"layers": 3}), engine._Layer.__call__
 
@@ -125,6 +123,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "layer_types": ["full_attention", "sliding_attention"] * 2,
             "use_bidirectional_attention": "vision",
+        },
+    ),
+    "gemma4 unified, values of their own, biases, no cap": (
+        "gemma4_unified_text",
+        {
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "final_logit_softcapping": None,
+            "hidden_activation": "silu",
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "per_layer_config": {},
+            "sliding_window": 3,
         },
     ),
     "gemma4, other tables": (

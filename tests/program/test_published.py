@@ -135,6 +135,12 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
         "vocab_size_per_layer_input": 262144,
     },
+    "gemma4_unified_text": {  # Gemma 4 12B
+        "enable_moe_block": False,
+        "hidden_size_per_layer_input": 0,
+        "use_double_wide_mlp": False,
+        "vocab_size_per_layer_input": 262144,
+    },
     "glm4_moe_lite": {  # GLM-4.7-Flash
         "first_k_dense_replace": 1,
         "num_nextn_predict_layers": 1,
@@ -340,6 +346,11 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("gemma3n_text", "vocab_size_per_layer_input", 0),
         ("gemma4_text", "use_bidirectional_attention", "all"),
         ("gemma4_text", "num_kv_shared_layers", 2),
+        ("gemma4_unified_text", "enable_moe_block", True),
+        ("gemma4_unified_text", "hidden_size_per_layer_input", 8),
+        ("gemma4_unified_text", "num_kv_shared_layers", 1),
+        ("gemma4_unified_text", "per_layer_config", {"0": {"head_dim": 8}}),
+        ("gemma4_unified_text", "use_bidirectional_attention", "all"),
         ("granitemoehybrid", "normalization_function", "layernorm"),
         ("cohere2", "layer_switch", 3),
         ("cohere2", "order_of_interleaved_layers", "global_attn_first"),
@@ -933,8 +944,12 @@ def test_heads_whose_width_is_null_share_the_rows_as_in_transformers(family: str
     ("family", "field"),
     [
         *((family, "num_key_value_heads") for family in ("dots1", "ernie4_5", "qwen2", "qwen3", "seed_oss", "smollm3")),
-        *((family, "rope_parameters") for family in ("gemma4_text", "llama", "ministral3", "qwen3_next")),
+        *(
+            (family, "rope_parameters")
+            for family in ("gemma4_text", "gemma4_unified_text", "llama", "ministral3", "qwen3_next")
+        ),
         ("gemma4_text", "per_layer_config"),
+        ("gemma4_unified_text", "per_layer_config"),
         ("mimo_v2_flash", "routed_scaling_factor"),  # as published
     ],
 )

@@ -172,6 +172,7 @@ REFUSED = {
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma3n_text": {"without a base", "new", "in both"},
     "gemma4_text": set(PLACES) - {"nowhere"},
+    "gemma4_unified_text": set(PLACES) - {"nowhere"},
     "laguna": set(PLACES) - {"nowhere"},
     "lfm3": set(PLACES) - {"nowhere", "beside"},
     "mellum": set(PLACES) - {"nowhere"},
@@ -241,7 +242,7 @@ def test_tables_by_type_mean_what_transformers_makes_of_them(family: str, place:
     assert build_program(config).ropes == build_program(normal).ropes
 
 
-@pytest.mark.parametrize("family", ["gemma4_text", "mellum", "mimo_v2_flash"])
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma4_unified_text", "mellum", "mimo_v2_flash"])
 def test_a_scaling_beside_tables_is_refused_where_transformers_takes_it_for_all_of_them(family: str) -> None:
     from manyhands.testing.tiny import tiny_config
 

@@ -608,9 +608,7 @@ def test_what_is_kept_counts_what_it_takes(grammars: Grammars) -> None:
     assert 1 << 20 < kept.num_bytes < 8 << 20
 
 
-def test_what_other_threads_give_back_meanwhile_is_no_room(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_other_threads_give_back_meanwhile_is_no_room(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's weights, say: the bound of all was switched off for as long as that grammar was kept."""
     kept, heap = KeptGrammars(), iter([9 << 30, 1 << 30])
     mine = Grammars(grammars._tokenizer, grammars._vocab_size, grammars._eos_ids, kept)

@@ -1,4 +1,5 @@
-"""The recipe of gemma4_text: the models of Gemma 4 without embeddings of their own for each layer (26B-A4B and 31B)."""
+"""Recipes of gemma4_text and gemma4_unified_text: the models of Gemma 4 without embeddings of their own for each layer
+(26B-A4B, 31B, and 12B, which reads images and sound without towers)."""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,15 @@ _ROPES = {
 }
 
 
-def gemma4_text(f: Fields) -> Program:
+def gemma4_unified_text(f: Fields) -> Program:
+    """The same without experts; fields of these, and of embeddings for each layer, are in published configs and not read."""
+    f.only("enable_moe_block", False)
+    f.only("hidden_size_per_layer_input", 0)
+    f.assume(hidden_size_per_layer_input=0)
+    return gemma4_text(f, window=1024)
+
+
+def gemma4_text(f: Fields, window: int = 512) -> Program:
     """Norms before and behind; wider heads and perhaps one product of keys and values in full layers; each layer's result
     times a stored number; in some models experts beside the dense block."""
     if f.raw("hidden_size_per_layer_input", 256) and not f.is_null("hidden_size_per_layer_input"):
@@ -42,7 +51,7 @@ def gemma4_text(f: Fields) -> Program:
     eps, act = f.number("rms_norm_eps", 1e-6), f.activation("hidden_activation", "gelu_pytorch_tanh")
     default = [_FULL if i % 6 == 5 else _SLIDING for i in range(s.layers)]
     kinds = [*f.per_layer("layer_types", s.layers, default, (_FULL, _SLIDING))[:-1], _FULL]
-    is_shared, window = f.flag("attention_k_eq_v"), f.count("sliding_window", 512)
+    is_shared, window = f.flag("attention_k_eq_v"), f.count("sliding_window", window)
     wide = _full_sizes(f, s, [str(i) for i in range(s.layers) if kinds[i] == _FULL], is_shared)
     ropes = [rope.by_type(_FULL, wide.head, theta=1000000.0, scaled=True)]
     ropes.append(rope.by_type(_SLIDING, s.head, theta=10000.0, scaled=False))
