@@ -160,6 +160,16 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         | {"linear_value_head_dim": 16, "rope_parameters": {**_INTERLEAVED, "partial_rotary_factor": 0.25}},
         {**_QWEN_TOWER, "out_hidden_size": 64},
     ),
+    "qwen4_exp": (
+        "qwen4_exp",
+        {"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 20}
+        | {"linear_value_head_dim": 16, "rope_parameters": {**_INTERLEAVED, "partial_rotary_factor": 0.25}}
+        | {**_EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 24, "hc_count": 2, "hc_lowrank": 8}
+        | {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
+        | {"indexer_compress_ratio": 4, "ple_layer_ids": [2], "ngram_vocab_size_base": 50, "heads_per_ngram": 2}
+        | {"make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4, "ple_embed_dim": 32},
+        {**_QWEN_TOWER, "out_hidden_size": 64},
+    ),
     "qwen3_vl_moe": (
         "qwen3_vl_moe",
         {**_EXPERTS, "num_experts": 8, "head_dim": 32, "mlp_only_layers": [1], "rope_scaling": _INTERLEAVED},

@@ -450,6 +450,21 @@ OWN: dict[str, Options] = {
     "qwen3_5_text": {**_LINEAR, "attention_bias": _BOOL},
     "qwen3_5_moe_text": {**_LINEAR, "num_experts_per_tok": [1, 3]},
     "qwen3_next": {**_LINEAR, "norm_topk_prob": _BOOL, "mlp_only_layers": [[], [0, 3]]},
+    "qwen4_exp_text": {
+        **_LINEAR,
+        "attention_bias": _BOOL,
+        "heads_per_ngram": [1, 3],
+        "hc_count": [2, 3, 4, 7],
+        "hc_lowrank": [1, 12, 40],
+        "indexer_n_heads": [5, 9],
+        "ngram_size": [2, 3, 5],
+        "ngram_vocab_size_base": [2, 50, 1000],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "output_gate_type": [None, "sigmoid"],
+        "ple_conv_kernel_size": [1, 2, 4],
+        "seed": [0, 99],
+    },
     "hunyuan_v1_moe": {"attention_bias": _BOOL, "num_experts": [2, 5], "moe_topk": [1, 2]},
     "hunyuan_v1_dense": {"attention_bias": _BOOL},
     "olmoe": {"attention_bias": _BOOL, "norm_topk_prob": _BOOL, "num_experts_per_tok": [1, 5]},
@@ -645,6 +660,16 @@ def options(draw: random.Random, family: str) -> Options:
             out["intermediate_size"] = max(50, out["intermediate_size"])
         if draw.random() < 0.5:
             out |= {"altup_num_inputs": 3, "altup_active_idx": draw.randint(0, 2)}
+    if family == "qwen4_exp_text":
+        kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])
+        words = [i + 1 for i, kind in enumerate(kinds) if kind == "linear_attention" and draw.random() < 0.6]
+        out |= {"layer_types": kinds, "ple_layer_ids": words, "hidden_act": "silu"}
+        fraction = draw.choice([0.25, 0.5])
+        table = scaling(draw, int(fraction * hidden // 2))
+        out["rope_parameters"] = {**table, "partial_rotary_factor": fraction}
+        rate = draw.choice([1, 2, 8, 32])
+        out |= {"indexer_compress_ratio": rate, "indexer_budget": rate * draw.choice([1, 3, 9, 40])}
+        out |= {"indexer_head_dim": draw.choice([hidden // 2, 80]), "ple_embed_dim": draw.choice([24, 48, 96])}
     if family == "jamba":
         period = draw.choice([1, 2, 4, 9])
         out |= {"attn_layer_period": period, "attn_layer_offset": draw.randrange(period)}

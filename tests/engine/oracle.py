@@ -110,6 +110,9 @@ class Pair:
                 best = best[(best[:, k] > -1e30) & (best[:, k - 1] < math.inf)]
                 largest = best.where(best.abs() < 1e30, 0.0).abs().amax(-1)
                 gaps.extend(((best[:, k - 1] - best[:, k]) / largest).tolist())
+            if scores.dim() == 1 and k < len(scores):  # of entries, a row after the other
+                best = scores.sort(descending=True).values
+                gaps.append(float((best[k - 1] - best[k]) / best[0].clamp_min(1e-30)))
             return topk(scores, k, dim, **options)
 
         with patch.object(torch.Tensor, "topk", watched):

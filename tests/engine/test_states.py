@@ -262,6 +262,52 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **dict.fromkeys(("linear_attn_alpha_factor", "full_attn_beta_factor", "mlp_alpha_factor"), 1),
         },
     ),
+    "Qwen4-Exp, four streams, longer n-grams, biases": (
+        "qwen4_exp_text",
+        {
+            "hc_count": 4,
+            "ngram_size": 4,
+            "heads_per_ngram": 1,
+            "ple_embed_dim": 48,
+            "ple_conv_kernel_size": 2,
+            "ple_layer_ids": [3, 1, 3],
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "output_gate_type": None,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "Qwen4-Exp, attention alone, entries of one position": (
+        "qwen4_exp_text",
+        {
+            "layer_types": ["full_attention"] * LAYERS,
+            "ple_layer_ids": None,
+            "indexer_compress_ratio": 1,
+            "indexer_budget": 9,
+            "indexer_n_heads": 16,
+            "hc_count": 2,
+            "hidden_act": "gelu",
+            "output_gate_type": "sigmoid",
+            "num_key_value_heads": 1,
+        },
+    ),
+    "Qwen4-Exp without attention, bigrams": (
+        "qwen4_exp_text",
+        {
+            "layer_types": ["linear_attention"] * LAYERS,
+            "ngram_size": 2,
+            "split_ngram_parts": 1,
+            "ple_conv_kernel_size": 1,
+            "eos_token_id": [11, 3],
+            **dict.fromkeys(
+                f"indexer_{name}" for name in ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
+            ),
+        },
+    ),
+    "Qwen4-Exp, few entries of many positions": (
+        "qwen4_exp_text",
+        {"indexer_compress_ratio": 32, "indexer_budget": 32, "head_dim": 24, "ple_layer_ids": []},
+    ),
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 

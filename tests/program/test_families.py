@@ -16,6 +16,7 @@ from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program, read_program
 from manyhands.program.ops import (
     Add,
+    Admit,
     Attention,
     ChannelDecay,
     Collapse,
@@ -25,6 +26,7 @@ from manyhands.program.ops import (
     Convolution,
     Copy,
     Decay,
+    EntryIndex,
     ExpertRouting,
     Experts,
     Gate,
@@ -34,6 +36,7 @@ from manyhands.program.ops import (
     LinearAttention,
     Mix,
     Multiply,
+    Ngrams,
     Norm,
     Op,
     Product,
@@ -46,6 +49,7 @@ from manyhands.program.ops import (
     Softplus,
     Sparsify,
     Spread,
+    Taps,
     Xielu,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
@@ -233,7 +237,11 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             cached = (op.key, op.value, *((op.index.key,) if op.index else ()))
             assert tuple(widths[name] for name in cached) == op.cache_widths
             if op.index is not None:
-                assert widths[op.index.query] == op.index.heads * op.index.width and op.index.heads == op.kv_heads
+                assert widths[op.index.query] == op.index.heads * op.index.width
+            if isinstance(op.index, EntryIndex):
+                assert (widths[op.index.key], widths[op.index.weight]) == (op.index.width, op.index.heads)
+            elif op.index is not None:
+                assert op.index.heads == op.kv_heads
             widths[op.target] = op.heads * op.value_width
         case LatentAttention():
             assert widths[op.query] == op.heads * (op.width + op.rotary_width)
@@ -258,6 +266,12 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert (widths[op.values], widths[op.gates]) == op.cache_widths
             assert op.bias.shape == (op.rate, widths[op.values])
             widths[op.target] = op.width
+        case Ngrams():
+            assert widths[op.tokens[0]] == 4 and op.table.outputs * op.parts >= sum(op.sizes)
+            widths[op.target] = len(op.sizes) * op.table.inputs
+        case Admit():
+            assert widths[op.key] == widths[op.query] == op.streams * widths[op.value]
+            widths[op.target] = widths[op.key]
         case Collapse():
             assert op.mix.inputs == op.streams * op.width <= widths[op.source]
             assert op.mix.outputs == op.base.outputs == op.streams * (2 + op.streams if op.has_all else 1)
@@ -271,6 +285,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = op.weight.outputs
         case Convolution():
             assert op.source != op.target and widths[op.source] == op.weight.outputs
+            assert not isinstance(op.weight, Taps) or len(op.weight.values) == op.taps
             widths[op.target] = widths[op.source]
         case Decay():
             assert widths[op.source] == op.rate.outputs == op.bias.outputs

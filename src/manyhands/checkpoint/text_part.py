@@ -76,6 +76,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
     "qwen3_5": _Part({"qwen3_5": "qwen3_5_text"}),
     "qwen3_5_moe": _Part({"qwen3_5_moe": "qwen3_5_moe_text"}),
+    "qwen4_exp": _Part({"qwen4_exp": "qwen4_exp_text"}),
     "qwen3_vl": _Part({"qwen3_vl_text": "qwen3"}, {"rope_theta": 5e5}, _WINDOWS),
     # transformers divides by the sum whatever norm_topk_prob is.
     "qwen3_vl_moe": _Part({"qwen3_vl_moe_text": "qwen3_moe"}, _QWEN3_MOE, _WINDOWS | {"norm_topk_prob"}),
@@ -99,6 +100,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     whole = {**part.defaults, **config, **text}
     family = text.get("model_type", part.defaults.get("model_type", outer))
     whole["model_type"] = part.families.get(family, family) if isinstance(family, str) else family
+    if outer == "qwen4_exp":  # its text part looks at its own
+        whole["ngram_eos_token_id"] = text.get("eos_token_id")
     if config.get("eos_token_id") is not None:
         whole["eos_token_id"] = config["eos_token_id"]
     if part.families:

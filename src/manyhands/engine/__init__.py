@@ -14,7 +14,7 @@ mapped      tensors of a folder, mapped from its files
 blocks      block types in numbers; grids and nvfp4 have theirs; quantised: those of quantised safetensors
 golden      the digests that a back end must reproduce; proofs: notes that it has
 golden_cases  what is digested; golden_small, golden_cache, golden_index, golden_states, golden_variants,
-            golden_compressed, golden_mixes, golden_scan; golden_models
+            golden_compressed, golden_mixes, golden_scan, golden_words; golden_models
 devices     on which device a process computes
 cuda/       the same bits on NVIDIA GPUs
 torch       the same in torch, as oracle and for other devices: torch_functions, torch_memory, torch_compressed,

@@ -11,7 +11,7 @@ from typing import Final, Generic, Self, TypeVar
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.compressed import block_bytes, ring_bytes
+from manyhands.engine.compressed import block_bytes, index_bytes, ring_bytes
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
 from manyhands.engine.rings import Rings
@@ -29,6 +29,7 @@ from manyhands.program.ops import (
     Attention,
     CompressedAttention,
     Convolution,
+    EntryIndex,
     LatentAttention,
     Layer,
     LinearAttention,
@@ -59,13 +60,19 @@ def _attention_bytes(
         return sum(-(-width // WIDE) * WIDE for width in widths) * item
     numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
     scales = -(-op.width // _CODES) + -(-op.value_width // _CODES)
-    index = 0 if op.index is None else -(-op.index.width // WIDE) * WIDE * item
+    index = _index_bytes(op, item)
     return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item) + index
+
+
+def _index_bytes(op: Attention, item: int) -> int:
+    if isinstance(op.index, EntryIndex):
+        return -(-index_bytes(op.index, op.rate, item) // BLOCK)
+    return 0 if op.index is None else -(-op.index.width // WIDE) * WIDE * item
 
 
 def _sizes_of(op: Convolution | LinearAttention | SelectiveScan, item: int) -> StateSizes:
     if isinstance(op, Convolution):
-        return convolution_states(op.weight.outputs, op.taps, item)
+        return convolution_states(op.weight.outputs, op.length, item)
     if isinstance(op, SelectiveScan):
         return scan_states(op.width, op.columns)
     return attention_states(op.heads, op.kept_key_heads, op.width, op.value_width, by_channel=op.by_channel)

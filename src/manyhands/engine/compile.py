@@ -10,7 +10,7 @@ from manyhands.engine import library
 from manyhands.engine.compile_experts import add_experts
 from manyhands.engine.compile_rows import add_row
 from manyhands.engine.compiled import Compiled, Emitted, Registers
-from manyhands.engine.compressed import add_compressed
+from manyhands.engine.compressed import add_compressed, choice
 from manyhands.engine.latents import add_latent, block_choice
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
@@ -25,6 +25,7 @@ from manyhands.engine.weights import (
     decay_rates,
     ends_precision,
     find,
+    kernel,
     matrices,
     matrix,
     take,
@@ -41,6 +42,7 @@ from manyhands.program.ops import (
     CompressedAttention,
     Convolution,
     Decay,
+    EntryIndex,
     ExpertRouting,
     Experts,
     Gate,
@@ -245,7 +247,11 @@ class _Compiler:
         sources = [self.source(name) for name in (op.query, op.key, op.value)]
         target = self.target(op.target, op.heads * op.value_width, sources)
         window = (op.window or 0) * (-1 if op.is_chunked else 1)
-        chosen = block_choice(self, op.index)
+        chosen: tuple[int, ...]
+        if isinstance(op.index, EntryIndex):
+            chosen, window = (choice(self, op.index, op.rate),), op.rate
+        else:
+            chosen = block_choice(self, op.index)
         shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes), *chosen)
         sinks = vector([op.sinks] if op.sinks else [], self.read)
         self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
@@ -272,11 +278,10 @@ class _Compiler:
     @add.register
     def _(self, op: Convolution) -> None:
         source = self.source(op.source)
-        weights = as_fp32(take(op.weight, self.read))
-        taps = np.ascontiguousarray(weights.reshape(len(weights), op.taps).T)
+        taps = kernel(op, self.read)
         bias = vector([op.bias] if op.bias else [], self.read)
         target = self.target(op.target, self.width(op.source), [source])
-        self.emit(library.CONVOLVE, (source, target, op.taps, ACTIVATIONS.index(op.activation)), (), (taps, bias))
+        self.emit(library.CONVOLVE, (source, target, op.length, ACTIVATIONS.index(op.activation)), (), (taps, bias))
 
     @add.register
     def _(self, op: Decay | ChannelDecay | Softplus) -> None:
@@ -316,13 +321,13 @@ class _Compiler:
     def _(self, op: ExpertRouting | Experts) -> None:
         add_experts(op, self)
 
-    def stack(self, op: Experts, weight: Weight) -> Stored:
-        """The matrices of all experts, packed, one behind the other."""
+    def stack(self, count: int, weight: Weight) -> Stored:
+        """The matrices of all experts, or the parts of a table, packed, one behind the other."""
 
         def part(expert: int) -> Found:
             return find(weight, self.read, expert)
 
-        return self._pack(lambda: matrices(op.experts, part, self._precision, self._memory, self._back_end))
+        return self._pack(lambda: matrices(count, part, self._precision, self._memory, self._back_end))
 
     @add.register
     def _(self, op: Collapse | Spread | GroupedProduct | Compress | CompressedAttention) -> None:

@@ -34,8 +34,8 @@ def _(op: Experts, to: Emitter) -> None:
     """All experts of a layer. Raises ModelError where gates and ups are held in two types."""
     source, routes = to.source(op.source), to.source(op.routes)
     target = to.target(op.target, op.down.outputs, [source, routes])
-    gates = to.stack(op, op.gate) if op.gate is not None else None
-    ups, downs = (to.stack(op, weight) for weight in (op.up, op.down))
+    gates = to.stack(op.experts, op.gate) if op.gate is not None else None
+    ups, downs = (to.stack(op.experts, weight) for weight in (op.up, op.down))
     biases = [_biases(to, op, weight) for weight in (op.gate_bias, op.up_bias, op.down_bias)]
     if gates is not None and gates.type != ups.type:
         raise ModelError(f"{to.family}: the experts' gates and ups are stored in different types")

@@ -6,13 +6,17 @@ import numpy as np
 
 from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
+from manyhands.engine.library import TYPES
 from manyhands.engine.weights import as_fp32, take, xielu_numbers
+from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
+    Admit,
     Constant,
     Copy,
     Mix,
     Multiply,
+    Ngrams,
     Op,
     Rescale,
     ScaleByPosition,
@@ -92,3 +96,25 @@ def _(op: Rescale, to: Emitter) -> None:
 @add_row.register
 def _(op: Sparsify, to: Emitter) -> None:
     to.emit(library.SPARSIFY, (to.source(op.target),), (op.by,))
+
+
+@add_row.register
+def _(op: Ngrams, to: Emitter) -> None:
+    now, *before = (to.source(name) for name in op.tokens)
+    table, heads = to.stack(op.parts, op.table), len(op.sizes)
+    target = to.target(op.target, heads * op.table.inputs, [now, *before])
+    shape = (len(op.tokens), heads // len(before), TYPES[table.type], op.table.outputs, op.end, op.vocab)
+    numbers = [np.array(each, np.int64) for each in op.numbers]
+    for weight, needed in zip(op.stored, numbers, strict=True):
+        if not np.array_equal(to.read(weight.name).array, needed):
+            raise ModelError(
+                f"{weight.name} has other numbers than {to.family} makes of its config: {needed.tolist()[:8]}"
+            )
+    to.emit(library.NGRAMS, (now, target, *shape, *before), (), (*numbers, table.array))
+
+
+@add_row.register
+def _(op: Admit, to: Emitter) -> None:
+    sources = [to.source(name) for name in (op.key, op.query, op.value)]
+    target = to.target(op.target, to.width(op.key), sources)
+    to.emit(library.ADMIT, (*sources, target, op.streams), (op.scale,))

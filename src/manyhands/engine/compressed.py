@@ -82,18 +82,26 @@ def _(op: CompressedAttention, to: Emitter) -> None:
         shape = (to.target(op.target, op.heads * op.width, [query, key]), op.heads, 1, op.width, op.width, op.window, 1)
         to.emit(library.ATTENTION, (query, key, key, *shape), (op.scale, 0.0), (sinks,))
         return
-    entry, chosen = to.source(op.entry), () if op.index is None else (_choice(to, op.index, op.rate),)
+    entry, chosen = to.source(op.entry), () if op.index is None else (choice(to, op.index, op.rate),)
     target = to.target(op.target, op.heads * op.width, [query, key, entry, *chosen])
     numbers = (query, key, entry, target, op.heads, op.window, op.rate, *chosen)
     to.emit(library.ATTEND_ENTRIES, numbers, (op.scale,), (sinks,))
 
 
-def _choice(to: Emitter, index: EntryIndex, rate: int) -> int:
+def choice(to: Emitter, index: EntryIndex, rate: int) -> int:
     """The register of the entries that a row sees."""
+    if to.has_codes:
+        raise ModelError(f"{to.family} has an indexer: its caches are not held in 8 bits; leave --cache-dtype out")
     sources = [to.source(name) for name in (index.query, index.key, index.weight)]
     chosen = to.target(" chosen", index.top_k, sources)
     to.emit(library.INDEX, (*sources, chosen, index.heads, index.width, rate))
     return chosen
+
+
+def index_bytes(index: EntryIndex, rate: int, item: int) -> int:
+    """Bytes that the index keys of entries take of 64 positions: as they are read, where they fill panels."""
+    entries = max(1, BLOCK // rate)
+    return _lines(entries * (_row(index.width, item) if entries % SIDE else -(-index.width // _WIDE) * _WIDE * item))
 
 
 def block_bytes(attend: CompressedAttention, compressed: Sequence[Compress], item: int) -> int:
@@ -102,9 +110,8 @@ def block_bytes(attend: CompressedAttention, compressed: Sequence[Compress], ite
         return -(-attend.width // _WIDE) * _WIDE * item * BLOCK
     entries = max(1, BLOCK // attend.rate)
     parts = [(BLOCK + entries) * _row(attend.width, item)]
-    if attend.index is not None:  # as they are read, where they fill panels
-        width = attend.index.width
-        parts.append(entries * (_row(width, item) if entries % SIDE else -(-width // _WIDE) * _WIDE * item))
+    if attend.index is not None:
+        parts.append(index_bytes(attend.index, attend.rate, item))
     parts += [2 * min(op.rate, BLOCK) * _row(op.width, item) for op in compressed if op.is_doubled]
     return sum(_lines(part) for part in parts)
 

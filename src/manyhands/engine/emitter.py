@@ -5,7 +5,7 @@ from typing import Protocol
 
 from manyhands.engine.library import Array
 from manyhands.engine.weights import Read, Stored
-from manyhands.program.ops import Experts, Op, Weight
+from manyhands.program.ops import Op, Weight
 
 
 class Emitter(Protocol):
@@ -29,6 +29,6 @@ class Emitter(Protocol):
 
     def exact(self, weight: Weight) -> Stored: ...
 
-    def stack(self, op: Experts, weight: Weight) -> Stored: ...
+    def stack(self, count: int, weight: Weight) -> Stored: ...
 
     def rounds(self, op: Op) -> bool: ...

@@ -26,6 +26,8 @@ from manyhands.engine.golden_scan import CASES as SCAN_CASES
 from manyhands.engine.golden_small import CASES as SMALL_CASES
 from manyhands.engine.golden_states import CASES as STATE_CASES
 from manyhands.engine.golden_variants import CASES as VARIANT_CASES
+from manyhands.engine.golden_words import CASES as WORD_CASES
+from manyhands.engine.golden_words import SMALL as SMALL_WORDS
 from manyhands.engine.library import Team
 from manyhands.errors import ModelError
 
@@ -35,8 +37,8 @@ CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: o
 
 Group = Literal["wide", "small", "cache"]
 GROUPS: Final[Mapping[Group, Mapping[str, Callable[[BackEnd], bytes]]]] = {
-    "wide": {**CASES, **STATE_CASES, **INDEX_CASES, **VARIANT_CASES, **COMPRESSED_CASES, **MIX_CASES, **SCAN_CASES},
-    "small": SMALL_CASES,
+    "wide": CASES | STATE_CASES | INDEX_CASES | VARIANT_CASES | COMPRESSED_CASES | MIX_CASES | SCAN_CASES | WORD_CASES,
+    "small": SMALL_CASES | SMALL_WORDS,
     "cache": CACHE_CASES,
 }
 ALL: Final = {name: case for cases in GROUPS.values() for name, case in cases.items()}

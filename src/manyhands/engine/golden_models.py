@@ -60,14 +60,14 @@ def shapes(program: Program) -> dict[str, tuple[int, ...]]:
 def tensors(program: Program, precision: Precision) -> dict[str, Stored]:
     """Every tensor of a model, as a checkpoint of that precision stores it."""
     kind, found = "f32" if precision == "fp32" else "bf16", shapes(program)
-    whole = {name: Stored("i64", choices(found[name], limit)) for name, limit in whole_tensors(program).items()}
+    whole = {name: Stored("i64", choices(found[name], some)) for name, some in whole_tensors(program).items()}
     floats = found.keys() - whole.keys()
     return whole | {name: Stored(kind, stored(numbers(name, found[name]), kind)) for name in floats}
 
 
-def choices(shape: tuple[int, ...], limit: int) -> NDArray[np.int64]:
-    """A table of numbers below `limit`."""
-    return np.resize(np.arange(limit), shape)
+def choices(shape: tuple[int, ...], some: Sequence[int]) -> NDArray[np.int64]:
+    """A table of some numbers, again and again."""
+    return np.resize(np.array(some), shape)
 
 
 class RunnerMaker(Protocol):

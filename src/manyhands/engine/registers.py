@@ -41,6 +41,8 @@ _PLACES: Final = {
     library.ATTEND_ENTRIES: ((0, 1, 2), 3),
     library.RESCALE: ((0, 1), 2),
     library.SPARSIFY: ((0,), 0),
+    library.NGRAMS: ((0,), 1),
+    library.ADMIT: ((0, 1, 2), 3),
 }
 
 
@@ -52,6 +54,8 @@ def touched(kind: int, numbers: Sequence[int]) -> Touched:
     if kind == library.MIX:  # without numbers of its own -1 stands for their register
         return Touched(tuple(number for number in numbers[:3] if number >= 0), numbers[2], False)
     reads, writes = _PLACES[kind]
+    if kind == library.NGRAMS:  # of all its tokens
+        reads = (0, *range(8, 7 + numbers[2]))
     if any(numbers[(place := CHOSEN.get(kind, len(numbers))) : place + 1]):
         reads = (*reads, place)
     is_part = kind == library.COPY or (kind == library.PRODUCT and len(numbers) > 4)

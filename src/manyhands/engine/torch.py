@@ -216,6 +216,7 @@ class _Layer:
     def _(self, op: Attention) -> None:
         query = self.round(self.registers[op.query]).reshape(-1, op.kv_heads, op.heads // op.kv_heads, op.width)
         sinks, out = self.weights.optional(op.sinks), []
+        assert not isinstance(op.index, EntryIndex), "worker/choice.py refuses it"
         names = (op.key, op.value, *(() if op.index is None else (op.index.key,)))
         for rows, (keys_LK, values_LK, *index_LI), seen_TL in self._cached(op.heads, names, op):
             seen_TL = seen_TL if op.index is None else seen_blocks(self, op, op.index, rows, index_LI[0], seen_TL)

@@ -14,7 +14,7 @@ from manyhands.engine.library import SIDE, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
-from manyhands.program.ops import ChannelDecay, Decay, Rows, Weight, Xielu
+from manyhands.program.ops import ChannelDecay, Convolution, Decay, Rows, Taps, Weight, Xielu
 
 STRETCH: Final = 1 << 20  # numbers that a thread packs at a time: as fp32 4 MB, and some three times that on the way
 
@@ -123,6 +123,16 @@ def vector(weights: Sequence[Weight], read: Read) -> NDArray[np.float32] | None:
     if not weights:
         return None
     return np.ascontiguousarray(np.concatenate([as_fp32(take(weight, read)) for weight in weights]))
+
+
+def kernel(op: Convolution, read: Read) -> NDArray[np.float32]:
+    """Its weights [length, columns], zeros between taps."""
+    out = np.zeros((op.length, op.weight.outputs), np.float32)
+    if isinstance(op.weight, Taps):
+        out[:: op.step] = np.array(op.weight.values, np.float32)[:, None]
+    else:
+        out[:: op.step] = as_fp32(take(op.weight, read)).reshape(-1, op.taps).T
+    return out
 
 
 def decay_rates(op: Decay | ChannelDecay, width: int, read: Read) -> NDArray[np.float64] | NDArray[np.float32]:

@@ -217,9 +217,9 @@ def _speed_of_likeness(program: "Program", count: int, precision: Precision) -> 
     return _speed_of_layers(span_of(program, Span(0, count), read, precision, threads), ends, count, precision)
 
 
-def _random_reader(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, int]) -> "Read":
-    """Reads tensors of these shapes, in bf16: small numbers of either sign, the same for all; whole ones, below what
-    `whole` says, of those that it names."""
+def _random_reader(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Sequence[int]]) -> "Read":
+    """Reads tensors of these shapes, in bf16: small numbers of either sign, the same for all; those that `whole` says of
+    those that it names."""
     import numpy as np
 
     from manyhands.engine.weights import Stored
@@ -228,7 +228,7 @@ def _random_reader(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, in
 
     def read(name: str) -> Stored:
         if name in whole:
-            return Stored("i64", np.resize(np.arange(whole[name]), shapes[name]))
+            return Stored("i64", np.resize(np.array(whole[name]), shapes[name]))
         return Stored("bf16", np.resize(some, shapes[name]))
 
     return read

@@ -5,6 +5,7 @@ Attention caches every position. A convolution and linear attention keep a state
 
 from dataclasses import dataclass
 
+from manyhands.program.compressed_ops import EntryIndex
 from manyhands.program.weight import Activation, Weight
 
 
@@ -32,8 +33,10 @@ class Attention:
 
     query [heads * width], key [kv_heads * width], value [kv_heads * value_width], head by head; query head h reads key
     head h // (heads / kv_heads). score = (q . k) * scale; with `soft_cap` c: score = c tanh(score / c). A row at position
-    p sees positions <= p, with `window` w only those > p - w, where it `is_chunked` only those >= w floor(p / w), with an
-    `index` (and no window) only those of the blocks that it chooses. `sinks` [heads]: one more score a head, whose value is 0.
+    p sees positions <= p, with `window` w only those > p - w, where it `is_chunked` only those >= w floor(p / w). `sinks`
+    [heads]: one more score a head, whose value is 0. Without window, a BlockIndex has a row see the positions of the blocks
+    that it chooses alone; an EntryIndex those of the entries that it chooses, each of `rate` positions, and those behind its
+    last entry, in order, as if they were positions 0, 1, ...
     """
 
     query: str
@@ -49,7 +52,8 @@ class Attention:
     is_chunked: bool = False
     soft_cap: float | None = None
     sinks: Weight | None = None
-    index: BlockIndex | None = None
+    index: BlockIndex | EntryIndex | None = None
+    rate: int = 1
 
     @property
     def cache_widths(self) -> tuple[int, ...]:
@@ -108,8 +112,16 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Taps:
+    """Weights of a convolution that the model has by definition: for each tap one, the same of all columns."""
+
+    outputs: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Convolution:
-    """target = activation(sum over j < taps of weight[c, j] * source[p - taps + 1 + j, c] + bias), for each column c.
+    """target = activation(sum over j < taps of weight[c, j] * source[p - (taps - 1 - j) * step, c] + bias), for each column c.
 
     Rows of its session before position 0 are zeros; source rows are read rounded. `weight` is stored [columns, 1, taps] or
     [columns, taps]; its `rows` are columns. The sum goes from j = 0 on, each term by one fused multiply-add. The target is
@@ -119,9 +131,15 @@ class Convolution:
     source: str
     target: str
     taps: int
-    weight: Weight
+    weight: Weight | Taps
     bias: Weight | None = None
     activation: Activation = "none"
+    step: int = 1
+
+    @property
+    def length(self) -> int:
+        """Positions from the first that it reads to the row's."""
+        return (self.taps - 1) * self.step + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from manyhands.program.cached_ops import LatentAttention as LatentAttention
 from manyhands.program.cached_ops import LinearAttention as LinearAttention
 from manyhands.program.cached_ops import SelectiveScan as SelectiveScan
 from manyhands.program.cached_ops import Softplus as Softplus
+from manyhands.program.cached_ops import Taps as Taps
 from manyhands.program.compressed_ops import Collapse as Collapse
 from manyhands.program.compressed_ops import Compress as Compress
 from manyhands.program.compressed_ops import CompressedAttention as CompressedAttention
@@ -48,9 +49,11 @@ from manyhands.program.expert_ops import ExpertRouting as ExpertRouting
 from manyhands.program.expert_ops import Experts as Experts
 from manyhands.program.expert_ops import Gating as Gating
 from manyhands.program.expert_ops import Score as Score
+from manyhands.program.row_ops import Admit as Admit
 from manyhands.program.row_ops import Constant as Constant
 from manyhands.program.row_ops import Copy as Copy
 from manyhands.program.row_ops import Mix as Mix
+from manyhands.program.row_ops import Ngrams as Ngrams
 from manyhands.program.row_ops import Rescale as Rescale
 from manyhands.program.row_ops import RowOp as RowOp
 from manyhands.program.row_ops import ScaleByPosition as ScaleByPosition
@@ -261,9 +264,9 @@ class Embed:
 class Head:
     """logits [vocab] = product . norm(x) (rounded when read) + bias, times `scale`; with `soft_cap` c: c tanh(logit / c).
 
-    `before` leaves what `norm` reads, else that is "x"; `norm` writes "h", `product` reads it and writes "logits" (fp32,
-    unrounded). A tied head names the embedding's tensor, and as `own` the one that it is where a checkpoint has it
-    (tensors.py: with_own_head)."""
+    `before` leaves what `norm` reads, else that is "x"; `norm`, or what is `behind`, writes "h", `product` reads it and
+    writes "logits" (fp32, unrounded). A tied head names the embedding's tensor, and as `own` the one that it is where a
+    checkpoint has it (tensors.py: with_own_head)."""
 
     norm: Norm
     product: Product
@@ -271,11 +274,12 @@ class Head:
     soft_cap: float | None = None
     own: Weight | None = field(default=None, repr=False)
     before: tuple[Op, ...] = ()
+    behind: tuple[Op, ...] = ()
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """All its operations, in order."""
-        return (*self.before, self.norm, self.product)
+        return (*self.before, self.norm, *self.behind, self.product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +300,12 @@ class Program:
         """Whether some layers choose the positions, or their blocks, that attention sees."""
         attending = (op for one in self.layers for op in one.ops if isinstance(op, Attention | LatentAttention))
         return any(op.index is not None for op in attending)
+
+    @property
+    def chooses_entries(self) -> bool:
+        """Whether attention of some layers sees the positions of entries that an index chooses."""
+        attending = (op for one in self.layers for op in one.ops if isinstance(op, Attention))
+        return any(isinstance(op.index, EntryIndex) for op in attending)
 
     @property
     def has_entries(self) -> bool:

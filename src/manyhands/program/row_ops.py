@@ -1,10 +1,11 @@
 """Operations of a Program on rows which few families need (ops.py has the others and the rules).
 
-Copy, Mix, Rescale, Sparsify and SoftCap are those of Gemma 3n, whose register "x" holds several streams side by side (those
-of deepseek_v4 are in compressed_ops.py).
+Copy, Mix, Rescale, Sparsify and SoftCap are those of Gemma 3n, Ngrams and Admit those of Qwen4-Exp, whose register "x" holds
+several streams side by side (those of deepseek_v4 are in compressed_ops.py).
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from manyhands.program.weight import Weight
 
@@ -107,4 +108,45 @@ class Constant:
     numbers: tuple[float, ...]
 
 
-RowOp = Constant | Copy | Mix | Rescale | Sparsify | SoftCap
+@dataclass(frozen=True, slots=True)
+class Ngrams:
+    """target: for n = 2 .. the number of `tokens`, and each head of n, a row of `table`, side by side.
+
+    tokens[j] is a register whose last four columns are the digits (ops.py: Embed) of the id j positions before. A token before
+    position 0, and all from an earlier `end` on backwards, counts as `end`. The row of a head is (the exclusive or, over j < n,
+    of id_j * multipliers[j]) modulo the head's size, behind the sizes of the heads before. `table` is stored in `parts` of
+    equal rows, EXPERT in the name being the part's number. `stored`: where a checkpoint has what is in `numbers`.
+    """
+
+    tokens: tuple[str, ...]
+    target: str
+    table: Weight
+    parts: int
+    stored: tuple[Weight, Weight, Weight]
+    multipliers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    end: int
+    vocab: int
+
+    @property
+    def numbers(self) -> tuple[tuple[int, ...], ...]:
+        """Multipliers; of each head its size, and the rows of the table before its own."""
+        return self.multipliers, self.sizes, tuple(accumulate(self.sizes[:-1], initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Part s of target, of as many as `streams`, = value * sigmoid(root((key_s . query_s) * scale)).
+
+    root(v) is sqrt(max(|v|, 1e-6)) with the sign of v, 0 of 0.
+    """
+
+    key: str
+    query: str
+    value: str
+    target: str
+    streams: int
+    scale: float
+
+
+RowOp = Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit

@@ -1,6 +1,6 @@
 """Which tensors of the checkpoint a Program needs, by name and stored shape."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from manyhands.program.ops import (
@@ -20,6 +20,7 @@ from manyhands.program.ops import (
     LinearAttention,
     Mix,
     Multiply,
+    Ngrams,
     Norm,
     Op,
     Product,
@@ -57,7 +58,9 @@ def op_weights(op: Op) -> Iterator[Weight]:
         case Collapse():
             yield from (op.mix, op.base, op.scale)
         case Convolution():
-            yield from (weight for weight in (op.weight, op.bias) if weight is not None)
+            yield from (weight for weight in (op.weight, op.bias) if isinstance(weight, Weight))
+        case Ngrams():
+            yield from (op.table, *op.stored)
         case Decay() | ChannelDecay():
             yield from (op.rate, op.bias)
         case Softplus(bias=Weight() as bias):
@@ -80,17 +83,22 @@ def layer_tensors(layer: Layer) -> dict[str, tuple[int, ...]]:
     """The checkpoint's tensors that a layer needs: stored name -> stored shape."""
     out: dict[str, tuple[int, ...]] = {}
     for op in layer.ops:
-        experts = op.experts if isinstance(op, Experts) else 1
+        experts = op.experts if isinstance(op, Experts) else op.parts if isinstance(op, Ngrams) else 1
         for weight in op_weights(op):
             copies = experts if EXPERT in weight.name else 1
             out.update((weight.stored_name(expert), weight.shape) for expert in range(copies))
     return out
 
 
-def whole_tensors(program: Program) -> dict[str, int]:
-    """The names of tensors that hold whole numbers, from 0 on, and what all of them are below."""
-    ops = (op for layer in program.layers for op in layer.ops if isinstance(op, ExpertRouting))
-    return {op.table.name: op.experts for op in ops if op.table is not None}
+def whole_tensors(program: Program) -> dict[str, Sequence[int]]:
+    """The names of tensors that hold whole numbers, and numbers that they may hold, again and again."""
+    out: dict[str, Sequence[int]] = {}
+    for op in (op for layer in program.layers for op in layer.ops):
+        if isinstance(op, ExpertRouting) and op.table is not None:
+            out[op.table.name] = range(op.experts)
+        elif isinstance(op, Ngrams):
+            out |= {weight.name: numbers for weight, numbers in zip(op.stored, op.numbers, strict=True)}
+    return out
 
 
 def wide_weights(layer: Layer) -> frozenset[str]:

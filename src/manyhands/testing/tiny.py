@@ -216,6 +216,9 @@ def tiny_config(
     if model_type == "laguna":
         shape |= {"num_attention_heads_per_layer": [6 - i % 2 * 2 for i in range(layers)], "sliding_window": WINDOW}
         shape["shared_expert_intermediate_size"] = hidden
+    if model_type == "qwen4_exp_text":
+        shape["layer_types"] = ["indexed_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
+        shape["ple_layer_ids"] = [i for i in (1, 3) if i <= layers]
     if model_type == "gemma3n_text":
         shape |= _gemma3n(layers, hidden)
     if family in ("granitemoehybrid_mamba", "kimi_linear"):
@@ -247,7 +250,8 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
     """
     tied = bool(model.config.tie_word_embeddings)
     for name, tensor in model.state_dict().items():
-        if name.endswith(_MADE):
+        # Numbers that follow from the config.
+        if name.endswith(_MADE) or (".ple_embedding." in name and not tensor.is_floating_point()):
             continue
         if not tensor.is_floating_point():  # a table of experts by token
             tensor.copy_(_choices(f"{seed}/{name}", tuple(tensor.shape), model.config.n_routed_experts))

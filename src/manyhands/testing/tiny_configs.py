@@ -21,6 +21,7 @@ from manyhands.testing.tiny_latent import (
 from manyhands.testing.tiny_v4 import small_v4
 
 NEMOTRON_KINDS: Final = ("linear_attention", "moe", "full_attention", "mlp")  # of layers of nemotron_h
+_QUARTER: Final = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 LFM3_KINDS: Final = ("conv", "sliding_attention", "full_attention")  # of layers of lfm3
 
 
@@ -192,6 +193,14 @@ def _linear_experts(hidden: int) -> Overrides:
     return {**_linear(hidden), **experts(hidden, 8), "shared_expert_intermediate_size": hidden}
 
 
+def _qwen4(hidden: int) -> Overrides:
+    index: Overrides = {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": hidden // 2}
+    index |= {"indexer_budget": 16, "indexer_compress_ratio": 4, "rope_parameters": {**_QUARTER}}
+    words: Overrides = {"ngram_vocab_size_base": 50, "heads_per_ngram": 2, "ple_embed_dim": hidden // 2}
+    words |= {"make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4, "output_gate_type": "sigmoid"}
+    return {**_linear_experts(hidden), **index, **words, "hc_count": 3, "hc_lowrank": hidden // 4 + 3}
+
+
 def _lfm2_moe(hidden: int) -> Overrides:
     return {**experts(hidden, 8), "num_dense_layers": 1, "routed_scaling_factor": 1.5}
 
@@ -322,6 +331,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "phimoe": ("phimoe", lambda hidden: {"num_local_experts": 8, "router_jitter_noise": 0.4, "attention_bias": True}),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", _linear_experts),
     "qwen3_5_text": ("qwen3_5_text", _linear),
+    "qwen4_exp_text": ("qwen4_exp_text", _qwen4),
     "qwen3_next": ("qwen3_next", lambda hidden: {**_linear_experts(hidden), "mlp_only_layers": [1]}),
     "seed_oss": ("seed_oss", lambda hidden: {"head_dim": hidden // 2}),
     "smollm3": ("smollm3", lambda hidden: {}),
@@ -336,5 +346,5 @@ EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
     *"bamba falcon_h1 granitemoehybrid_mamba jamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
-    *"minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(),
+    *"minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text".split(),
 )

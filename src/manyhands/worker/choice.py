@@ -47,7 +47,7 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
             f"{program.family} has convolutions or linear attention, which {device} does not compute: leave --device out"
             + ("" if program.has_scans else ", or give --device cuda")
         )
-    if device is not None and torch_device() is None and program.has_index:
+    if device is not None and (program.chooses_entries if torch_device() is not None else program.has_index):
         raise ModelError(
             f"{program.family} has an indexer that chooses positions, which {device} does not compute: leave --device out"
         )
@@ -69,6 +69,8 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
             f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "
             "--cache-dtype out"
         )
+    if caches_codes(precision) and program.chooses_entries:
+        raise ModelError(f"{program.family} has an indexer: its caches are not held in 8 bits; leave --cache-dtype out")
     return program
 
 

@@ -17,10 +17,10 @@ enum {
     LEAST_HEADS = 8       /* of attention that a task keeps together */
 };
 
-/* A row that sees more positions, or entries, than are chosen: the last one that it sees. */
+/* A row that sees more positions, or entries, than are chosen: the last one that it sees; positions behind the last entry. */
 typedef struct {
     const Segment *segment;
-    int64_t row, position;
+    int64_t row, position, behind;
 } Late;
 
 typedef struct {
@@ -47,7 +47,7 @@ Kind index_kind(const Plan *plan, const Op *op)
 static int64_t choosing(const Op *op)
 {
     const int64_t *n = op->numbers;
-    return op->kind == INDEX ? (n[7] ? n[4] : 0) : n[9] ? 0 : n[5];
+    return op->kind == INDEX ? (n[7] ? n[4] : 0) : n[8] || n[9] ? 0 : n[5];
 }
 
 /* Positions that are chosen at most. */
@@ -59,7 +59,8 @@ static int64_t most_chosen(const Plan *plan, const Op *op)
 int64_t attention_most(const Plan *plan, const Op *op) { return most_chosen(plan, op); }
 
 /* Positions of an entry, or 0: an index is of positions. */
-static int64_t rate_of(const Op *op) { return op->kind == INDEX ? op->numbers[6] : 0; }
+static int64_t rate_of(const Op *op) { return op->numbers[op->kind == INDEX ? 6 : 8]; }
+static int64_t each_of(const Op *op) { return rate_of(op) ? rate_of(op) : 1; }
 static int64_t seen_at(const Op *op, int64_t position) { return rate_of(op) ? (position + 1) / rate_of(op) : position + 1; }
 
 static int64_t late_rows(const Op *op, const Segment *segments, int64_t num_segments, int64_t most, Late *out)
@@ -68,12 +69,13 @@ static int64_t late_rows(const Op *op, const Segment *segments, int64_t num_segm
     for (const Segment *s = segments; s < segments + num_segments; s++)
         for (int64_t i = 0; i < s->count; i++)
             if (seen_at(op, s->start + i) > most)
-                out[found++] = (Late){s, s->row + i, seen_at(op, s->start + i) - 1};
+                out[found++] = (Late){s, s->row + i, seen_at(op, s->start + i) - 1, (s->start + i + 1) % each_of(op)};
     return found;
 }
 
-int64_t seeing_all(const Segment *segments, int64_t num_segments, int64_t most, Segment *out)
+int64_t seeing_all(const Op *op, const Segment *segments, int64_t num_segments, int64_t most, Segment *out)
 {
+    most = (most + 1) * each_of(op) - 1;
     int64_t found = 0;
     for (const Segment *s = segments; s < segments + num_segments; s++)
         if (s->start < most) {
@@ -301,51 +303,96 @@ int index_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segme
     return failed;
 }
 
-/* Keys of `count` positions, of a number that is none up to `last` those of `last`, as the keys of positions 0, 1 .. of a block: each is a
- * column of a panel, a word in each of its lines. */
-static void gather(const Kind *kind, const Keys *cached, const float *positions, int64_t count, int64_t last, char *block)
+/* The position, or of an entry the first, that choice `i` of a late row names: of a number that is none the last one. */
+static int64_t chosen_at(const Op *op, const Late *late, const float *chosen, int64_t i)
+{
+    float number = chosen[i];
+    return (number >= 0 && number <= (float)late->position ? (int64_t)number : late->position) * each_of(op);
+}
+
+/* Of a late row: how many positions it sees, and which is number `i` of them. */
+static int64_t num_seen(const Plan *plan, const Op *op, const Late *late) { return most_chosen(plan, op) * each_of(op) + late->behind; }
+
+static int64_t seen_position(const Plan *plan, const Op *op, const Late *late, int64_t i)
+{
+    int64_t each = each_of(op), entries = most_chosen(plan, op);
+    if (i >= entries * each)
+        return (late->position + 1) * each + i - entries * each;
+    return chosen_at(op, late, row_of(plan, op->numbers[11], late->row), i / each) + i % each;
+}
+
+/* A value is a column, as a product reads them. */
+static void copy_value(const Kind *kind, const char *from, int64_t within, char *to, int64_t column)
+{
+    int64_t wide = panel_size(BLOCK / DEPTH), type = kind->rounds ? BF16 : F32, size = size_of_type(type);
+    for (int64_t i = 0; i < kind->value_width; i++) {
+        int64_t panel = i / SIDE * wide;
+        memcpy(to + (panel + place_in_panel(type, column, i % SIDE)) * size, from + (panel + place_in_panel(type, within, i % SIDE)) * size, (size_t)size);
+    }
+}
+
+/* Keys, and values, of `count` positions as those of positions 0, 1 .. of a block: each key is a column of a panel, a word in each of its
+ * lines. */
+static void gather(const Kind *kind, const Keys *cached, const int64_t *positions, int64_t count, char *block)
 {
     int64_t panel = key_bytes(kind) / (BLOCK / SIDE);
     if (count < BLOCK) /* columns beyond the last: numbers that nothing sees */
-        memset(block, 0, (size_t)key_bytes(kind));
+        memset(block, 0, (size_t)block_bytes(kind));
     for (int64_t i = 0; i < count; i++) {
-        int64_t at = positions[i] >= 0 && positions[i] <= (float)last ? (int64_t)positions[i] : last;
-        const char *from = cached->blocks[at / BLOCK] + cached->offset + at % BLOCK / SIDE * panel + at % SIDE * 4;
+        int64_t at = positions[i];
+        const char *held = cached->blocks[at / BLOCK] + cached->offset, *from = held + at % BLOCK / SIDE * panel + at % SIDE * 4;
         char *to = block + i / SIDE * panel + i % SIDE * 4;
         for (int64_t line = 0; line < panel; line += LINE)
             memcpy(to + line, from + line, 4);
+        if (!kind->is_latent)
+            copy_value(kind, held + key_bytes(kind), at % BLOCK, block + key_bytes(kind), i);
     }
 }
 
-/* Some blocks of what a late row sees. */
+/* Blocks that a late row sees at most, and the room of one of its key heads. */
+static int64_t blocks_of(const Plan *plan, const Op *op) { return ceil_div(most_chosen(plan, op) * each_of(op) + each_of(op) - 1, BLOCK); }
+static int64_t head_room(const Plan *plan, const Op *op)
+{
+    Kind kind = plan_kind(plan, op);
+    return table_bytes(blocks_of(plan, op)) + blocks_of(plan, op) * block_bytes(&kind);
+}
+
+/* Some blocks of what a late row sees, of all key heads. */
 static void gather_task(const void *argument, int64_t task, void *scratch)
 {
     const Work *work = argument;
+    const Plan *plan = work->plan;
     const Late *late = work->late + task / work->parts;
-    Kind kind = plan_kind(work->plan, work->op);
-    Keys cached = {late->segment->blocks, work->op->cache};
-    int64_t most = most_chosen(work->plan, work->op), blocks = ceil_div(most, BLOCK), first = task % work->parts * work->per_task;
-    const float *positions = row_of(work->plan, work->op->numbers[11], late->row);
-    char **table = room_of(work, task / work->parts), *gathered = (char *)table + table_bytes(blocks);
+    Kind kind = plan_kind(plan, work->op);
+    int64_t seen = num_seen(plan, work->op, late), blocks = ceil_div(seen, BLOCK), first = task % work->parts * work->per_task;
     (void)scratch;
     for (int64_t i = first; i < blocks && i < first + work->per_task; i++) {
-        table[i] = gathered + i * key_bytes(&kind);
-        gather(&kind, &cached, positions + i * BLOCK, at_most(most - i * BLOCK, BLOCK), late->position, table[i]);
+        int64_t positions[BLOCK], count = at_most(seen - i * BLOCK, BLOCK);
+        for (int64_t j = 0; j < count; j++)
+            positions[j] = seen_position(plan, work->op, late, i * BLOCK + j);
+        for (int64_t head = 0; head < work->op->numbers[5]; head++) {
+            Keys cached = {late->segment->blocks, work->op->cache + head * block_bytes(&kind)};
+            char *room = (char *)room_of(work, task / work->parts) + head * head_room(plan, work->op), **table = (char **)room;
+            table[i] = room + table_bytes(blocks_of(plan, work->op)) + i * block_bytes(&kind);
+            gather(&kind, &cached, positions, count, table[i]);
+        }
     }
 }
 
-/* Some query heads of a late row. */
+/* Some query heads of one key head of a late row. */
 static void attend_task(const void *argument, int64_t task, void *scratch)
 {
     const Work *work = argument;
     const Plan *plan = work->plan;
     const int64_t *n = work->op->numbers;
-    int64_t row = work->late[task / work->parts].row, head = task % work->parts * work->per_task;
+    const Late *late = work->late + task / work->parts;
     Kind kind = plan_kind(plan, work->op);
-    Keys keys = {room_of(work, task / work->parts), 0};
+    int64_t of_head = work->parts / n[5], key_head = task % work->parts / of_head, group = task % of_head * work->per_task;
+    int64_t row = late->row, head = key_head * kind.groups + group;
+    Keys keys = {(char *const *)((char *)room_of(work, task / work->parts) + key_head * head_room(plan, work->op)), 0};
     const float *sinks = work->op->tensors[0].data;
-    kind.groups = at_most(kind.groups - head, work->per_task);
-    plan->kernels->attend(&kind, row_of(plan, n[0], row) + head * kind.width, 0, &keys, most_chosen(plan, work->op) - 1, 1,
+    kind.groups = at_most(kind.groups - group, work->per_task);
+    plan->kernels->attend(&kind, row_of(plan, n[0], row) + head * kind.width, 0, &keys, num_seen(plan, work->op, late) - 1, 1,
                           sinks ? sinks + head : 0, row_of(plan, n[3], row) + head * kind.value_width, 0, scratch);
 }
 
@@ -401,17 +448,17 @@ int attend_chosen(Plan *plan, Team *team, int64_t threads, const Op *op, const S
     const int64_t *n = op->numbers;
     if (choosing(op))
         return attend_blocks(plan, team, threads, op, segments, num_segments);
-    int64_t most = most_chosen(plan, op), count = late_rows(op, segments, num_segments, most, late), blocks = ceil_div(most, BLOCK);
+    int64_t most = most_chosen(plan, op), count = late_rows(op, segments, num_segments, most, late), blocks = blocks_of(plan, op);
     Kind kind = plan_kind(plan, op);
-    Work work = {.plan = plan, .op = op, .stride = table_bytes(blocks) + blocks * key_bytes(&kind)};
+    Work work = {.plan = plan, .op = op, .stride = n[5] * head_room(plan, op)};
     int64_t at_once = count ? rows_with_room(plan, work.stride, count) : 1;
     int failed = at_once ? 0 : -1;
     for (int64_t first = 0; first < count && !failed; first += at_once) {
-        int64_t rows = at_most(count - first, at_once), members = members_for(threads, rows * most * n[4] * (n[6] + n[7]));
+        int64_t rows = at_most(count - first, at_once), members = members_for(threads, rows * most * each_of(op) * n[4] * (n[6] + n[7]));
         work.late = late + first;
         work.parts = divide(&work.per_task, members, rows, blocks, LEAST_GATHERED);
         failed = team_run(team, members, gather_task, &work, rows * work.parts, 0);
-        work.parts = divide(&work.per_task, members, rows, n[4], LEAST_HEADS);
+        work.parts = n[5] * divide(&work.per_task, members, rows * n[5], n[4] / n[5], LEAST_HEADS);
         failed = failed ? failed : team_run(team, members, attend_task, &work, rows * work.parts, attend_scratch(&kind));
     }
     return failed;

@@ -11,8 +11,8 @@ int index_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segme
 /* The index keys of a layer: what an operation's block of a cache holds of them. */
 Kind index_kind(const Plan *plan, const Op *op);
 /* Of segments the parts whose rows see all their positions, as at most `most` are chosen: how many. */
-int64_t seeing_all(const Segment *segments, int64_t num_segments, int64_t most, Segment *out);
-/* Positions that the register of an ATTENTION names at most. */
+int64_t seeing_all(const Op *op, const Segment *segments, int64_t num_segments, int64_t most, Segment *out);
+/* Positions, or entries, that the register of an ATTENTION names at most. */
 int64_t attention_most(const Plan *plan, const Op *op);
 /* Rows, of `count`, for which the plan's room has `stride` bytes each at once; 0: no memory. */
 int64_t rows_with_room(Plan *plan, int64_t stride, int64_t count);

@@ -3,6 +3,7 @@
 #include "compressed.h"
 #include "index.h"
 #include "mix.h"
+#include "ngrams.h"
 #include "states.h"
 
 #include <stdlib.h>
@@ -31,7 +32,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 20; }
+EXPORT int mh_version(void) { return 21; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -94,7 +95,7 @@ EXPORT Plan *mh_plan_new(int64_t target, int64_t type, const int64_t *widths, co
 Kind plan_kind(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
-    return (Kind){.groups = n[4] / n[5], .width = n[6], .value_width = n[7], .window = n[8], .rounds = plan->rounds,
+    return (Kind){.groups = n[4] / n[5], .width = n[6], .value_width = n[7], .window = n[11] ? 0 : n[8], .rounds = plan->rounds,
                   .is_latent = n[9], .has_codes = n[10], .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
 }
 
@@ -292,8 +293,9 @@ static int keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
 
 /* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning
  * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
- * width is how many are chosen; latent, of one key head; or, of each key head, of blocks of the cache; without window); scale, soft cap
- * (0: none); sinks */
+ * width is how many are chosen; latent, of one key head, without window; or of plain keys: with a window those of entries, each of as many
+ * positions as it says, and the positions behind the last entry; without one, of each key head, those of blocks of the cache); scale, soft
+ * cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
@@ -309,7 +311,9 @@ static int check_attention(Plan *plan, Op *op)
         return BAD_SHAPE;
     if (n[11] && (!has(plan, n[11]) || n[11] == n[3]))
         return BAD_REGISTER;
-    if (n[11] && ((n[9] ? n[5] != 1 : plan->widths[n[11]] % n[5] != 0) || n[8] || plan->positions > MOST_CHOSEN_FROM))
+    if (n[11] && (n[9] ? n[5] != 1 || n[8] : n[8] ? !is_count(n[8], MOST_RATE) || n[10] : plan->widths[n[11]] % n[5] != 0))
+        return BAD_SHAPE;
+    if (n[11] && plan->positions > MOST_CHOSEN_FROM)
         return BAD_SHAPE;
     const int64_t *w = plan->widths;
     if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || (!n[9] && w[n[2]] != n[5] * n[7]) || w[n[3]] != n[4] * n[7])
@@ -517,6 +521,8 @@ static int check(Plan *plan, Op *op)
     case COMPRESS: return check_compress(plan, op);
     case ATTEND_ENTRIES: return check_entries(plan, op);
     case MIX: case RESCALE: case SPARSIFY: return check_mix(plan, op);
+    case NGRAMS: return check_ngrams(plan, op);
+    case ADMIT: return check_admit(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

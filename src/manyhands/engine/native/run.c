@@ -2,6 +2,7 @@
 #include "compressed.h"
 #include "index.h"
 #include "mix.h"
+#include "ngrams.h"
 #include "states.h"
 
 #include <string.h>
@@ -160,6 +161,12 @@ static void do_row(const Job *job, int64_t row)
         break;
     case MIX: case RESCALE: case SPARSIFY:
         mix_row(plan, op, row);
+        break;
+    case NGRAMS:
+        ngrams_row(plan, op, position_of(job, row), row);
+        break;
+    case ADMIT:
+        admit_row(plan, op, row);
         break;
     case SOFTEN:
         kernels->soften(row_of(plan, n[0], row), plan->widths[n[0]], (float)reals[0], (float)reals[1]);
@@ -345,7 +352,7 @@ static int run_attention(Plan *plan, Team *team, int64_t threads, Job job)
     int failed = team_run(team, members_for(threads, job.rows * n[5] * (n[6] + n[7]) * 16), remember_task, &job, job.rows, 0);
     if (n[11] && !failed) {
         failed = attend_chosen(plan, team, threads, job.op, job.segments, job.num_segments);
-        job.num_segments = seeing_all(job.segments, job.num_segments, attention_most(plan, job.op), some), job.segments = some;
+        job.num_segments = seeing_all(job.op, job.segments, job.num_segments, attention_most(plan, job.op), some), job.segments = some;
     }
     return failed ? failed : attend_all(team, threads, job);
 }

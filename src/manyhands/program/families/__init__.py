@@ -27,6 +27,7 @@ apertus    apertus
 axk1       axk1
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
+qwen4_exp  qwen4_exp_text
 kimi_linear kimi_linear
 laguna     laguna
 minimax    minimax, minimax_text_01, minimax_m1
@@ -136,6 +137,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "qwen3_5_text": "linear",
     "qwen3_moe": "experts",
     "qwen3_next": "linear",
+    "qwen4_exp_text": "qwen4_exp",
     "seed_oss": "llama",
     "smollm3": "llama",
     "solar_open": "corrected",

@@ -169,6 +169,7 @@ def _apart_narrow(n: TensorNames, s: Sizes, style: LinearStyle) -> tuple[Part, .
 
 
 Block = Callable[[TensorNames, int, Norm], Branch]  # of a layer: with the norm before it
+Body = Callable[[TensorNames], Ops]
 
 
 def _qwen(f: Fields, s: Sizes, block: Block, act: Activation, rope: RopeReader, *, is_grouped: bool) -> Program:
@@ -227,18 +228,17 @@ def qwen3_5_moe_text(f: Fields) -> Program:
     return _qwen(f, s, _beside(f, s, act, True, 256), act, rope, is_grouped=False)
 
 
-def _beside(f: Fields, s: Sizes, act: Activation, normalise: bool, experts: int) -> Block:
-    count, inner = (
-        f.count("num_experts", experts, high=MOST_EXPERTS),
-        f.count("moe_intermediate_size", 512, high=1 << 20),
-    )
-    shared = f.count("shared_expert_intermediate_size", 512, high=1 << 20)
+def experts_beside(f: Fields, s: Sizes, act: Activation, normalise: bool, experts: int) -> Body:
+    """Experts, from "h" to "m", beside one that every row takes, to "s"."""
+    count = f.count("num_experts", experts, high=MOST_EXPERTS)
+    inner, shared = (f.count(f"{one}_intermediate_size", 512, high=1 << 20) for one in ("moe", "shared_expert"))
     route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise)
+    return lambda n: beside_gated(n, s, route, inner, shared, act)
 
-    def block(n: TensorNames, _: int, before: Norm) -> Branch:
-        return Branch(beside_gated(n, s, route, inner, shared, act), "m", before, terms=("m", "s"))
 
-    return block
+def _beside(f: Fields, s: Sizes, act: Activation, normalise: bool, count: int) -> Block:
+    experts = experts_beside(f, s, act, normalise, count)
+    return lambda n, _, before: Branch(experts(n), "m", before, terms=("m", "s"))
 
 
 def _qwen3_5_rope(f: Fields) -> RopeReader:
