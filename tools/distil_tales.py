@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from bench.acceptance import Texts, Whole, chances, openings
 from manyhands import tales
 from manyhands.text.tokenizer import load_tokenizer
+from tools import five_bits
 from tools.train_tales import Run
 
 HEATS = (0.7, 1.0)
@@ -43,7 +43,6 @@ BATCH, PART = 4, 256  # texts of a step; rows whose odds are compared at once
 PROMPT_IDS = (8, 24)  # of a paragraph that a text goes on from
 RATES = 3e-3, 1e-3  # of hidden matrices, of norms
 KL_ALONE, LEAST_KL = 0.3, 0.2  # of the time; of the loss at the end
-TILE = 32  # inputs and outputs whose weights share a scale
 HELD_OUT, HELD_OUT_LENGTH = 4, 128  # texts behind each opening
 
 
@@ -88,6 +87,12 @@ class Shelf:
             return [self.first]
         start = begins[rng.integers(len(begins))]
         return list(ids[start : start + int(rng.integers(*PROMPT_IDS))])
+
+    def newest(self) -> Tensor:
+        """Ids [CHUNK, LENGTH] of the last texts, written if there are none."""
+        if not self.texts:
+            self.grow()
+        return torch.from_numpy(self.texts[-1].ids)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Ids [B, L], tales' rows [B, L, hidden] and temperatures [B, 1, 1] of a step."""
@@ -189,30 +194,11 @@ class Exam:
         return told
 
 
-def to_float8(folder: Path) -> None:
-    """Let the bf16 checkpoint in `folder` keep its products' weights as floats of 8 bit, with a scale for each tile, and leave
-    out the embedding, which is that of tales (`new_drafter`)."""
-    kept: dict[str, Tensor] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if "embed" in name:
-            continue
-        kept[name] = tensor
-        if tensor.dim() == 2:
-            rows, columns = (size // TILE for size in tensor.shape)
-            tiles = tensor.float().view(rows, TILE, columns, TILE)
-            scales = tiles.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
-            coded = (tiles / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-            kept[name], kept[f"{name}_scale_inv"] = coded.reshape(tensor.shape).contiguous(), scales
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [TILE, TILE]}
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def export(drafter: LlamaForCausalLM, source: Path, folder: Path, card: dict[str, Any]) -> None:
-    """Write the checkpoint, its products' weights in FP8, and card.json. Tokenizer and embedding are those of tales."""
+def export(drafter: LlamaForCausalLM, source: Path, folder: Path, card: dict[str, Any], ids: Tensor) -> None:
+    """Write the checkpoint, its products' weights rounded for texts `ids`, and card.json. Tokenizer and embedding are those of
+    tales (`new_drafter`)."""
     copy.deepcopy(drafter).to(torch.bfloat16).save_pretrained(folder)
-    to_float8(folder)
+    five_bits.write(folder, five_bits.round_model(copy.deepcopy(drafter).eval(), ids))
     shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
 
@@ -277,7 +263,7 @@ class Lesson:
             "acceptance_on_held_out_openings": marks,
             "command": " ".join(["python", "-m", "tools.distil_tales", *sys.argv[1:]]),
         }
-        export(self.run.model, self.source, self.args.out / "drafter", card)
+        export(self.run.model, self.source, self.args.out / "drafter", card, self.shelf.newest())
 
 
 def learn(lesson: Lesson) -> None:

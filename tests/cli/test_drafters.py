@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from manyhands import tales
+from manyhands.checkpoint.header import read_header
 from manyhands.cli.drafters import MAX_NAME, drafter_name, find_drafter, load_drafter
 from manyhands.errors import BadRequest, ManyhandsError, ModelError
 from manyhands.origin import OriginModel
@@ -34,9 +35,10 @@ def model(folder: Path, drafter: Any, **changes: int) -> OriginModel:
 def drafter_in(folder: Path) -> Path:
     """The drafter of tales in `folder`, with the embedding and the tokenizer of tales."""
     shutil.copytree(tales.drafter_path(), folder)
-    table = load_file(tales.model_path() / "model.safetensors")["model.embed_tokens.weight"]
-    weights = folder / "model.safetensors"
-    save_file(load_file(weights) | {"model.embed_tokens.weight": table}, weights)
+    table = "model.embed_tokens.weight"
+    save_file({table: load_file(tales.model_path() / "model.safetensors")[table]}, folder / "table.safetensors")
+    places = {entry.name: path.name for path in folder.glob("*.safetensors") for entry in read_header(path)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tales.model_path() / name, folder / name)
     return folder
