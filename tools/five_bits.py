@@ -87,7 +87,7 @@ def products_of(model: LlamaForCausalLM, path: str, ids: Tensor) -> Tensor:
         sums = sums + rows.T @ rows
 
     hook = module.register_forward_pre_hook(add)
-    for part in ids.split(TEXTS):
+    for part in torch.split(ids, TEXTS):
         model.model(part, use_cache=False)
     hook.remove()
     return sums
