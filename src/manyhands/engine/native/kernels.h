@@ -258,8 +258,8 @@ static inline const int8_t *names_of(int64_t type)
 static inline float unit_of(int64_t type) { return type == W4T ? 0.25f : type == W3S ? 0.125f : 1; }
 /* Of W3S: the scale of half a step. */
 static inline int half_scale(uint8_t both, int64_t half) { return 1 + 2 * (both >> 4 * half & 15); }
-/* Number k of column c of a step, less the type's offset. */
-static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_t c)
+/* Number k of column c of a step, less the type's offset, or what it names. */
+static inline int get_code(int64_t type, const int8_t *names, const uint8_t *codes, int64_t k, int64_t c)
 {
     int64_t place = c * 4 + k % 4, four = k % 16 / 4, half = k / 16;
     const uint8_t *highs = codes + DEPTH * SIDE / 2;
@@ -268,14 +268,14 @@ static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_
     if (code_bits(type) < 4) {
         int third = type == W2K ? 0 : codes[128 + place] >> (4 * half + four) & 1;
         int code = (codes[half * 64 + place] >> 2 * four & 3) + third * 4;
-        return has_table(type) ? names_of(type)[code] : code - code_offset(type);
+        return has_table(type) ? names[code] : code - code_offset(type);
     }
     int code = codes[four * 64 + place] >> 4 * half & 15;
     if (code_bits(type) == 5)
         code |= (highs[place] >> (4 * half + four) & 1) << 4;
     if (type == W6K)
         code |= (highs[half * 64 + place] >> 2 * four & 3) << 4;
-    return has_table(type) ? names_of(type)[code] : (has_floats(type) ? E2M1[code] : code) - code_offset(type);
+    return has_table(type) ? names[code] : (has_floats(type) ? E2M1[code] : code) - code_offset(type);
 }
 
 /* Where column c, row k of a panel lies: bf16 in pairs of rows, others by even and odd rows. */

@@ -205,7 +205,7 @@ static void unpack_small(int64_t type, const uint8_t *panel, int64_t depth, int6
     for (int64_t i = at; i < at + count; i++) {
         const uint8_t *factors = factors_at(type, panel, depth, i / DEPTH), *subs = subs_at(type, factors, i / DEPTH);
         const uint16_t *halves = (const uint16_t *)factors;
-        double code = get_code(type, panel + i / DEPTH * code_bytes(type), i % DEPTH, column);
+        double code = get_code(type, names_of(type), panel + i / DEPTH * code_bytes(type), i % DEPTH, column);
         double scale = type == W4F ? (factors[column] ? real_of((uint32_t)(factors[column] - 1) << 23) : 0) : widen_f16(halves[column]);
         double least = has_minima(type) ? widen_f16(halves[SIDE + column]) : 0;
         code -= type == W4Z ? zero_at(factors, column) : 0;

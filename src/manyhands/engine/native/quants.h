@@ -79,13 +79,19 @@ static inline __m512i zeros_of(const uint8_t *factors)
     return _mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16));
 }
 
+/* What codes name, for shuffles; for a dot product as unsigned bytes. own: the type itself, where `type` stands for others too. */
+typedef __m512i Names;
+INLINE Names names_at(int64_t type, int64_t own, int has_dot)
+{
+    const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)names_of(own)));
+    return _mm512_xor_si512(named, _mm512_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0));
+}
+
 /* Codes of 4 and 5 bit, or numbers that they name (W4H: of each half of a step by itself); sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
+INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
     const int is_wide = code_bits(type) == 5 || has_floats(type);
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
-    const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)names_of(type)));
-    const __m512i unsigned_by = _mm512_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm512_xor_si512(named, unsigned_by);
     __m512i highs = code_bits(type) == 5 ? _mm512_loadu_si512(codes + 256) : low, zeros = type == W4Z ? zeros_of(factors) : low;
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
@@ -99,7 +105,7 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
             b = _mm512_or_si512(b, _mm512_and_si512(_mm512_srli_epi16(highs, j), fifth));
         }
         if (has_floats(type) || has_table(type))
-            a = _mm512_shuffle_epi8(numbers, a), b = _mm512_shuffle_epi8(numbers, b);
+            a = _mm512_shuffle_epi8(names, a), b = _mm512_shuffle_epi8(names, b);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
@@ -176,8 +182,7 @@ INLINE __m512i pairs_product(int64_t type, __m512i w, const int8_t *row)
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
-    const __m512i named = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)names_of(type)));
-    const __m512i numbers = _mm512_xor_si512(named, _mm512_set1_epi8(has_dot ? (char)0x80 : 0)), pairs = pairs_of(type, scales);
+    const __m512i names = names_at(type, type, has_dot), pairs = pairs_of(type, scales);
     __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
     __m512i highs[2] = {low, low};
@@ -194,7 +199,7 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
             if (type != W6K) {
                 w[0][i] = threes_of(type, codes, 0, j + i), w[1][i] = threes_of(type, codes, 1, j + i);
                 if (has_table(type))
-                    w[0][i] = _mm512_shuffle_epi8(numbers, w[0][i]), w[1][i] = _mm512_shuffle_epi8(numbers, w[1][i]);
+                    w[0][i] = _mm512_shuffle_epi8(names, w[0][i]), w[1][i] = _mm512_shuffle_epi8(names, w[1][i]);
                 continue;
             }
             __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
@@ -296,13 +301,18 @@ static inline __m256i zeros_of(const uint8_t *factors, int half)
     return _mm256_or_si256(zeros, _mm256_slli_epi32(zeros, 16));
 }
 
+typedef __m256i Names;
+INLINE Names names_at(int64_t type, int64_t own, int has_dot)
+{
+    const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)names_of(own)));
+    return _mm256_xor_si256(named, _mm256_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0));
+}
+
 /* Codes of 4 and 5 bit, or numbers that they name, of columns 8 half, ...; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out, __m256 *second)
+INLINE void half_nibbles(int64_t type, Names names, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out, __m256 *second)
 {
     const int is_wide = code_bits(type) == 5 || has_floats(type);
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
-    const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)names_of(type)));
-    const __m256i unsigned_by = _mm256_set1_epi8(has_table(type) && has_dot ? (char)0x80 : 0), numbers = _mm256_xor_si256(named, unsigned_by);
     __m256i highs = code_bits(type) == 5 ? _mm256_loadu_si256((const __m256i *)(codes + 256)) : low;
     __m256i zeros = type == W4Z ? zeros_of(factors, half) : low;
     __m256i sums[MOST_TOGETHER], others[MOST_TOGETHER];
@@ -317,7 +327,7 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
             b = _mm256_or_si256(b, _mm256_and_si256(_mm256_srli_epi16(highs, j), fifth));
         }
         if (has_floats(type) || has_table(type))
-            a = _mm256_shuffle_epi8(numbers, a), b = _mm256_shuffle_epi8(numbers, b);
+            a = _mm256_shuffle_epi8(names, a), b = _mm256_shuffle_epi8(names, b);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
@@ -356,12 +366,12 @@ INLINE void half_nibbles(int64_t type, int has_dot, int count, const char *rows,
     }
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
+INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER], c[MOST_TOGETHER], d[MOST_TOGETHER];
-    half_nibbles(type, has_dot, count, rows, step, codes, factors, 0, a, c);
+    half_nibbles(type, names, has_dot, count, rows, step, codes, factors, 0, a, c);
     AGAIN(rows);
-    half_nibbles(type, has_dot, count, rows, step, codes + 32, factors, 1, b, d);
+    half_nibbles(type, names, has_dot, count, rows, step, codes + 32, factors, 1, b, d);
     for (int r = 0; r < count; r++) {
         out[r] = (V){a[r], b[r]};
         if (type == W4H)
@@ -411,8 +421,7 @@ INLINE __m256i pairs_product(int64_t type, __m256i w, const int8_t *row)
 INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
 {
     const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48);
-    const __m256i named = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)names_of(type)));
-    const __m256i numbers = _mm256_xor_si256(named, _mm256_set1_epi8(has_dot ? (char)0x80 : 0)), pairs = pairs_of(type, scales);
+    const __m256i names = names_at(type, type, has_dot), pairs = pairs_of(type, scales);
     __m256i sums[MOST_TOGETHER];
     __m256i first = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xA0), 0xA0);
     __m256i second = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xF5), 0xF5);
@@ -428,7 +437,7 @@ INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows,
             if (type != W6K)
                 a = threes_of(type, codes, half, j), b = threes_of(type, codes, half, j + 1);
             if (type == W3S)
-                a = _mm256_shuffle_epi8(numbers, a), b = _mm256_shuffle_epi8(numbers, b);
+                a = _mm256_shuffle_epi8(names, a), b = _mm256_shuffle_epi8(names, b);
             if (type == W6K) {
                 a = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), b = _mm256_loadu_si256((const __m256i *)(codes + j * 64 + 64));
                 a = _mm256_and_si256(half ? _mm256_srli_epi16(a, 4) : a, low), b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, low);
@@ -504,8 +513,15 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
     }
 }
 
+typedef int8x16_t Names;
+INLINE Names names_at(int64_t type, int64_t own, int has_dot)
+{
+    (void)type, (void)has_dot;
+    return vld1q_s8(names_of(own));
+}
+
 /* Sixteen codes of numbers 4 j .. 4 j + 3 of a half of a step, of columns 4 i .. 4 i + 3. */
-INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, int i)
+INLINE int8x16_t codes_of(int64_t type, Names names, const uint8_t *codes, int half, int j, int i)
 {
     if (code_bits(type) < 4) {
         uint8x16_t twos = vandq_u8(vshlq_u8(vld1q_u8(codes + half * 64 + i * 16), vdupq_n_s8((int8_t)(-2 * j))), vdupq_n_u8(3));
@@ -513,7 +529,7 @@ INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, i
             return vreinterpretq_s8_u8(twos);
         uint8x16_t thirds = vshlq_u8(vld1q_u8(codes + 128 + i * 16), vdupq_n_s8((int8_t)(2 - 4 * half - j)));
         uint8x16_t code = vorrq_u8(twos, vandq_u8(thirds, vdupq_n_u8(4)));
-        return has_table(type) ? vqtbl1q_s8(vld1q_s8(names_of(type)), code) : vreinterpretq_s8_u8(code);
+        return has_table(type) ? vqtbl1q_s8(names, code) : vreinterpretq_s8_u8(code);
     }
     uint8x16_t both = vld1q_u8(codes + j * 64 + i * 16), code = half ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
     if (code_bits(type) == 5) {
@@ -525,7 +541,7 @@ INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, i
         code = vorrq_u8(code, vandq_u8(highs, vdupq_n_u8(48)));
     }
     if (has_table(type))
-        return vqtbl1q_s8(vld1q_s8(names_of(type)), code);
+        return vqtbl1q_s8(names, code);
     return vreinterpretq_s8_u8(has_floats(type) ? vqtbl1q_u8(vld1q_u8(E2M1), code) : code);
 }
 
@@ -537,24 +553,24 @@ INLINE int32x4_t zeros_of(const uint8_t *factors, int i)
     return vreinterpretq_s32_u32(vmovl_u16(i % 2 ? vget_high_u16(zeros) : vget_low_u16(zeros)));
 }
 
-INLINE int32x4_t half_product(int64_t type, int has_dot, const Group *group, const uint8_t *codes, int half, int i)
+INLINE int32x4_t half_product(int64_t type, Names names, int has_dot, const Group *group, const uint8_t *codes, int half, int i)
 {
     int32x4_t sums = vdupq_n_s32(0);
     for (int j = 0; j < 4; j++)
-        sums = dot(has_dot, sums, codes_of(type, codes, half, j, i), four_of(group->codes + 16 * half + 4 * j));
+        sums = dot(has_dot, sums, codes_of(type, names, codes, half, j, i), four_of(group->codes + 16 * half + 4 * j));
     return sums;
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
+INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         if (type == W4H) {
-            out[r] = to_reals(EACH(Sums, half_product(type, has_dot, group, codes, 0, i)), code_offset(type) * group->sums[0]);
-            second[r] = to_reals(EACH(Sums, half_product(type, has_dot, group, codes, 1, i)), code_offset(type) * group->sums[1]);
+            out[r] = to_reals(EACH(Sums, half_product(type, names, has_dot, group, codes, 0, i)), code_offset(type) * group->sums[0]);
+            second[r] = to_reals(EACH(Sums, half_product(type, names, has_dot, group, codes, 1, i)), code_offset(type) * group->sums[1]);
             continue;
         }
-        Sums sums = EACH(Sums, vaddq_s32(half_product(type, has_dot, group, codes, 0, i), half_product(type, has_dot, group, codes, 1, i)));
+        Sums sums = EACH(Sums, vaddq_s32(half_product(type, names, has_dot, group, codes, 0, i), half_product(type, names, has_dot, group, codes, 1, i)));
         if (type == W4Z)
             sums = EACH(Sums, vmlsq_s32(sums.q[i], zeros_of(factors, i), vdupq_n_s32(group_sum(group))));
         out[r] = to_reals(sums, code_offset(type) * group_sum(group));
@@ -588,13 +604,14 @@ INLINE int32x4_t pairs_of(int64_t type, const uint8_t *scales, int i)
 /* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
+    const Names names = names_at(type, type, has_dot);
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         Sums sums;
         for (int i = 0; i < 4; i++) {
             int32x4_t pairs = pairs_of(type, scales, i);
-            int32x4_t a = vsubq_s32(half_product(type, has_dot, group, codes, 0, i), vdupq_n_s32(code_offset(type) * group->sums[0]));
-            int32x4_t b = vsubq_s32(half_product(type, has_dot, group, codes, 1, i), vdupq_n_s32(code_offset(type) * group->sums[1]));
+            int32x4_t a = vsubq_s32(half_product(type, names, has_dot, group, codes, 0, i), vdupq_n_s32(code_offset(type) * group->sums[0]));
+            int32x4_t b = vsubq_s32(half_product(type, names, has_dot, group, codes, 1, i), vdupq_n_s32(code_offset(type) * group->sums[1]));
             sums.q[i] = vmlaq_s32(vmulq_s32(a, vshrq_n_s32(vshlq_n_s32(pairs, 16), 16)), b, vshrq_n_s32(pairs, 16));
         }
         out[r] = to_reals(sums, 0);
@@ -616,22 +633,29 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
     }
 }
 
+typedef const int8_t *Names;
+INLINE Names names_at(int64_t type, int64_t own, int has_dot)
+{
+    (void)type, (void)has_dot;
+    return names_of(own);
+}
+
 /* Of 16 columns: the sum of numbers [first, end) of a step. */
-INLINE void sum_codes(int64_t type, const Group *group, const uint8_t *codes, int first, int end, int32_t *sums)
+INLINE void sum_codes(int64_t type, Names names, const Group *group, const uint8_t *codes, int first, int end, int32_t *sums)
 {
     for (int k = first; k < end; k++)
         for (int c = 0; c < SIDE; c++)
-            sums[c] += get_code(type, codes, k, c) * group->codes[k];
+            sums[c] += get_code(type, names, codes, k, c) * group->codes[k];
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
+INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
         int32_t sums[SIDE] = {0}, others[SIDE] = {0};
-        sum_codes(type, group_at(rows, r * step), codes, 0, type == W4H ? DEPTH / 2 : DEPTH, sums);
+        sum_codes(type, names, group_at(rows, r * step), codes, 0, type == W4H ? DEPTH / 2 : DEPTH, sums);
         if (type == W4H) {
-            sum_codes(type, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, others);
+            sum_codes(type, names, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, others);
             second[r] = EACH(V, (float)others[i]);
         }
         for (int c = 0; type == W4Z && c < SIDE; c++)
@@ -657,11 +681,11 @@ INLINE int scale_of_half(int64_t type, const uint8_t *scales, int64_t c, int hal
 /* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
 INLINE void halves_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
 {
-    (void)has_dot;
+    const Names names = names_at(type, type, has_dot);
     for (int r = 0; r < count; r++) {
         int32_t a[SIDE] = {0}, b[SIDE] = {0};
-        sum_codes(type, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
-        sum_codes(type, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
+        sum_codes(type, names, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
+        sum_codes(type, names, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
         out[r] = EACH(V, (float)(a[i] * scale_of_half(type, scales, i, 0) + b[i] * scale_of_half(type, scales, i, 1)));
     }
 }
@@ -710,19 +734,22 @@ INLINE void fetch_step(int64_t type, int amd, int count, const uint8_t *panel, i
         __builtin_prefetch(near + at);
 }
 
-/* sums[r] += the products of `count` rows with steps [first, end) of a panel; count is a constant wherever this is inlined. */
-INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel,
+/* sums[r] += the products of `count` rows with steps [first, end) of a panel; count is a constant wherever this is inlined, and type, which is
+ * W4X for all types with a nested table: `own` says which. */
+INLINE void group_chain(int64_t type, int64_t own, int has_dot, int count, const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel,
                         int64_t depth, int64_t first, int64_t end, float *sums)
 {
     const char *rows = (const char *)x;
     const int amd = mh_amd;
-    const V columns = type == W4H ? load(column_scales_at(panel, depth)) : set(0);
+    const Names names = names_at(type, is_table_nested(type) ? own : type, has_dot);
+    const V unit = set(unit_of(own)), columns = type == W4H ? load(column_scales_at(panel, depth)) : set(0);
     for (int64_t step = first; step < end; step++, rows += step_step * 4) {
         fetch_step(type, amd, count, panel, depth, step);
         __asm__("" ::: "memory"); /* nothing below is read before, or registers of AVX2 would not do */
         const uint8_t *codes = panel + step * code_bytes(type), *factors = factors_at(type, panel, depth, step), *subs = subs_at(type, factors, step);
         V part[MOST_TOGETHER], second[MOST_TOGETHER]; /* W4H: second halves of a step, whose scales are `least` */
         V scale = type == W4H ? mul(from_e4m3(factors), columns) : scales_of(type, factors, subs), least = scale;
+        scale = is_table_nested(type) ? mul(scale, unit) : scale;
         if (type == W4H)
             least = mul(from_e4m3(factors + SIDE), columns);
         else if (has_minima(type))
@@ -732,7 +759,7 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
         else if (has_halves(type) && type != W4H)
             halves_product(type, has_dot, count, rows, row_step * 4, codes, subs, part);
         else
-            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, factors, part, second);
+            nibbles_product(type, names, has_dot, count, rows, row_step * 4, codes, factors, part, second);
         for (int r = 0; r < count; r++) {
             const Group *group = group_at(rows, r * row_step * 4);
             V sum = fma_(part[r], mul(scale, set(group->scale)), load(sums + r * SIDE));
@@ -748,12 +775,13 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
 }
 
 /* `group_chain` for each type and number of rows, without and with a dot product of bytes: functions of their own, as chains in kernels.c. */
-typedef void GroupChain(const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel, int64_t depth, int64_t first, int64_t end, float *sums);
+typedef void GroupChain(int64_t own, const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel, int64_t depth, int64_t first, int64_t end, float *sums);
 #define GROUP_CHAIN(type, dot, n)                                                                                                                 \
-    static __attribute__((noinline)) void group_chain_##type##_##dot##_##n(const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel, \
-                                                                           int64_t depth, int64_t first, int64_t end, float *sums)              \
+    static __attribute__((noinline)) void group_chain_##type##_##dot##_##n(int64_t own, const float *x, int64_t row_step, int64_t step_step,          \
+                                                                           const uint8_t *panel, int64_t depth, int64_t first, int64_t end,     \
+                                                                           float *sums)                                                         \
     {                                                                                                                                             \
-        group_chain(type, dot, n, x, row_step, step_step, panel, depth, first, end, sums);                                                        \
+        group_chain(type, own, dot, n, x, row_step, step_step, panel, depth, first, end, sums);                                                   \
     }
 #define GROUP_NAME(type, dot, n) group_chain_##type##_##dot##_##n,
 #define TWO_COUNTS(name, type, dot) name(type, dot, 1) name(type, dot, 2)
@@ -775,9 +803,12 @@ enum { DOTS = 1, MOST_WITHOUT = MOST_TOGETHER };
 #define EACH_DOT(type) EACH_COUNT(GROUP_CHAIN, type, 0)
 #define NAMES_OF(type) {{EACH_COUNT(GROUP_NAME, type, 0)}},
 #endif
+/* Those whose chains differ; and all, as they are numbered. */
+#define EACH_KIND(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
+    each(W4X) each(W3K) each(W2K) each(W4H) each(W3S)
 #define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
-    each(W4X) each(W3K) each(W2K) each(W4H) each(W4S) each(W4T) each(W3S) /* as they are numbered */
-EACH_SMALL(EACH_DOT)
+    each(W4X) each(W3K) each(W2K) each(W4H) each(W4X) each(W4X) each(W3S)
+EACH_KIND(EACH_DOT)
 static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_SMALL(NAMES_OF)};
 #undef GROUP_CHAIN
 #undef GROUP_NAME
@@ -787,6 +818,7 @@ static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_S
 #undef EACH_DOT
 #undef NAMES_OF
 #undef EACH_SMALL
+#undef EACH_KIND
 
 /* Rows of groups times one panel of small weights: turns of rows, about as many in each, go through some steps before the next.
  * has_dot: whether the target's dot product of bytes is to be used, if it has one. */
@@ -798,7 +830,7 @@ static void group_chains(int64_t type, int has_dot, const Source *source, const 
     for (int64_t step = 0; step < depth; step += steps)
         for (int64_t row = 0; row < count; row += most)
             GROUP_CHAINS[type - W8][is_dot][at_most(count - row, most) - 1](
-                source->rows + row * source->row_step + step * source->step_step, source->row_step, source->step_step, panel, depth, step,
+                type, source->rows + row * source->row_step + step * source->step_step, source->row_step, source->step_step, panel, depth, step,
                 at_most(step + steps, depth), sums + row * SIDE);
 }
 
