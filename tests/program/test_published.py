@@ -313,6 +313,16 @@ def test_a_published_field_that_says_what_is_computed_anyway_changes_nothing(fam
     assert build_program({**config, **SPOKEN[family]}) == build_program(config)
 
 
+@pytest.mark.parametrize("name", ["kda_layers", "full_attn_layers"])
+def test_a_list_of_layers_of_kimi_linear_is_read_with_the_other_alone(name: str) -> None:
+    """Its class in transformers computes the default of both where one is missing."""
+    plain = {field: value for field, value in tiny("kimi_linear").items() if field != "layer_types"}
+    both = {"kda_layers": [], "full_attn_layers": [], name: [1, 2, 3]}
+    assert build_program({**plain, "linear_attn_config": both}).layers
+    with pytest.raises(ModelError, match="each layer from 1 to 3 once is needed"):
+        build_program({**plain, "linear_attn_config": {name: [1, 2, 3]}})
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
 def test_windows_of_no_length_are_none(family: str) -> None:
     plain = {name: value for name, value in tiny(family).items() if name not in ("layer_types", "max_window_layers")}
