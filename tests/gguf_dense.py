@@ -1,5 +1,6 @@
 """What llama.cpp's converter says of models that gguf_dense.py reads."""
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
         return {"rope.dimension_sections": np.array([pairs - 2 * third, third, third, 0], np.int32), **deep}
     if arch == "command-r":
         return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
+    if arch == "gemma3n":
+        return _gemma3n(config)
     if arch == "hunyuan-dense":
         return _hunyuan(config)
     return _gemma4(config) if arch == "gemma4" else {}
@@ -35,6 +38,37 @@ def _hunyuan(config: dict[str, Any]) -> dict[str, Any]:
     base = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
     plain = {"type": "none", "factor": 1.0, "original_context_length": 262144}
     return {"rope.freq_base": base, **{f"rope.scaling.{name}": value for name, value in plain.items()}}
+
+
+def _gemma3n(config: dict[str, Any]) -> dict[str, Any]:
+    normal, shares = NormalDist(), config["activation_sparsity_pattern"]
+    cuts = [normal.inv_cdf(share) if share else -np.inf for share in shares]
+    return {
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "activation_sparsity_scale": np.array(cuts, np.float32),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": np.array([kind == "sliding_attention" for kind in config["layer_types"]]),
+        "rope.freq_base_swa": float(config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        "feed_forward_length": np.array(config["intermediate_size"], np.int32),
+    }
+
+
+def shared_keys(tensors: dict[str, NDArray[np.float32]], layers: int) -> list[tuple[str, NDArray[np.float32]]]:
+    """Of gemma3n the keys and values of layers that share them: published checkpoints have them, and nothing reads them."""
+    names = [f"blk.{{}}.attn_{name}.weight" for name in ("k", "v", "k_norm")]
+    missing = [(name.format(i), name.format(0)) for i in range(layers) for name in names if name.format(i) not in tensors]
+    return [(name, tensors[other]) for name, other in missing]
+
+
+def xielu_lists(tensors: dict[str, NDArray[np.float32]], layers: int) -> dict[str, Any]:
+    """Of apertus the numbers of its function, which a file has in its metadata."""
+    return {
+        f"xielu.{name}": np.array([tensors[f"model.layers.{i}.mlp.act_fn.{name}"].item() for i in range(layers)], np.float32)
+        for name in ("alpha_p", "alpha_n", "beta", "eps")
+    }
 
 
 def _gemma4(config: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ EXPERT_FAMILIES = (
     "olmoe",
     "deepseek_v2", "deepseek_v2_old", "glm4_moe_lite",
     "exaone_moe", "llama4_text", "qwen3_moe_vl",
+    "glm_moe_dsa", "deepseek_v32", "mistral4", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
 )  # fmt: skip
-SPLIT_FAMILIES = ("deepseek_v3", "deepseek_v2", "glm4_moe_lite")  # as newer converters write them
+SPLIT_FAMILIES = ("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm_moe_dsa", "deepseek_v32", "mistral4", "kimi_linear")  # as newer converters write them
 SAME_FILES = dict.fromkeys(("deepseek_v2", "glm4_moe_lite"), "deepseek_v3")  # families that share an architecture
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
@@ -34,6 +35,14 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"rope_parameters": _YARN},
     "deepseek_v2": {"n_shared_experts": 2, "q_lora_rank": 32, "routed_scaling_factor": 1.5},
     "deepseek_v2_old": {"rope_parameters": _YARN},
+    "glm_moe_dsa": {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "index_head_dim": 64},  # a Hadamard matrix of llama.cpp
+    "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
+    "kimi_linear": {"linear_num_heads": 4, "norm_topk_prob": True},
+    "mimo_v2_flash": {"routed_scaling_factor": 1.0},
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}, "num_hash_layers": 1,
+        "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"], "index_head_dim": 64, "routed_scaling_factor": 1.5,
+    },
     "glm4_moe_lite": {"first_k_dense_replace": 1},  # as it is published
     "glm4_moe": {"n_group": 2, "topk_group": 1, "num_key_value_heads": 2, "routed_scaling_factor": 2.5},
     "glm4_moe_air": {"use_qk_norm": False, "first_k_dense_replace": 2, "norm_topk_prob": False},
@@ -55,7 +64,27 @@ _DEEPSEEK = {
 EXPERTS_MORE: dict[str, dict[str, str]] = {
     "gpt-oss": {"attention.sliding_window": "sliding_window", "expert_feed_forward_length": "intermediate_size"},
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
-    **dict.fromkeys(("deepseek2", "glm4moe", "dots1"), _DEEPSEEK),
+    **dict.fromkeys(("deepseek2", "glm4moe", "dots1", "mistral4"), _DEEPSEEK),
+    "kimi-linear": {
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "num_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor",
+    },
+    **dict.fromkeys(("glm-dsa", "deepseek32"), {
+        **_DEEPSEEK, "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
+        "attention.indexer.top_k": "index_topk",
+    }),
+    "deepseek4": {
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_weights_scale": "routed_scaling_factor",
+        "attention.q_lora_rank": "q_lora_rank", "attention.output_lora_rank": "o_lora_rank",
+        "attention.output_group_count": "o_groups", "attention.sliding_window": "sliding_window",
+        "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
+        "attention.indexer.top_k": "index_topk", "hyper_connection.count": "hc_mult",
+        "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters", "hyper_connection.epsilon": "hc_eps",
+    },
+    "mimo2": {
+        "expert_feed_forward_length": "moe_intermediate_size", "attention.value_length": "v_head_dim",
+        "attention.value_scale": "attention_value_scale",
+    },
     "exaone-moe": {**_DEEPSEEK, "expert_shared_count": "num_shared_experts"},
     "llama4": {
         "feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size",
@@ -77,6 +106,10 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
 
 def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Keys of the tiny family `name` that are no copies of fields."""
+    if arch == "deepseek4":
+        return _deepseek4(config, rope)
+    if arch == "mimo2":
+        return _mimo2(config, rope)
     if "kv_lora_rank" in config:
         return _latent(name, config, rope)
     if arch == "glm4moe":
@@ -116,11 +149,61 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
         keys |= {"attention.key_length": rank + rotary, "attention.value_length": rank, "attention.head_count_kv": 1}
     # llama.cpp knows by the number of layers of published models whether queries have a latent; elsewhere 0 says so.
     keys |= {"attention.q_lora_rank": config["q_lora_rank"] or 0, "attention.kv_lora_rank": rank}
-    if "n_routed_experts" not in config:
+    if "num_experts_per_tok" not in config:
         return keys
     if name != "deepseek_v2_old":  # which is softmax without the key
-        keys["expert_gating_func"] = 1 if name == "deepseek_v2" else 2
+        keys["expert_gating_func"] = 1 if name in ("deepseek_v2", "mistral4") else 2
+    if "mlp_layer_types" in config:
+        keys["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
+    if name == "kimi_linear":
+        keys["attention.head_count_kv"] = np.array([kind == "full_attention" for kind in config["layer_types"]], np.int32)
+        keys |= {"kda.head_dim": config["linear_head_dim"], "ssm.conv_kernel": config["linear_conv_kernel_dim"]}
+    if name == "mistral4":
+        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+        keys["attention.temperature_length"] = rope["original_max_position_embeddings"]
     return {**keys, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
+
+
+_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
+
+def _deepseek4(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """Counts layers that guess tokens ahead although the file has none, as the converter does."""
+    layers, main = config["num_hidden_layers"], rope.get("main", {})
+    return {
+        "attention.head_count_kv": 1,
+        "attention.compress_ratios": np.array([*map(_RATIOS.get, config["layer_types"]), 0], np.int32),
+        "attention.compress_rope_freq_base": float(rope["compress"]["rope_theta"]),
+        "rope.freq_base": float(main["rope_theta"]),
+        "rope.dimension_count": int(config["head_dim"] * main["partial_rotary_factor"]),
+        **{f"rope.scaling.{ours}": rope["compress"][theirs] for ours, theirs in _SCALING.items() if theirs in rope["compress"]},
+        "expert_gating_func": 4,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "hash_layer_count": config["mlp_layer_types"].count("hash_moe"),
+        "nextn_predict_layers": 1,
+        "swiglu_clamp_exp": np.array([config["swiglu_limit"]] * layers, np.float32),
+    }
+
+
+_SCALING = {
+    "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+}  # fmt: skip
+
+
+def _mimo2(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """Three layers that guess tokens ahead come last, with windows: their tensors may be absent."""
+    slides, heads = [kind == "sliding_attention" for kind in config["layer_types"]] + [True] * 3, config["num_key_value_heads"]
+    return {
+        "block_count": config["num_hidden_layers"] + 3,
+        "nextn_predict_layers": 3,
+        "attention.head_count_kv": np.array([heads * (1 + on) for on in slides], np.int32),
+        "attention.sliding_window": config["sliding_window"] - 1,
+        "attention.sliding_window_pattern": np.array(slides),
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+        "expert_gating_func": 2,
+    }
 
 
 def layer_ahead(tensors: list[Piece], layers: int, hidden: int) -> list[Piece]:

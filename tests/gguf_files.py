@@ -16,7 +16,7 @@ from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Arc
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
-from tests.gguf_dense import dense_facts, still_columns
+from tests.gguf_dense import dense_facts, shared_keys, still_columns, xielu_lists
 from tests.gguf_experts import (
     EXPERT_FAMILIES,
     EXPERTS_FIXED,
@@ -26,7 +26,15 @@ from tests.gguf_experts import (
     expert_facts,
     layer_ahead,
 )
-from tests.gguf_hybrids import falcon_pieces, granite_pieces, hybrid_facts, linear_pieces, mamba_layers, nemotron_pieces
+from tests.gguf_hybrids import (
+    falcon_pieces,
+    granite_pieces,
+    hybrid_facts,
+    linear_pieces,
+    mamba_layers,
+    nemotron_pieces,
+    rates_and_kernels,
+)
 
 FAMILIES = (
     *EXPERT_FAMILIES,
@@ -38,7 +46,7 @@ FAMILIES = (
     "falcon_h1", "falcon_h1_norm",
     "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
-    "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo",
+    "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense", "gemma3n_text", "gemma3n_text_plain", "apertus",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -54,6 +62,13 @@ _FIXED: dict[str, dict[str, Any]] = {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
         "mamba_n_groups": 1,
     },
+    "gemma3n_text": {"intermediate_size": 96},
+    "gemma3n_text_plain": {  # what llama.cpp takes for granted: all of the first layers cut gates off, and none shares keys
+        "num_hidden_layers": 4, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95] * 4, "intermediate_size": 96,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 264, "laurel_rank": 64,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+    "jamba_dense": {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1},
     "falcon_h1_norm": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "nemotron_h_dense": {
@@ -171,17 +186,22 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     }
     config |= {"is_old": name == "qwen3_next_old", "tiny_family": name}
     config.setdefault("layer_norm_eps", 1e-5)  # olmo's config does not say it
+    if "num_experts_per_token" in config:  # of kimi_linear
+        config["num_experts_per_tok"] = config["num_experts_per_token"]
+    config.setdefault("intermediate_size", config.get("moe_intermediate_size"))
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     tensors = load_file(folder / "model.safetensors")
     arch, _ = _architecture(config)
     renamed = _renamed(tensors, config, arch)
     renamed += layer_ahead(renamed, config["num_hidden_layers"], config["hidden_size"]) if name == "glm4_moe" else []
+    renamed += shared_keys(dict(renamed), config["num_hidden_layers"]) if arch == "gemma3n" else []
     made = [_written(name, array, pick) for name, array in renamed]
-    if family in ("llama_tied", "gemma4_text"):
-        factors = _frequencies(config) if family == "llama_tied" else still_columns(config)
+    if family in ("llama_tied", "gemma4_text", "apertus"):
+        factors = still_columns(config) if family == "gemma4_text" else _frequencies(config)
         made.append(("rope_freqs.weight", "F32", factors.shape, factors))
-    return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder)}, made), folder
+    lists = xielu_lists(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}
+    return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder), **lists}, made), folder
 
 
 def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
@@ -203,6 +223,8 @@ def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
 
 
 def _written(name: str, array: NDArray[np.float32], pick: Choose) -> Written:
+    if name.endswith("tid2eid.weight"):
+        return name, "I32", array.shape, array.astype(np.int32)
     dtype = pick(name, array.shape)
     if dtype in _UNWRITTEN:
         return name, dtype, array.shape, _random_blocks(dtype, array.shape)
@@ -232,8 +254,13 @@ def _renamed(
     stacks: dict[str, list[NDArray[np.float32]]] = {}
     numbered = sorted(tensors.items(), key=lambda item: [int(p) if p.isdigit() else 0 for p in item[0].split(".")])
     for name, array in (piece for tensor in numbered for piece in _pieces(*tensor, config, found.conventions)):
+        if name in ends and "{" in name:
+            stacks.setdefault(ends[name], []).append(array)
+            continue
         if name in ends:
             out[ends[name]] = array
+            continue
+        if ".act_fn." in name:  # lists of the metadata
             continue
         layer, inner = name.removeprefix(f"{found.layers}.").split(".", 1)
         stem, _, last = inner.rpartition(".")
@@ -257,8 +284,17 @@ def _pieces(
     path, _, last = name.rpartition(".")
     if path.endswith(".conv.conv"):
         yield name, array[:, 0]
-    elif config["model_type"] == "gemma4_text":
+    elif name.endswith("kv_b_proj.weight") and config["is_split"]:
+        plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
+        heads = array.reshape(-1, plain + value, array.shape[1])
+        yield name.replace("kv_b", "k_b"), heads[:, :plain].swapaxes(1, 2)
+        yield name.replace("kv_b", "v_b"), heads[:, plain:]
+    elif path.startswith("model.altup_"):
+        yield re.sub(r"\d+", "{expert}", name), array
+    elif config["model_type"] in ("gemma4_text", "mistral4"):
         yield name, array
+    elif config["model_type"] in ("jamba", "kimi_linear"):
+        yield name, rates_and_kernels(name, array, config["model_type"] == "jamba")
     elif ".linear_attn." in name:
         yield from linear_pieces(name, array, config, TILED in conventions)
     elif config["model_type"] == "falcon_h1":
@@ -280,11 +316,6 @@ def _pieces(
             is_bias = last.endswith("_bias")
             rows = array[:, at::2] if is_bias else array[:, :, at::2].swapaxes(1, 2)
             yield f"{path}.{part}.bias" if is_bias else f"{path}.{{expert}}.{part}.weight", rows
-    elif name.endswith("kv_b_proj.weight") and config["is_split"]:
-        plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
-        heads = array.reshape(-1, plain + value, array.shape[1])
-        yield name.replace("kv_b", "k_b"), heads[:, :plain].swapaxes(1, 2)
-        yield name.replace("kv_b", "v_b"), heads[:, plain:]
     elif path.endswith("query_key_value"):
         parts = array.reshape(config["num_attention_heads"], 3, -1, *array.shape[1:])
         yield name, parts.swapaxes(0, 1).reshape(array.shape)
@@ -300,7 +331,7 @@ def _pieces(
 
 def _frequencies(config: dict[str, Any]) -> NDArray[np.float32]:
     """llama 3.1's scaling as the converter stores it: a factor a column."""
-    rope, head = config["rope_parameters"], config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    rope, head = config["rope_parameters"], config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
     low, high = (rope["original_max_position_embeddings"] / rope[f"{name}_freq_factor"] for name in ("low", "high"))
     smooth = (rope["original_max_position_embeddings"] / wavelengths - rope["low_freq_factor"]) / (
@@ -317,7 +348,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     theta = usual.get("rope_theta", 10000.0)
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     keys: dict[str, Any] = {
-        "context_length": config["max_position_embeddings"],
+        "context_length": config.get("max_position_embeddings") or config["model_max_length"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
         "feed_forward_length": config["intermediate_size"],

@@ -151,11 +151,32 @@ def _granite_facts(config: dict[str, Any]) -> dict[str, Any]:
     return keys if keys["rope.scaling.finetuned"] else {**keys, "context_length": 1 << 20}
 
 
+def rates_and_kernels(name: str, array: NDArray[np.float32], flat: bool) -> NDArray[np.float32]:
+    """Of one tensor of jamba or kimi_linear: rates in place of logarithms, kernels of two dimensions (`flat`) or four."""
+    if name.endswith(".A_log"):
+        return -np.exp(array)
+    return (array[:, 0] if flat else array[None]) if name.endswith("conv1d.weight") else array
+
+
+def _jamba_facts(config: dict[str, Any]) -> dict[str, Any]:
+    period, offset = (config[f"attn_layer_{name}"] for name in ("period", "offset"))
+    heads = [config["num_key_value_heads"] * (i % period == offset) for i in range(config["num_hidden_layers"])]
+    return {
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["mamba_dt_rank"],
+        "attention.head_count_kv": np.array(heads, np.int32),
+    }
+
+
 def hybrid_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     """Keys that are not fields of the config by another name; none for other architectures."""
     keys: dict[str, Any] = _granite_facts(config) if config["model_type"] == "granitemoehybrid" else {}
     if config["model_type"] == "nemotron_h":
         keys = _nemotron_facts(arch, config)
+    if config["model_type"] == "jamba":
+        keys = _jamba_facts(config)
     if config["model_type"] == "falcon_h1":
         keys = _falcon_facts(config)
     if arch in ("lfm2", "lfm2moe"):

@@ -28,7 +28,7 @@ def numbers(file: Path) -> list[Written]:
     return [
         (
             t.name,
-            "F32",
+            t.dtype if t.dtype == "I32" else "F32",
             t.shape,
             dequantise(read[t.name], t.dtype).reshape(t.shape) if t.dtype in BLOCKS else read[t.name],
         )

@@ -9,7 +9,7 @@ header on the hub is read as one on disk is. https://github.com/ggml-org/ggml/bl
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -43,6 +43,9 @@ REFUSED: Final = {
     34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
+WHOLE: Final = 26  # I32, of no weights
+_TABLE: Final = ".ffn_gate_tid2eid.weight"  # which experts a token's id chooses
+
 ReadRange = Callable[[int, int], bytes]  # bytes [start, end) of the file; fewer where it ends before
 
 
@@ -69,6 +72,7 @@ class Gguf:
     facts: dict[str, Any]
     tensors: tuple[GgufTensor, ...]
     data_start: int
+    places: dict[str, int] = field(default_factory=dict)  # where the numbers of a list begin in the file
 
     def one(self, key: str, default: Any = None) -> Any:
         """The value of a key that holds no list, `default` where it is absent. Raises ModelError."""
@@ -108,6 +112,7 @@ class _Reader:
         self._raw, self._file, self._size = raw, file, size
         self._at = 0
         self._texts = 0
+        self._places: dict[str, int] = {}
 
     def header(self) -> Gguf:
         self._check_magic()
@@ -126,7 +131,7 @@ class _Reader:
         if type(align) is not int or not 8 <= align <= 1 << 16 or align & (align - 1):
             raise self._refused(f"general.alignment is {align!r:.40}; it must be a power of two from 8 to 65536")
         start = -(-self._at // align) * align
-        return Gguf(self._file, facts, self._place(described, start, align), start)
+        return Gguf(self._file, facts, self._place(described, start, align), start, self._places)
 
     def _check_magic(self) -> None:
         if self._take(4) != MAGIC:
@@ -197,6 +202,7 @@ class _Reader:
             )
         dtype = np.dtype(_SCALARS[kind])
         self._limit(f"bytes of {key[:80]!a}", count * dtype.itemsize, MAX_HEADER_BYTES)
+        self._places[key] = self._at
         return np.frombuffer(self._take(count * dtype.itemsize), dtype)
 
     def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
@@ -208,6 +214,8 @@ class _Reader:
         if 0 in sizes:
             raise self._refused(f"tensor {name[:80]!a} has the empty shape {list(sizes[::-1])}")
         kind, offset = self._number("<I"), self._number("<Q")
+        if kind == WHOLE and name.endswith(_TABLE):
+            return name, "I32", sizes[::-1], offset
         if kind not in TYPES:
             what = REFUSED.get(kind, f"type {kind}")
             known = ", ".join(TYPES.values())

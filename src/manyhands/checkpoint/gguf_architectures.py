@@ -36,9 +36,8 @@ from manyhands.checkpoint.gguf_configs import (
     stablelm,
     stated,
 )
-from manyhands.checkpoint.gguf_dense import chatglm, exaone4, gemma4, mistral3
+from manyhands.checkpoint.gguf_dense import apertus, chatglm, exaone4, gemma3n, gemma4, mistral3
 from manyhands.checkpoint.gguf_experts import (
-    deepseek2,
     dots1,
     ernie4_5_moe,
     exaone_moe,
@@ -47,13 +46,15 @@ from manyhands.checkpoint.gguf_experts import (
     hunyuan_moe,
     lfm2_moe,
     llama4,
+    mimo2,
     minimax_m2,
     olmoe,
     qwen3_moe,
     qwen3_vl_moe,
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
-from manyhands.checkpoint.gguf_mamba import falcon_h1, nemotron_h, nemotron_h_moe
+from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, deepseek32, glm_dsa, kimi_linear, mistral4
+from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
 
 _QKV: Final = ("attn_q", "attn_k", "attn_v")
 _ATTENTION: Final = (*_QKV, "attn_output")
@@ -68,9 +69,9 @@ Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
 class Architecture:
     """How one architecture of GGUF is read: its model_type and class in transformers, its tensors, what its config adds.
 
-    `tensors` (gguf_names.py): of a layer. `ends`: all others. `layers`: the path of layers. `eps`: the epsilon's field.
+    `tensors` (gguf_names.py): of a layer. `ends`: all others; `lists`: of the metadata, each a tensor of every layer. `layers`: the path of layers. `eps`: the epsilon's field.
     `latent`: attention is latent, its widths are read by `more`. `mixed`: layers without attention have no key heads.
-    `sparse`: all layers have experts, and the width of other blocks may not be stated. `single`: each layer is one
+    `narrow`: values may be narrower than keys. `sparse`: all layers have experts, and the width of other blocks may not be stated. `single`: each layer is one
     block, and one without a width states 0.
     """
 
@@ -82,10 +83,12 @@ class Architecture:
     latent: bool = False
     mixed: bool = False
     sparse: bool = False
+    narrow: bool = False
     single: bool = False
     eps: str = "rms_norm_eps"
     ends: Mapping[str, str] = field(default_factory=lambda: names.ENDS)
     layers: str = "model.layers"
+    lists: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     biases: Biases = (("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK))
 
     def layer_tensor(self, name: str) -> str | None:
@@ -100,6 +103,7 @@ class Architecture:
 
 
 _CORRECTED: Final = (None, ("exp_probs_b",))
+_INDEXED: Final = (None, ("exp_probs_b", "indexer.k_norm"))
 _STEPS: Final = ((None, ("ssm_dt",)),)
 _ROUTED: Final = (None, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 
@@ -299,6 +303,67 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "olmo": Architecture("olmo", "OlmoForCausalLM", names.LLAMA, olmo, (PAIRS,), eps="layer_norm_eps", biases=()),
     "exaone-moe": Architecture(
         "exaone_moe", "ExaoneMoeForCausalLM", names.EXAONE_MOE, exaone_moe, biases=(_CORRECTED,)
+    ),
+    "deepseek32": Architecture(
+        "deepseek_v32",
+        "DeepseekV32ForCausalLM",
+        names.DEEPSEEK32,
+        deepseek32,
+        latent=True,
+        biases=(_INDEXED,),
+    ),
+    "glm-dsa": Architecture(
+        "glm_moe_dsa", "GlmMoeDsaForCausalLM", names.DEEPSEEK32, glm_dsa, latent=True, biases=(_INDEXED,)
+    ),
+    "mistral4": Architecture("mistral4", "Mistral4ForCausalLM", names.MISTRAL4, mistral4, latent=True, biases=()),
+    "kimi-linear": Architecture(
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        names.KIMI_LINEAR,
+        kimi_linear,
+        (RATES,),
+        latent=True,
+        biases=(_CORRECTED, *_STEPS),
+    ),
+    "deepseek4": Architecture(
+        "deepseek_v4",
+        "DeepseekV4ForCausalLM",
+        names.DEEPSEEK4,
+        deepseek4,
+        sparse=True,
+        ends=names.DEEPSEEK4_ENDS,
+        layers="layers",
+        biases=(_CORRECTED,),
+    ),
+    "mimo2": Architecture(
+        "mimo_v2_flash",
+        "MiMoV2FlashForCausalLM",
+        names.MIMO2,
+        mimo2,
+        mixed=True,
+        narrow=True,
+        biases=(_CORRECTED,),
+    ),
+    "jamba": Architecture(
+        "jamba",
+        "JambaForCausalLM",
+        names.JAMBA,
+        jamba,
+        (RATES,),
+        mixed=True,
+        ends=names.JAMBA_ENDS,
+        biases=(("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+    ),
+    "gemma3n": Architecture(
+        "gemma3n_text", "Gemma3nForCausalLM", names.GEMMA3N, gemma3n, ends=names.GEMMA3N_ENDS, biases=()
+    ),
+    "apertus": Architecture(
+        "apertus",
+        "ApertusForCausalLM",
+        names.APERTUS,
+        apertus,
+        lists=names.APERTUS_LISTS,
+        biases=(("attention_bias", _ATTENTION),),
     ),
     "llama4": Architecture("llama4_text", "Llama4ForCausalLM", names.LLAMA4, llama4, (SEPARATE,), biases=()),
 }

@@ -125,7 +125,7 @@ def granite_hybrid(keys: GgufKeys, config: Config) -> Config:
         **{field: keys.count(name) for field, name in _MAMBA.items()},
         "mamba_expand": inner // hidden,
         "mamba_conv_bias": config.get("mamba_conv_bias", False),
-        "layer_types": _mixed(keys, config, "mamba"),
+        "layer_types": mixed_layers(keys, config, "mamba"),
         "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else "nope",
         "shared_intermediate_size": shared if has_experts else config["intermediate_size"],
         **(experts(keys, config) if has_experts else {"num_local_experts": 0}),
@@ -273,7 +273,7 @@ def qwen3_5_moe(keys: GgufKeys, config: Config) -> Config:
     return {**qwen3_5(keys, config), **qwen2_moe(keys, config)}
 
 
-def _mixed(keys: GgufKeys, config: Config, other: str) -> list[str]:
+def mixed_layers(keys: GgufKeys, config: Config, other: str) -> list[str]:
     """Kinds of the layers: those without key heads are of the `other`."""
     heads = keys.counts("attention.head_count_kv", config["num_hidden_layers"], config["num_attention_heads"])
     if len({*heads} - {0}) > 1:
@@ -284,7 +284,7 @@ def _mixed(keys: GgufKeys, config: Config, other: str) -> list[str]:
 def lfm2_layers(keys: GgufKeys, config: Config) -> Config:
     """Layers without key heads have a short convolution."""
     return {
-        "layer_types": _mixed(keys, config, "conv"),
+        "layer_types": mixed_layers(keys, config, "conv"),
         "conv_L_cache": keys.count("shortconv.l_cache"),
         "norm_eps": config["rms_norm_eps"],
         "rms_norm_eps": None,

@@ -1,6 +1,9 @@
 """What the metadata of more architectures without experts in all layers adds to the config.json."""
 
+import math
 from typing import Final
+
+import numpy as np
 
 from manyhands.checkpoint.gguf_configs import layer_types, phi2, stated
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
@@ -74,6 +77,44 @@ def gemma4(keys: GgufKeys, config: Config) -> Config:
         },
         **_gemma4_experts(keys),
     }
+
+
+def gemma3n(keys: GgufKeys, config: Config) -> Config:
+    """Gemma 3n (text). Files state cuts of gates in deviations; llama.cpp cuts 1.645 in the first ten layers, whatever they say."""
+    layers, shapes = config["num_hidden_layers"], {tensor.name: tensor.shape for tensor in keys.gguf.tensors}
+    windows = keys.switches("attention.sliding_window_pattern", layers)
+    rows, low = (shapes.get(name, (0,))[0] for name in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight"))
+    if windows is None or not rows or not low:
+        lacking = "attention.sliding_window_pattern, per_layer_token_embd.weight and blk.0.laurel_l.weight"
+        raise keys.refused(f"it lacks one of {lacking}: convert it again")
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": layer_types(windows),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+        "num_kv_shared_layers": keys.count("attention.shared_kv_layers", least=0),
+        "activation_sparsity_pattern": _shares(keys, layers),
+        "altup_num_inputs": keys.count("altup.num_inputs"),
+        "altup_active_idx": keys.count("altup.active_idx", least=0),
+        "hidden_size_per_layer_input": keys.count("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": rows,
+        "laurel_rank": low,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _shares(keys: GgufKeys, layers: int) -> list[float]:
+    """The share of gates below so many deviations, to six digits; of no gate where none is cut off."""
+    value = keys.get("activation_sparsity_scale")
+    if not isinstance(value, np.ndarray) or len(value) != layers or np.isnan(value).any():
+        raise keys.refused(f"its activation_sparsity_scale is not a number for each of {layers} layers")
+    return [round(math.erfc(-float(cut) / math.sqrt(2.0)) / 2.0, 6) for cut in value]
+
+
+def apertus(keys: GgufKeys, config: Config) -> Config:
+    """Without factors of columns positions are not scaled; the numbers of xIELU are lists of the metadata, not tensors."""
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]}}
+    return {} if "rope_scaling" in config else plain
 
 
 def _key_heads(keys: GgufKeys, config: Config, windows: list[bool]) -> Config:

@@ -1,12 +1,12 @@
 """What the metadata of families whose blocks are experts adds to the config.json."""
 
-import numpy as np
+from typing import Final
 
 from manyhands.checkpoint.gguf_configs import (
-    SPLIT,
+    BY_PART,
     check_sections,
     experts,
-    latent,
+    layer_types,
     layers_here,
     lfm2_layers,
     sectioned,
@@ -15,12 +15,14 @@ from manyhands.checkpoint.gguf_configs import (
 from manyhands.checkpoint.gguf_dense import exaone4
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
-_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
+SOFTMAX: Final = 1  # expert_gating_func
+SIGMOID: Final = 2
+ROOT: Final = 4  # of softplus
 
 
 def by_sigmoid(keys: GgufKeys, default: int | None = None) -> None:
     """Raises ModelError unless experts are ranked by sigmoids and a correction. default: where the file does not say."""
-    if keys.one("expert_gating_func", default) != _SIGMOID or "exp_probs_b.bias" not in keys.tensors:
+    if keys.one("expert_gating_func", default) != SIGMOID or "exp_probs_b.bias" not in keys.tensors:
         raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
 
 
@@ -53,7 +55,7 @@ def llama4(keys: GgufKeys, config: Config) -> Config:
     """
     keys.only("attention.sliding_window", 8192)
     keys.only("attention.sliding_window_pattern", 4)
-    keys.only("expert_gating_func", _SIGMOID)
+    keys.only("expert_gating_func", SIGMOID)
     chosen = experts(keys, config)
     return {
         **chosen,
@@ -79,7 +81,7 @@ def lfm2_moe(keys: GgufKeys, config: Config) -> Config:
     }
 
 
-def _beside_shared(keys: GgufKeys) -> Config:
+def beside_shared(keys: GgufKeys) -> Config:
     """DeepSeek's blocks: experts in groups beside shared ones; the first layers are dense."""
     groups = keys.count("expert_group_count", 1)
     return {
@@ -95,58 +97,14 @@ def _beside_shared(keys: GgufKeys) -> Config:
     }
 
 
-def deepseek2(keys: GgufKeys, config: Config) -> Config:
-    """Sizes of latent attention, which newer files describe as attention with one key head; the choice of experts.
-
-    GLM-4.7-Flash is computed as DeepSeek-V3 is; V2 chooses by softmax, which most of its files do not say.
-    """
-    is_split = "attn_k_b.weight" in keys.tensors
-    suffix = "_length_mla" if is_split else "_length"
-    for name in ("key_length", "value_length"):
-        keys.get(f"attention.{name}")
-    key, value = (keys.count(f"attention.{name}{suffix}") for name in ("key", "value"))
-    return {
-        "num_hidden_layers": layers_here(keys, config),
-        "quantization_config": config["quantization_config"] | ({SPLIT: True} if is_split else {}),
-        **latent(keys, config["head_dim"], key, value),
-        "rope_scaling": _scaled_with_log(keys, config.get("rope_scaling")),
-        **_beside_shared(keys),
-        **_choice(keys, config),
-    }
-
-
-def _choice(keys: GgufKeys, config: Config) -> Config:
-    """The family that chooses experts as the file does: by sigmoids, or V2 by softmax. Raises ModelError for others."""
-    is_flash = config["num_hidden_layers"] in (47, 48) and config["vocab_size"] == 154880  # so llama.cpp knows it, too
-    if keys.one("expert_gating_func", _SIGMOID if is_flash else _SOFTMAX) != _SOFTMAX:
-        by_sigmoid(keys, _SIGMOID)
-        return {}
-    if "exp_probs_b.bias" in keys.tensors:
-        raise keys.refused("its experts are chosen by softmax (expert_gating_func 1 or none) with exp_probs_b")
-    if keys.count("expert_group_count", 1) > 1:
-        raise keys.refused("its experts are chosen by softmax in groups, which deepseek_v2 does not compute")
-    return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"]}
-
-
-def _scaled_with_log(keys: GgufKeys, scaling: Config | None) -> Config | None:
-    """Yarn with the factor that scores are multiplied by."""
-    log = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
-    if not scaling or scaling["rope_type"] != "yarn":
-        return scaling
-    if log <= 0:
-        raise keys.refused("its positions are scaled by yarn without rope.scaling.yarn_log_multiplier")
-    mscale = float(str(np.float32(10 * log)))  # the converter writes a tenth
-    return scaling | {"mscale": mscale, "mscale_all_dim": mscale}
-
-
 def glm4_moe(keys: GgufKeys, config: Config) -> Config:
     """GLM-4.5 and 4.6, without the layers that guess tokens ahead; heads have norms where the file has them."""
-    by_sigmoid(keys, _SIGMOID)
+    by_sigmoid(keys, SIGMOID)
     if keys.get("rope.dimension_sections") is not None:  # of models that see
         check_sections(keys, config)
     return {
         **stated("attention_bias")(keys, config),
-        **_beside_shared(keys),
+        **beside_shared(keys),
         "num_hidden_layers": layers_here(keys, config),
         "use_qk_norm": "attn_q_norm.weight" in keys.tensors,
     }
@@ -154,8 +112,8 @@ def glm4_moe(keys: GgufKeys, config: Config) -> Config:
 
 def exaone_moe(keys: GgufKeys, config: Config) -> Config:
     """EXAONE 4's windows, and experts beside shared ones."""
-    by_sigmoid(keys, _SIGMOID)
-    blocks = _beside_shared(keys)
+    by_sigmoid(keys, SIGMOID)
+    blocks = beside_shared(keys)
     count, shared = blocks.pop("n_routed_experts"), blocks.pop("n_shared_experts")
     keys.only("expert_shared_feed_forward_length", blocks["moe_intermediate_size"] * shared)
     return {**exaone4(keys, config), **blocks, "num_experts": count, "num_shared_experts": shared}
@@ -164,7 +122,45 @@ def exaone_moe(keys: GgufKeys, config: Config) -> Config:
 def dots1(keys: GgufKeys, config: Config) -> Config:
     """Files know no windows, and the published model has none."""
     by_sigmoid(keys)
-    return {**_beside_shared(keys), "sliding_window": None}
+    return {**beside_shared(keys), "sliding_window": None}
+
+
+def mimo2(keys: GgufKeys, config: Config) -> Config:
+    """MiMo-V2-Flash. Layers with a window see as many positions before their own, as with its publisher: files say one less.
+    Old ones do not say what values are multiplied by."""
+    by_sigmoid(keys, SIGMOID)
+    layers, head = layers_here(keys, config), config["head_dim"]
+    windows = keys.switches("attention.sliding_window_pattern", config["num_hidden_layers"]) or []
+    heads = keys.counts("attention.head_count_kv", config["num_hidden_layers"], config["num_attention_heads"])
+    wide = max(heads)
+    if not windows or wide % 2 or heads != [wide if on else wide // 2 for on in windows]:
+        raise keys.refused(f"its key heads {heads} are not twice as many in layers with a window as in others")
+    if [*keys.layers_with("attn_sinks.weight", layers)] != windows[:layers]:
+        raise keys.refused("its layers with a window, and no others, do not have attn_sinks")
+    part = {"rope_type": "default", "partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
+    bases = {"full": config["rope_theta"], "sliding": keys.number("rope.freq_base_swa", config["rope_theta"])}
+    sparse = keys.layers_with("ffn_gate_inp.weight", layers)
+    return {
+        "num_hidden_layers": layers,
+        "num_key_value_heads": wide // 2,
+        "v_head_dim": keys.count("attention.value_length", head),
+        "attention_value_scale": keys.number("attention.value_scale", 0.707),
+        "layer_types": layer_types(windows[:layers]),
+        "sliding_window": keys.count("attention.sliding_window") + 1,
+        "rope_theta": None,
+        "partial_rotary_factor": None,
+        "rope_parameters": {f"{kind}_attention": {**part, "rope_theta": base} for kind, base in bases.items()},
+        "mlp_layer_types": ["sparse" if on else "dense" for on in sparse],
+        "n_routed_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": True,
+        "quantization_config": config["quantization_config"]
+        | ({BY_PART: True} if "attn_qkv.weight" in keys.tensors else {}),
+    }
 
 
 def minimax_m2(keys: GgufKeys, config: Config) -> Config:

@@ -11,6 +11,15 @@ Config = dict[str, Any]
 _MAX_LAYERS: Final = 1 << 10  # that a recipe may have
 
 
+def layers_ahead(gguf: Gguf, arch: str) -> int:
+    """How many layers guess tokens ahead: they come last, and do not compute. A deepseek4 may state some that it has not."""
+    count, ahead = (gguf.one(f"{arch}.{name}") for name in ("block_count", "nextn_predict_layers"))
+    if type(count) is not int or type(ahead) is not int:
+        return 0
+    own = f"blk.{count - ahead}.nextn."
+    return ahead if arch != "deepseek4" or any(tensor.name.startswith(own) for tensor in gguf.tensors) else 0
+
+
 class GgufKeys:
     """Reading a key marks it as used; `finish` refuses those that nothing has read."""
 
@@ -31,6 +40,11 @@ class GgufKeys:
         """A value that is no list."""
         self.get(name)
         return self.gguf.one(f"{self.arch}.{name}", default)
+
+    def layers_with(self, name: str, layers: int) -> list[bool]:
+        """For each layer whether it has this tensor."""
+        names = {tensor.name for tensor in self.gguf.tensors}
+        return [f"blk.{i}.{name}" in names for i in range(min(layers, _MAX_LAYERS))]
 
     def refused(self, what: str) -> ModelError:
         """The error for a file that cannot be served."""

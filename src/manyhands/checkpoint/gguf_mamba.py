@@ -1,6 +1,8 @@
-"""What the metadata of nemotron_h, nemotron_h_moe (layers of one block each) and falcon-h1 adds to the config.json."""
+"""What the metadata of nemotron_h, nemotron_h_moe (layers of one block each), falcon-h1 and jamba adds to the config.json."""
 
-from manyhands.checkpoint.gguf_configs import experts
+from collections.abc import Sequence
+
+from manyhands.checkpoint.gguf_configs import experts, mixed_layers
 from manyhands.checkpoint.gguf_experts import by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
@@ -58,6 +60,38 @@ def falcon_h1(keys: GgufKeys, config: Config) -> Config:
         "mamba_rms_norm": "ssm_norm.weight" in keys.tensors,
         "mamba_norm_before_gate": False,
     }
+
+
+def jamba(keys: GgufKeys, config: Config) -> Config:
+    """Mamba 1 in layers without key heads; experts in those that have a router."""
+    layers, hidden, inner = config["num_hidden_layers"], config["hidden_size"], keys.count("ssm.inner_size")
+    if inner % hidden:
+        raise keys.refused(f"its layers of Mamba are {inner} wide, no multiple of {hidden}")
+    full = [kind == "full_attention" for kind in mixed_layers(keys, config, "mamba")]
+    sparse = keys.layers_with("ffn_gate_inp.weight", layers)
+    blocks: Config = {"num_experts": 1, "num_experts_per_tok": 1}
+    if any(sparse):
+        count, chosen = keys.count("expert_count"), keys.count("expert_used_count")
+        blocks = {**_every(keys, sparse, "expert_layer"), "num_experts": count, "num_experts_per_tok": chosen}
+    return {
+        **_every(keys, full, "attn_layer"),
+        **blocks,
+        "mamba_expand": inner // hidden,
+        "mamba_d_state": keys.count("ssm.state_size"),
+        "mamba_dt_rank": keys.count("ssm.time_step_rank"),
+        "mamba_d_conv": keys.count("ssm.conv_kernel"),
+        "mamba_conv_bias": config.get("mamba_conv_bias", False),
+    }
+
+
+def _every(keys: GgufKeys, found: Sequence[bool], name: str) -> Config:
+    """Period and offset of the layers that are on. Raises ModelError where they have none."""
+    layers = len(found)
+    on = [i for i, is_on in enumerate(found) if is_on] or [layers]
+    period = max(on[1] - on[0] if len(on) > 1 else layers, on[0] + 1)
+    if [i % period == on[0] for i in range(layers)] != list(found):
+        raise keys.refused(f"its layers {on} are not one of each {period}, as {name}_period of jamba has them")
+    return {f"{name}_period": period, f"{name}_offset": on[0]}
 
 
 def _mamba(keys: GgufKeys) -> Config:

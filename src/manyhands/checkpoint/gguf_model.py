@@ -6,8 +6,9 @@ each is a range of its bytes.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
 from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
-from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError
 
@@ -50,17 +51,29 @@ def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     ahead = _layers_ahead(gguf, arch)
     kept = (tensor for tensor in gguf.tensors if tensor.name not in _DROPPED and not tensor.name.startswith(ahead))
     unfolded = (entry for tensor in kept for entry in _entries(found, tensor))
-    entries = list(islice(unfolded, MAX_TENSORS + 1))
+    entries = list(islice(chain(unfolded, _listed(gguf, arch, found)), MAX_TENSORS + 1))
     if len(entries) > MAX_TENSORS:
         raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_TENSORS} tensors")
     return entries
 
 
+def _listed(gguf: Gguf, arch: str, found: Architecture) -> Iterator[TensorEntry]:
+    """Tensors that the file has as lists of its metadata, a number for each layer."""
+    layers = gguf.one(f"{arch}.block_count")
+    for key, (name, shape) in found.lists.items():
+        value = gguf.facts.get(key)
+        if not isinstance(value, np.ndarray) or value.dtype != np.float32 or len(value) != layers:
+            what = f"its {key} is no list of F32 with a number for each of {layers!r:.40} layers"
+            raise ModelError(f"{gguf.file} refused: {what}")
+        for i in range(len(value)):
+            start = gguf.places[key] + 4 * i
+            yield TensorEntry(f"{found.layers}.{i}.{name}", gguf.file, "F32", shape, start, start + 4)
+
+
 def _layers_ahead(gguf: Gguf, arch: str) -> tuple[str, ...]:
-    """What the names of tensors begin with in the layers that guess tokens ahead: they come last, and do not compute."""
-    count, ahead = (gguf.one(f"{arch}.{name}") for name in ("block_count", "nextn_predict_layers"))
-    if type(count) is not int or type(ahead) is not int:
-        return ()
+    """What the names of tensors begin with in the layers that guess tokens ahead."""
+    ahead = layers_ahead(gguf, arch)
+    count = gguf.one(f"{arch}.block_count") if ahead else 0
     return tuple(f"blk.{i}." for i in range(max(count - min(ahead, _MAX_AHEAD), 0), count))
 
 
@@ -90,7 +103,11 @@ def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return 1, *shape
     if len(shape) == 2 and name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return shape[0], 1, shape[1]
-    if len(shape) == 2 and name.endswith(_VECTORS):
+    if len(shape) == 4 and shape[0] == 1 and name.endswith("_conv1d.weight"):
+        return shape[1:]
+    if name.endswith(".self_attn.A_log"):
+        return 1, 1, math.prod(shape), 1
+    if len(shape) == 2 and name.endswith(_VECTORS) and (shape[1] == 1 or name.endswith(".weight")):
         return (shape[0] * shape[1],)
     return shape
 
@@ -131,7 +148,7 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
     else:
         head = keys.count("attention.key_length", hidden // heads if heads else 0)
         kv_heads = keys.count("attention.head_count_kv", heads) if not arch.mixed else _most_key_heads(keys, heads)
-        if keys.count("attention.value_length", head) != head:
+        if keys.count("attention.value_length", head) != head and not arch.narrow:
             raise keys.refused("its keys and values have heads of different widths")
     config: Config = {
         "model_type": arch.model_type,

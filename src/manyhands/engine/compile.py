@@ -307,7 +307,8 @@ class _Compiler:
         sources = [self.source(name) for name in (op.query, op.key, op.value, op.step)]
         target = self.target(op.target, op.columns, sources)
         stored = as_fp32(take(op.rate, self.read)).astype(np.float64)
-        rates = np.ascontiguousarray((-library.double("exp", stored.reshape(-1))).reshape(stored.shape).T, np.float32)
+        found = -library.double("exp", stored.reshape(-1)).reshape(stored.shape) if op.is_log else stored
+        rates = np.ascontiguousarray(found.T, np.float32)
         shape = (1, 1, op.width, op.columns, DELTA_SCAN)
         self.emit(library.DELTA, (*sources, sources[3], target, *shape), (), (vector([op.skip], self.read), rates))
 

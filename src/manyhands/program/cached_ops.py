@@ -160,13 +160,15 @@ class Decay:
 class ChannelDecay:
     """target = exp(-rate_h * softplus(source + bias)), column by column, in fp32; h is the column's head.
 
-    rate [heads] is exp(stored) in double, rounded to fp32; stored [1, 1, heads, 1]. Each head has as many columns.
+    rate [heads] is exp(stored) in double, rounded to fp32, where `is_log`, else minus what is stored [1, 1, heads, 1]. Each
+    head has as many columns.
     """
 
     source: str
     target: str
     rate: Weight
     bias: Weight
+    is_log: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +220,8 @@ class SelectiveScan:
 
     query and key [width], value and step [columns]. A column c has a state S_c [width], zeros before position 0. At each
     position, for each k: S_ck <- S_ck * exp(step_c * rate_ck) + key_k * (value_c * step_c); target_c = sum over k of query_k
-    S_ck, + skip_c * value_c. rate is -exp of what is stored [columns, width]. Steps are not negative. docs/arithmetic.md has
-    the order of the sums.
+    S_ck, + skip_c * value_c. rate is -exp of what is stored [columns, width], unless `is_log` is off. Steps are not negative.
+    docs/arithmetic.md has the order of the sums.
     """
 
     query: str
@@ -229,6 +231,7 @@ class SelectiveScan:
     target: str
     rate: Weight
     skip: Weight
+    is_log: bool = True
 
     @property
     def columns(self) -> int:

@@ -8,10 +8,10 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.checkpoint.gguf import MAGIC, TYPES
+from manyhands.checkpoint.gguf import MAGIC, TYPES, WHOLE
 
 ALIGN: Final = 32
-_NUMBERS: Final = {name: number for number, name in TYPES.items()}
+_NUMBERS: Final = {name: number for number, name in TYPES.items()} | {"I32": WHOLE}
 _TYPES: Final = {
     "uint8": 0,
     "int8": 1,

@@ -143,7 +143,11 @@ def mimo_v2_flash(f: Fields) -> Program:
     found, blocks = _flash_windows(f, s.layers), _flash_blocks(f, s)
     _flash_as_trained(f, s, value, norm)
     base = AttentionStyle(
-        head_scale(s.head), bias=bias, value_width=value, value_scale=f.optional("attention_value_scale", 0.707) or 1.0
+        head_scale(s.head),
+        bias=bias,
+        fused="self_attn.qkv_proj" if f.stored("qkv_by_part") else None,
+        value_width=value,
+        value_scale=f.optional("attention_value_scale", 0.707) or 1.0,
     )
     wide = replace(s, kv_heads=2 * s.kv_heads)
     if s.heads % wide.kv_heads:

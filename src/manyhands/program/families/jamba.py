@@ -46,6 +46,7 @@ class _Mamba:
     bias: bool  # of the products at both ends
     conv_bias: bool
     activation: Activation
+    is_log: bool  # GGUF files have minus the rates in place of their logarithms
 
     @classmethod
     def read(cls, f: Fields, s: Sizes, activation: Activation) -> "_Mamba":
@@ -60,6 +61,7 @@ class _Mamba:
             f.flag("mamba_proj_bias"),
             f.flag("mamba_conv_bias", True),
             activation,
+            not f.stored("negative_rates"),
         )
 
 
@@ -119,6 +121,7 @@ def _mamba(n: TensorNames, s: Sizes, m: _Mamba, norm: NormStyle) -> Ops:
         target="o",
         rate=Weight(f"{n.path}mamba.A_log", (m.inner, m.state)),
         skip=n.vector("mamba.D", m.inner),
+        is_log=m.is_log,
     )
     return (
         Product("h", tuple(entering)),

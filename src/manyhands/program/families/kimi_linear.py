@@ -27,10 +27,11 @@ def kimi_linear(f: Fields) -> Program:
     linear, kinds = _linear_style(f, inner, act, norm.eps), _kinds(f, inner, s.layers)
     inner.finish()
     blocks, bias, scale = _blocks(f, s.layers), f.flag("attention_bias"), head_scale(z.plain + z.rotary)
+    split = f.stored("split_kv_b")
     _as_trained(f)
 
     def layer(n: TensorNames, i: int) -> Ops:
-        first = latent_attention(n, s, z, scale, pairs=False, bias=bias, turns=False)
+        first = latent_attention(n, s, z, scale, pairs=False, bias=bias, split=split, turns=False)
         if kinds[i] == _LINEAR:
             first = _linear_attention(n, s, linear)
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
@@ -67,7 +68,8 @@ def _linear_style(f: Fields, inner: Fields, act: Activation, eps: float) -> Line
     heads = inner.count("num_heads", f.count("linear_num_heads", 32, high=4096), high=4096)
     width = inner.count("head_dim", f.count("linear_head_dim", 128, high=1 << 14), high=1 << 14)
     taps = inner.count("short_conv_kernel_size", f.count("linear_conv_kernel_dim", 4, high=32), high=32)
-    return LinearStyle(heads, heads, width, width, taps, eps, act, gate="sigmoid")
+    is_log = not f.stored("negative_rates")
+    return LinearStyle(heads, heads, width, width, taps, eps, act, is_log=is_log, gate="sigmoid")
 
 
 def _kinds(f: Fields, inner: Fields, layers: int) -> Sequence[str]:
@@ -107,7 +109,7 @@ def _linear_attention(n: TensorNames, s: Sizes, style: LinearStyle) -> Ops:
     parts += [n.part(f"{name} few", f"self_attn.{name}_a_proj", style.width, s.hidden, False) for name in "fg"]
     kernels = [Weight(f"{n.path}self_attn.{name}_conv1d.weight", (style.keys, 1, style.taps)) for name in "qkv"]
     rate = Weight(f"{n.path}self_attn.A_log", (1, 1, style.heads, 1))
-    decay = ChannelDecay("a", "a", rate, n.vector("self_attn.dt_bias", style.keys))
+    decay = ChannelDecay("a", "a", rate, n.vector("self_attn.dt_bias", style.keys), style.is_log)
     return (
         Product("h", tuple(parts)),
         Product("f few", (n.part("a", "self_attn.f_b_proj", style.keys, style.width, False),)),

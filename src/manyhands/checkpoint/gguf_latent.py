@@ -1,0 +1,171 @@
+"""What the metadata of families with latent attention adds to the config.json: DeepSeek's, and those that are made like them."""
+
+from typing import Final
+
+import numpy as np
+
+from manyhands.checkpoint.gguf_configs import SPLIT, latent, layers_here, mixed_layers
+from manyhands.checkpoint.gguf_experts import ROOT, SIGMOID, SOFTMAX, beside_shared, by_sigmoid
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
+
+_MAX_LAYERS: Final = 1 << 10
+_SHARED_FROM: Final = 1 << 20  # the context from which on a glm-dsa without indexer.types is GLM-5.2
+
+
+def _latents(keys: GgufKeys, config: Config) -> Config:
+    """Sizes of latent attention, which newer files describe as attention with one key head; and its yarn."""
+    is_split = "attn_k_b.weight" in keys.tensors
+    suffix = "_length_mla" if is_split else "_length"
+    for name in ("key_length", "value_length"):
+        keys.get(f"attention.{name}")
+    key, value = (keys.count(f"attention.{name}{suffix}") for name in ("key", "value"))
+    return {
+        "num_hidden_layers": layers_here(keys, config),
+        "quantization_config": config["quantization_config"] | ({SPLIT: True} if is_split else {}),
+        **latent(keys, config["head_dim"], key, value),
+        "rope_scaling": _scaled_with_log(keys, config.get("rope_scaling")),
+    }
+
+
+def deepseek2(keys: GgufKeys, config: Config) -> Config:
+    """DeepSeek-V2 and V3; GLM-4.7-Flash is computed as V3 is. V2 chooses experts by softmax, which most files do not say."""
+    return {**_latents(keys, config), **beside_shared(keys), **_choice(keys, config)}
+
+
+def _choice(keys: GgufKeys, config: Config) -> Config:
+    """The family that chooses experts as the file does: by sigmoids, or V2 by softmax. Raises ModelError for others."""
+    is_flash = config["num_hidden_layers"] in (47, 48) and config["vocab_size"] == 154880  # so llama.cpp knows it, too
+    if keys.one("expert_gating_func", SIGMOID if is_flash else SOFTMAX) != SOFTMAX:
+        by_sigmoid(keys, SIGMOID)
+        return {}
+    _check_softmax(keys, "deepseek_v2")
+    return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"]}
+
+
+def _check_softmax(keys: GgufKeys, family: str) -> None:
+    """Raises ModelError unless experts are chosen by softmax alone."""
+    if keys.one("expert_gating_func", SOFTMAX) != SOFTMAX:
+        raise keys.refused(f"its experts are not chosen by softmax (expert_gating_func 1), as in {family}")
+    if "exp_probs_b.bias" in keys.tensors:
+        raise keys.refused("its experts are chosen by softmax (expert_gating_func 1 or none) with exp_probs_b")
+    if keys.count("expert_group_count", 1) > 1:
+        raise keys.refused(f"its experts are chosen by softmax in groups, which {family} does not compute")
+
+
+def _scaled_with_log(keys: GgufKeys, scaling: Config | None) -> Config | None:
+    """Yarn with the factor that scores are multiplied by."""
+    log = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if not scaling or scaling["rope_type"] != "yarn":
+        return scaling
+    if log <= 0:
+        raise keys.refused("its positions are scaled by yarn without rope.scaling.yarn_log_multiplier")
+    mscale = float(str(np.float32(10 * log)))  # the converter writes a tenth
+    return scaling | {"mscale": mscale, "mscale_all_dim": mscale}
+
+
+def deepseek32(keys: GgufKeys, config: Config) -> Config:
+    """DeepSeek-V3.2: V3 with an indexer."""
+    by_sigmoid(keys, SIGMOID)
+    return {
+        **_latents(keys, config),
+        **beside_shared(keys),
+        "index_n_heads": keys.count("attention.indexer.head_count"),
+        "index_head_dim": keys.count("attention.indexer.key_length"),
+        "index_topk": keys.count("attention.indexer.top_k"),
+    }
+
+
+def glm_dsa(keys: GgufKeys, config: Config) -> Config:
+    """GLM-5 and 5.1; of 5.2 three of four layers use what another has chosen, which first files do not say."""
+    made = deepseek32(keys, config)
+    layers = made["num_hidden_layers"]
+    is_5_2 = config["max_position_embeddings"] >= _SHARED_FROM
+    default = [i < 2 or i % 4 == 2 for i in range(min(layers, _MAX_LAYERS))] if is_5_2 else None
+    full = keys.switches("attention.indexer.types", layers) or default
+    return made if full is None else {**made, "indexer_types": ["full" if on else "shared" for on in full]}
+
+
+def mistral4(keys: GgufKeys, config: Config) -> Config:
+    """Mistral Small 4. Files that were made of transformers' form do not say how queries grow: then as in its checkpoint."""
+    _check_softmax(keys, "mistral4")
+    made = _latents(keys, config)
+    scaling = made.pop("rope_scaling") or {"rope_type": "default"}
+    length = scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    keys.only("attention.temperature_length", length)
+    return {
+        **made,
+        **beside_shared(keys),
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {
+            **scaling,
+            "rope_theta": config["rope_theta"],
+            "llama_4_scaling_beta": keys.number("attention.temperature_scale", 0.1),
+        },
+    }
+
+
+def deepseek4(keys: GgufKeys, config: Config) -> Config:
+    """DeepSeek-V4. Newer files have the layers that guess tokens ahead, which come last; others count them all the same."""
+    if keys.one("expert_gating_func") != ROOT:
+        raise keys.refused(f"its experts are not chosen by the root of softplus (expert_gating_func {ROOT})")
+    keys.only("expert_shared_count", 1)
+    keys.only("expert_weights_norm", True)
+    keys.get("nextn_predict_layers")
+    layers, inner = config["num_hidden_layers"] - layers_ahead(keys.gguf, keys.arch), keys.count("expert_feed_forward_length")
+    ratios = keys.get("attention.compress_ratios")
+    if not isinstance(ratios, np.ndarray) or len(ratios) < layers:
+        raise keys.refused(f"its attention.compress_ratios are not a number for each of {layers} layers")
+    limit = _one_limit(keys, "swiglu_clamp_exp")
+    _one_limit(keys, "swiglu_clamp_shexp", limit)
+    return {
+        "num_hidden_layers": layers,
+        "intermediate_size": inner,
+        "moe_intermediate_size": inner,
+        "q_lora_rank": keys.count("attention.q_lora_rank"),
+        "o_lora_rank": keys.count("attention.output_lora_rank"),
+        "o_groups": keys.count("attention.output_group_count"),
+        "compress_ratios": ratios[:layers].tolist(),
+        "compress_rope_theta": keys.number("attention.compress_rope_freq_base"),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "swiglu_limit": limit,
+        "n_routed_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "num_hash_layers": keys.count("hash_layer_count", least=0),
+        "index_n_heads": keys.count("attention.indexer.head_count"),
+        "index_head_dim": keys.count("attention.indexer.key_length"),
+        "index_topk": keys.count("attention.indexer.top_k"),
+        "hc_mult": keys.count("hyper_connection.count"),
+        "hc_sinkhorn_iters": keys.count("hyper_connection.sinkhorn_iterations"),
+        "hc_eps": keys.number("hyper_connection.epsilon"),
+    }
+
+
+def _one_limit(keys: GgufKeys, name: str, default: float | None = None) -> float:
+    """What gates are held below, in all layers."""
+    value = keys.get(name, default)
+    found = {float(str(np.float32(one))) for one in np.atleast_1d(value)} if isinstance(value, float | np.ndarray) else {}
+    if len(found) != 1 or (default is not None and found != {default}):
+        raise keys.refused(f"its {name} is {value!r:.60}; one number for all layers is needed")
+    return next(iter(found))
+
+
+def kimi_linear(keys: GgufKeys, config: Config) -> Config:
+    """Layers without key heads have linear attention, with as many heads as the others. Chosen experts add up to one."""
+    by_sigmoid(keys)
+    keys.only("expert_weights_norm", True)
+    kinds = mixed_layers(keys, config, "linear_attention")
+    blocks = beside_shared(keys)
+    blocks["num_local_experts"] = blocks.pop("n_routed_experts")
+    return {
+        **_latents(keys, config),
+        **blocks,
+        "norm_topk_prob": True,
+        "layer_types": kinds,
+        "linear_attn_config": {
+            "num_heads": config["num_attention_heads"],
+            "head_dim": keys.count("kda.head_dim"),
+            "short_conv_kernel_size": keys.count("ssm.conv_kernel"),
+        },
+    }

@@ -1,0 +1,139 @@
+"""Hostile metadata of GLM-5, Mistral Small 4, Kimi Linear, DeepSeek-V4, MiMo-V2 and Jamba: one line, and nothing is made of it."""
+
+import json
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manyhands.checkpoint.gguf import Gguf, GgufTensor
+from manyhands.checkpoint.gguf_model import config_json, tensor_entries
+from manyhands.errors import ModelError
+from manyhands.program.families import build_program
+from tests.checkpoint.test_gguf import change
+from tests.gguf_files import tiny_gguf
+
+FAMILIES = ("glm_moe_dsa", "mistral4", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "jamba")
+HUGE = 1 << 60
+FEW = np.array([1, 0], np.int32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("latent")
+    return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=4)[0].read_bytes() for name in FAMILIES}
+
+
+def config(found: Gguf) -> dict[str, Any]:
+    """The config of a header, of which keys that are None are absent."""
+    facts = {name: value for name, value in found.facts.items() if value is not None}
+    made: dict[str, Any] = json.loads(config_json(replace(found, facts=facts), lambda tensor: b""))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "facts", "message"),
+    [
+        ("glm_moe_dsa", {"attention__indexer__top_k": None}, "indexer.top_k is None; a whole number from 1"),
+        ("glm_moe_dsa", {"attention__indexer__head_count": HUGE}, "index_n_heads is 1152921504606846976"),
+        ("glm_moe_dsa", {"attention__indexer__types": FEW}, "a switch for each of 4 layers"),
+        ("glm_moe_dsa", {"attention__indexer__kpool": 4}, "indexer.kpool' is not known here"),
+        ("glm_moe_dsa", {"block_count": HUGE, "context_length": 1 << 20}, "num_hidden_layers is 1152921504606846976"),
+        ("glm_moe_dsa", {"expert_gating_func": 1}, "not chosen by sigmoid"),
+        ("mistral4", {"expert_gating_func": 2}, r"not chosen by softmax \(expert_gating_func 1\), as in mistral4"),
+        ("mistral4", {"expert_group_count": 2}, "by softmax in groups, which mistral4 does not"),
+        ("mistral4", {"attention__temperature_length": 9}, "temperature_length is 9; served is 8"),
+        ("mistral4", {"attention__temperature_scale": "x"}, "temperature_scale is 'x'; a number is needed"),
+        ("mistral4", {"rope__scaling__yarn_log_multiplier": None}, "without rope.scaling.yarn_log_multiplier"),
+        ("kimi_linear", {"kda__head_dim": None}, "kda.head_dim is None; a whole number"),
+        ("kimi_linear", {"kda__head_dim": HUGE}, "head_dim is 1152921504606846976"),
+        ("kimi_linear", {"kda__gate_lower_bound": -5.0}, "kda.gate_lower_bound' is not known here"),
+        ("kimi_linear", {"attention__head_count_kv": FEW}, "a whole number from 0 for each of 4 layers"),
+        ("kimi_linear", {"expert_weights_norm": False}, "expert_weights_norm is False; served is True"),
+        ("deepseek_v4", {"expert_gating_func": 2}, r"root of softplus \(expert_gating_func 4\)"),
+        ("deepseek_v4", {"expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),
+        ("deepseek_v4", {"attention__compress_ratios": FEW}, "not a number for each of 4 layers"),
+        ("deepseek_v4", {"attention__compress_ratios": np.array([4, 4, 8, 0], np.int32)}, "0, 4 or 128 for each"),
+        ("deepseek_v4", {"block_count": HUGE}, f"not a number for each of {HUGE} layers"),
+        ("deepseek_v4", {"hyper_connection__count": 64}, "hc_mult is 64"),
+        ("deepseek_v4", {"swiglu_clamp_exp": np.array([1, 2], np.float32)}, "one number for all layers"),
+        ("deepseek_v4", {"swiglu_clamp_shexp": np.array([2.0], np.float32)}, "one number for all layers"),
+        ("deepseek_v4", {"attention__indexer__top_k": HUGE}, "index_topk is 1152921504606846976"),
+        ("mimo_v2_flash", {"attention__sliding_window_pattern": None}, "are not twice as many in layers with a window"),
+        ("mimo_v2_flash", {"attention__head_count_kv": 3}, "are not twice as many in layers with a window"),
+        ("mimo_v2_flash", {"attention__sliding_window": HUGE}, "sliding_window is 1152921504606846977"),
+        ("mimo_v2_flash", {"attention__value_length": HUGE}, "v_head_dim is 1152921504606846976"),
+        ("mimo_v2_flash", {"block_count": HUGE}, f"a whole number from 0 for each of {HUGE} layers"),
+        ("jamba", {"ssm__inner_size": 100}, "Mamba are 100 wide, no multiple of 64"),
+        ("jamba", {"ssm__state_size": HUGE}, "mamba_d_state is 1152921504606846976"),
+        ("jamba", {"ssm__dt_b_c_rms": True}, "ssm.dt_b_c_rms' is not known here"),
+        ("jamba", {"attention__head_count_kv": np.array([2, 2, 0, 2], np.int32)}, "attn_layer_period of jamba"),
+        ("jamba", {"block_count": HUGE}, f"a whole number from 0 for each of {HUGE} layers"),
+    ],
+)
+def test_hostile_metadata_is_one_line_and_makes_nothing(
+    family: str, facts: dict[str, Any], message: str, files: dict[str, bytes]
+) -> None:
+    found = change(files[family])
+    arch = found.facts["general.architecture"]
+    found = change(files[family], **{f"{arch}__{name}": value for name, value in facts.items()})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=message) as caught:
+            build_program(config(found))
+        assert "\n" not in str(caught.value) and tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_key_is_needed_or_has_a_meaning_where_it_is_absent(family: str, files: dict[str, bytes]) -> None:
+    """Without any one key a header is refused in one line, or is of a model all the same."""
+    found = change(files[family])
+    for name in [name for name in found.facts if name.startswith(found.facts["general.architecture"])]:
+        try:
+            build_program(config(replace(found, facts={**found.facts, name: None})))
+        except ModelError as error:
+            assert "\n" not in str(error)
+
+
+def with_tensor(found: Gguf, name: str, dtype: str, shape: tuple[int, ...]) -> Gguf:
+    return replace(found, tensors=(*found.tensors, GgufTensor(name, dtype, shape, 0, 16, found.file)))
+
+
+def test_layers_without_a_window_have_no_sinks(files: dict[str, bytes]) -> None:
+    found = with_tensor(change(files["mimo_v2_flash"]), "blk.0.attn_sinks.weight", "F32", (4,))
+    with pytest.raises(ModelError, match="with a window, and no others, do not have attn_sinks"):
+        config(found)
+
+
+def test_experts_of_jamba_lie_in_a_period(files: dict[str, bytes]) -> None:
+    found = with_tensor(change(files["jamba"]), "blk.0.ffn_gate_inp.weight", "F32", (4, 64))
+    with pytest.raises(ModelError, match=r"its layers \[0, 1, 3\] are not one of each 1, as expert_layer_period"):
+        config(found)
+
+
+def test_layers_of_deepseek_4_that_guess_ahead_may_be_counted_and_absent(files: dict[str, bytes]) -> None:
+    """The converter writes their number, and leaves them out; where they are there, they come last."""
+    found = change(files["deepseek_v4"])
+    assert found.facts["deepseek4.nextn_predict_layers"] == 1 and config(found)["num_hidden_layers"] == 4
+    found = with_tensor(found, "blk.3.nextn.eh_proj.weight", "F32", (64, 128))
+    assert config(found)["num_hidden_layers"] == 3
+    assert {int(entry.name.split(".")[1]) for entry in tensor_entries(found) if "layers" in entry.name} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("context", "kinds"), [(1024, None), (1 << 20, ["full", "full", "full", "shared"])])
+def test_files_of_glm_5_2_are_known_by_their_context(
+    context: int, kinds: list[str] | None, files: dict[str, bytes]
+) -> None:
+    """Its first ones do not say which layers use what another has chosen; it is then held to what an index chooses."""
+    made = config(change(files["glm_moe_dsa"], **{"glm-dsa__context_length": context}))
+    assert (made.get("indexer_types"), build_program(made).context) == (kinds, context if kinds is None else 24)
+
+
+def test_queries_of_mistral_4_grow_also_where_a_file_does_not_say_so(files: dict[str, bytes]) -> None:
+    given = {"mistral4__attention__temperature_scale": None, "mistral4__attention__temperature_length": None}
+    assert config(change(files["mistral4"], **given))["rope_parameters"]["llama_4_scaling_beta"] == 0.1
