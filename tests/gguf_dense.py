@@ -59,14 +59,18 @@ def _gemma3n(config: dict[str, Any]) -> dict[str, Any]:
 def shared_keys(tensors: dict[str, NDArray[np.float32]], layers: int) -> list[tuple[str, NDArray[np.float32]]]:
     """Of gemma3n the keys and values of layers that share them: published checkpoints have them, and nothing reads them."""
     names = [f"blk.{{}}.attn_{name}.weight" for name in ("k", "v", "k_norm")]
-    missing = [(name.format(i), name.format(0)) for i in range(layers) for name in names if name.format(i) not in tensors]
+    missing = [
+        (name.format(i), name.format(0)) for i in range(layers) for name in names if name.format(i) not in tensors
+    ]
     return [(name, tensors[other]) for name, other in missing]
 
 
 def xielu_lists(tensors: dict[str, NDArray[np.float32]], layers: int) -> dict[str, Any]:
     """Of apertus the numbers of its function, which a file has in its metadata."""
     return {
-        f"xielu.{name}": np.array([tensors[f"model.layers.{i}.mlp.act_fn.{name}"].item() for i in range(layers)], np.float32)
+        f"xielu.{name}": np.array(
+            [tensors[f"model.layers.{i}.mlp.act_fn.{name}"].item() for i in range(layers)], np.float32
+        )
         for name in ("alpha_p", "alpha_n", "beta", "eps")
     }
 

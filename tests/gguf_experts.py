@@ -18,7 +18,15 @@ EXPERT_FAMILIES = (
     "exaone_moe", "llama4_text", "qwen3_moe_vl",
     "glm_moe_dsa", "deepseek_v32", "mistral4", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
 )  # fmt: skip
-SPLIT_FAMILIES = ("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm_moe_dsa", "deepseek_v32", "mistral4", "kimi_linear")  # as newer converters write them
+SPLIT_FAMILIES = (
+    "deepseek_v3",
+    "deepseek_v2",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "deepseek_v32",
+    "mistral4",
+    "kimi_linear",
+)  # as newer converters write them
 SAME_FILES = dict.fromkeys(("deepseek_v2", "glm4_moe_lite"), "deepseek_v3")  # families that share an architecture
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
@@ -38,6 +46,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "index_head_dim": 64},  # a Hadamard matrix of llama.cpp
     "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
     "kimi_linear": {"linear_num_heads": 4, "norm_topk_prob": True},
+    "mistral4": {"moe_intermediate_size": 32},
     "mimo_v2_flash": {"routed_scaling_factor": 1.0},
     "deepseek_v4": {
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}, "num_hash_layers": 1,
@@ -156,7 +165,9 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
     if "mlp_layer_types" in config:
         keys["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
     if name == "kimi_linear":
-        keys["attention.head_count_kv"] = np.array([kind == "full_attention" for kind in config["layer_types"]], np.int32)
+        keys["attention.head_count_kv"] = np.array(
+            [kind == "full_attention" for kind in config["layer_types"]], np.int32
+        )
         keys |= {"kda.head_dim": config["linear_head_dim"], "ssm.conv_kernel": config["linear_conv_kernel_dim"]}
     if name == "mistral4":
         keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
@@ -176,7 +187,11 @@ def _deepseek4(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         "attention.compress_rope_freq_base": float(rope["compress"]["rope_theta"]),
         "rope.freq_base": float(main["rope_theta"]),
         "rope.dimension_count": int(config["head_dim"] * main["partial_rotary_factor"]),
-        **{f"rope.scaling.{ours}": rope["compress"][theirs] for ours, theirs in _SCALING.items() if theirs in rope["compress"]},
+        **{
+            f"rope.scaling.{ours}": rope["compress"][theirs]
+            for ours, theirs in _SCALING.items()
+            if theirs in rope["compress"]
+        },
         "expert_gating_func": 4,
         "expert_shared_count": 1,
         "expert_weights_norm": True,
@@ -194,7 +209,10 @@ _SCALING = {
 
 def _mimo2(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Three layers that guess tokens ahead come last, with windows: their tensors may be absent."""
-    slides, heads = [kind == "sliding_attention" for kind in config["layer_types"]] + [True] * 3, config["num_key_value_heads"]
+    slides, heads = (
+        [kind == "sliding_attention" for kind in config["layer_types"]] + [True] * 3,
+        config["num_key_value_heads"],
+    )
     return {
         "block_count": config["num_hidden_layers"] + 3,
         "nextn_predict_layers": 3,

@@ -331,7 +331,10 @@ def _pieces(
 
 def _frequencies(config: dict[str, Any]) -> NDArray[np.float32]:
     """llama 3.1's scaling as the converter stores it: a factor a column."""
-    rope, head = config["rope_parameters"], config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope, head = (
+        config["rope_parameters"],
+        config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+    )
     wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
     low, high = (rope["original_max_position_embeddings"] / rope[f"{name}_freq_factor"] for name in ("low", "high"))
     smooth = (rope["original_max_position_embeddings"] / wavelengths - rope["low_freq_factor"]) / (

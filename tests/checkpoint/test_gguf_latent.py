@@ -1,4 +1,4 @@
-"""Hostile metadata of GLM-5, Mistral Small 4, Kimi Linear, DeepSeek-V4, MiMo-V2 and Jamba: one line, and nothing is made of it."""
+"""Hostile metadata of the families that gguf_latent.py and its like read: one line, and nothing is made of it."""
 
 import json
 import tracemalloc
@@ -16,7 +16,16 @@ from manyhands.program.families import build_program
 from tests.checkpoint.test_gguf import change
 from tests.gguf_files import tiny_gguf
 
-FAMILIES = ("glm_moe_dsa", "mistral4", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "jamba")
+FAMILIES = (
+    "glm_moe_dsa",
+    "mistral4",
+    "kimi_linear",
+    "deepseek_v4",
+    "mimo_v2_flash",
+    "jamba",
+    "gemma3n_text",
+    "apertus",
+)
 HUGE = 1 << 60
 FEW = np.array([1, 0], np.int32)
 
@@ -72,6 +81,27 @@ def config(found: Gguf) -> dict[str, Any]:
         ("jamba", {"ssm__dt_b_c_rms": True}, "ssm.dt_b_c_rms' is not known here"),
         ("jamba", {"attention__head_count_kv": np.array([2, 2, 0, 2], np.int32)}, "attn_layer_period of jamba"),
         ("jamba", {"block_count": HUGE}, f"a whole number from 0 for each of {HUGE} layers"),
+        ("gemma3n_text", {"attention__sliding_window_pattern": None}, "lacks one of attention.sliding_window_pattern"),
+        ("gemma3n_text", {"activation_sparsity_scale": FEW}, "activation_sparsity_scale is not a number for each of 4"),
+        (
+            "gemma3n_text",
+            {"activation_sparsity_scale": np.array([9, 0, 0, 0], np.float32)},
+            "activation_sparsity_pattern is",
+        ),
+        (
+            "gemma3n_text",
+            {"activation_sparsity_scale": np.array([np.nan] * 4, np.float32)},
+            "is not a number for each of 4",
+        ),
+        ("gemma3n_text", {"altup__num_inputs": HUGE}, "altup_num_inputs is 1152921504606846976"),
+        ("gemma3n_text", {"attention__shared_kv_layers": HUGE}, "num_kv_shared_layers is 1152921504606846976"),
+        (
+            "gemma3n_text",
+            {"embedding_length_per_layer_input": HUGE},
+            "hidden_size_per_layer_input is 1152921504606846976",
+        ),
+        ("gemma3n_text", {"block_count": HUGE}, f"a switch for each of {HUGE} layers"),
+        ("apertus", {"attention__key_length": 8, "attention__value_length": 9}, "heads of different widths"),
     ],
 )
 def test_hostile_metadata_is_one_line_and_makes_nothing(
@@ -102,6 +132,16 @@ def test_every_key_is_needed_or_has_a_meaning_where_it_is_absent(family: str, fi
 
 def with_tensor(found: Gguf, name: str, dtype: str, shape: tuple[int, ...]) -> Gguf:
     return replace(found, tensors=(*found.tensors, GgufTensor(name, dtype, shape, 0, 16, found.file)))
+
+
+@pytest.mark.parametrize("value", [None, 1.0, FEW, np.array([0.5], np.float32), np.array([0.5] * 4), ["x"] * 4])
+def test_lists_of_apertus_have_a_number_for_each_layer(value: Any, files: dict[str, bytes]) -> None:
+    found = change(files["apertus"], xielu__alpha_n=value)
+    with pytest.raises(ModelError, match=r"its xielu\.alpha_n is no list of F32 with a number for each of 4 layers"):
+        tensor_entries(found)
+    found = change(files["apertus"], apertus__block_count=HUGE)
+    with pytest.raises(ModelError, match=f"a number for each of {HUGE} layers"):
+        tensor_entries(found)
 
 
 def test_layers_without_a_window_have_no_sinks(files: dict[str, bytes]) -> None:

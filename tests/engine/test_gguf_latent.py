@@ -1,4 +1,4 @@
-"""GGUF files of families that are read like DeepSeek's, and of Jamba: the ids of the checkpoints that they were made of."""
+"""GGUF files of families like DeepSeek's, of Jamba, Gemma 3n and Apertus: the ids of the checkpoints that they were made of."""
 
 from pathlib import Path
 
@@ -12,11 +12,19 @@ from tests.engine.test_gguf import logits
 from tests.engine.test_gguf_hybrids import numbers
 from tests.gguf_files import tiny_gguf
 
-EXACT = ("glm_moe_dsa", "deepseek_v32", "mistral4", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused")
-RATES = ("kimi_linear", "jamba")  # exp of what the checkpoint stores is rounded in the file
+EXACT = (
+    "glm_moe_dsa",
+    "deepseek_v32",
+    "mistral4",
+    "deepseek_v4",
+    "mimo_v2_flash",
+    "mimo_v2_flash_fused",
+    "gemma3n_text",
+)
+ROUNDED = ("kimi_linear", "jamba", "apertus")  # of what the checkpoint stores the file has exp, or factors, rounded
 
 
-@pytest.mark.parametrize("family", [*EXACT, *RATES])
+@pytest.mark.parametrize("family", [*EXACT, *ROUNDED])
 def test_ids_are_those_of_the_checkpoint_that_a_file_was_made_of(family: str, tmp_path: Path) -> None:
     file, folder = tiny_gguf(family, tmp_path / "tiny.gguf", layers=4)
     ours, theirs = logits(gguf_folder(file, tmp_path)), logits(folder)
@@ -26,12 +34,21 @@ def test_ids_are_those_of_the_checkpoint_that_a_file_was_made_of(family: str, tm
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("glm_moe_dsa", "Q8_0"), ("mistral4", "Q4_0"), ("kimi_linear", "Q8_0"), ("deepseek_v4", "Q8_0"),
-        ("mimo_v2_flash", "Q5_0"), ("jamba", "Q4_1")]
+    ("family", "dtype"),
+    [
+        ("glm_moe_dsa", "Q8_0"),
+        ("mistral4", "Q4_0"),
+        ("kimi_linear", "Q8_0"),
+        ("deepseek_v4", "Q8_0"),
+        ("mimo_v2_flash", "Q5_0"),
+        ("jamba", "Q4_1"),
+        ("gemma3n_text", "Q8_0"),
+        ("apertus", "Q5_1"),
+    ],
 )
 def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_path: Path) -> None:
     """Routers, kernels and rates are stored in F32, as llama.cpp's quantiser leaves them."""
-    plain = ("ffn_gate_inp.weight", "ssm_a", "_ape.weight", "_fn.weight", "indexer.proj.weight")
+    plain = ("ffn_gate_inp.weight", "ssm_a", "_ape.weight", "_fn.weight", "indexer.proj.weight", "altup_router.weight")
 
     def pick(name: str, shape: tuple[int, ...]) -> str:
         whole = len(shape) > 1 and shape[-1] % 32 == 0
@@ -39,7 +56,8 @@ def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_pat
 
     file, _ = tiny_gguf(family, tmp_path / "a.gguf", pick, layers=4)
     found = read_gguf(file)
-    assert {tensor.dtype for tensor in found.tensors if "_exps" in tensor.name} == {dtype}
+    wanted = "_exps" if family not in ("gemma3n_text", "apertus") else "ffn_down"
+    assert {tensor.dtype for tensor in found.tensors if wanted in tensor.name} == {dtype}
     other = write_gguf(tmp_path / "b.gguf", found.facts, numbers(file))
     ours, expected = (logits(gguf_folder(path, tmp_path / "home")) for path in (file, other))
     np.testing.assert_array_equal(ours, expected)

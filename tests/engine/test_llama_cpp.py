@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from os import environ
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -86,18 +87,32 @@ def test_what_llama_cpp_writes_is_held_as_it_is_and_computed_like_it(kind: str, 
     assert ours_off < 1.1 * theirs_off < 0.01  # both round rows to 8 bit
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gemma3n_text"])  # whose sizes are fixed there
 def test_models_of_fp32_are_computed_as_llama_cpp_computes_them(family: str, llama_cpp: Any, tmp_path: Path) -> None:
-    """Its gelu is the approximation by tanh, of 16 bits, which scores that are not scaled (gemma4) make more of. It rounds the
-    ends of yarn's ramp, also in gpt-oss."""
+    """Its gelu is the approximation by tanh, of 16 bits, which scores that are not scaled (gemma4) make more of."""
     file, _ = tiny_gguf(family, tmp_path / "tiny.gguf", layers=4)
     folder = gguf_folder(file, tmp_path)
-    config = json.loads((folder / "config.json").read_text().replace('"truncate": false', '"truncate": true'))
+    config = json.loads((folder / "config.json").read_text())
     with MappedTensors(folder, ignore) as tensors:
-        ours = logits(build_program(config), tensors, "fp32", Team(2))
+        ours = logits(build_program(as_it_computes(config)), tensors, "fp32", Team(2))
     model = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, type_k=0, type_v=0)
     theirs = their_logits(model)
     assert np.abs(ours - theirs).max() < (5e-3 if "gemma4" in family else 2e-3) * np.abs(theirs).max()
+
+
+def as_it_computes(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with what it does otherwise: it rounds the ends of yarn's ramp, in gpt-oss too; windows of mimo2 are a position
+    shorter; deviations of gemma3n's gates are those of a sample."""
+    if config["model_type"] == "mimo_v2_flash":
+        config["sliding_window"] -= 1
+    if config["model_type"] == "gemma3n_text":
+        count, normal = config["intermediate_size"], NormalDist()
+        cut = normal.inv_cdf(0.95) * (count / (count - 1)) ** 0.5
+        config["activation_sparsity_pattern"] = [
+            normal.cdf(cut) if one else 0.0 for one in config["activation_sparsity_pattern"]
+        ]
+    made: dict[str, Any] = json.loads(json.dumps(config).replace('"truncate": false', '"truncate": true'))
+    return made
 
 
 def their_logits(model: Any) -> NDArray[np.float32]:

@@ -391,6 +391,18 @@ def test_a_span_of_a_gguf_file_costs_its_bytes(
     assert layer < hub.weight_bytes - begun <= layer + 8 * header  # a header is read in pieces that grow fourfold
 
 
+def test_tensors_that_are_lists_of_the_metadata_are_fetched_too(tmp_path: Path, home: Path, start: StartHub) -> None:
+    """Of apertus: ranges of the header's bytes, before all others."""
+    file = tiny_gguf("apertus", tmp_path / "made.gguf")[0].replace(tmp_path / "alone.gguf")
+    (alone := tmp_path / "hub").mkdir()
+    start(file.replace(alone / file.name).parent)
+    name, source = f"hf:{REPO}:{file.name}", gguf_folder(alone / file.name, home)
+    check_holds(fetch(home, name=name), source)
+    check_holds(fetch(home, Span(4, 5), name=name), source, Span(4, 5))
+    lists = {entry.name: entry for entry in read_entries(source) if ".act_fn." in entry.name}
+    assert len(lists) == 4 * 6 and lists["model.layers.0.mlp.act_fn.beta"].shape == ()
+
+
 def test_a_killed_fetch_of_a_gguf_file_goes_on_where_it_was(
     quantised: Path, home: Path, start: StartHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,10 +69,10 @@ Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
 class Architecture:
     """How one architecture of GGUF is read: its model_type and class in transformers, its tensors, what its config adds.
 
-    `tensors` (gguf_names.py): of a layer. `ends`: all others; `lists`: of the metadata, each a tensor of every layer. `layers`: the path of layers. `eps`: the epsilon's field.
-    `latent`: attention is latent, its widths are read by `more`. `mixed`: layers without attention have no key heads.
-    `narrow`: values may be narrower than keys. `sparse`: all layers have experts, and the width of other blocks may not be stated. `single`: each layer is one
-    block, and one without a width states 0.
+    `tensors` (gguf_names.py): of a layer. `ends`: all others. `lists`: of the metadata, each a tensor of every layer. `layers`:
+    the path of layers. `eps`: the epsilon's field. `latent`: attention is latent, its widths are read by `more`. `mixed`:
+    layers without attention have no key heads. `sparse`: all layers have experts, and the width of other blocks may not be
+    stated. `narrow`: values may be narrower than keys. `single`: each layer is one block, and one without a width states 0.
     """
 
     model_type: str

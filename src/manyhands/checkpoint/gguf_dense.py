@@ -80,7 +80,7 @@ def gemma4(keys: GgufKeys, config: Config) -> Config:
 
 
 def gemma3n(keys: GgufKeys, config: Config) -> Config:
-    """Gemma 3n (text). Files state cuts of gates in deviations; llama.cpp cuts 1.645 in the first ten layers, whatever they say."""
+    """Gemma 3n (text). Files state in deviations where gates are cut off; llama.cpp has one number for the first ten layers."""
     layers, shapes = config["num_hidden_layers"], {tensor.name: tensor.shape for tensor in keys.gguf.tensors}
     windows = keys.switches("attention.sliding_window_pattern", layers)
     rows, low = (shapes.get(name, (0,))[0] for name in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight"))

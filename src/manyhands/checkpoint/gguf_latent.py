@@ -1,4 +1,4 @@
-"""What the metadata of families with latent attention adds to the config.json: DeepSeek's, and those that are made like them."""
+"""What the metadata of families with latent attention adds to the config.json: DeepSeek's, and those made like them."""
 
 from typing import Final
 
@@ -112,7 +112,10 @@ def deepseek4(keys: GgufKeys, config: Config) -> Config:
     keys.only("expert_shared_count", 1)
     keys.only("expert_weights_norm", True)
     keys.get("nextn_predict_layers")
-    layers, inner = config["num_hidden_layers"] - layers_ahead(keys.gguf, keys.arch), keys.count("expert_feed_forward_length")
+    layers, inner = (
+        config["num_hidden_layers"] - layers_ahead(keys.gguf, keys.arch),
+        keys.count("expert_feed_forward_length"),
+    )
     ratios = keys.get("attention.compress_ratios")
     if not isinstance(ratios, np.ndarray) or len(ratios) < layers:
         raise keys.refused(f"its attention.compress_ratios are not a number for each of {layers} layers")
@@ -145,7 +148,9 @@ def deepseek4(keys: GgufKeys, config: Config) -> Config:
 def _one_limit(keys: GgufKeys, name: str, default: float | None = None) -> float:
     """What gates are held below, in all layers."""
     value = keys.get(name, default)
-    found = {float(str(np.float32(one))) for one in np.atleast_1d(value)} if isinstance(value, float | np.ndarray) else {}
+    found = (
+        {float(str(np.float32(one))) for one in np.atleast_1d(value)} if isinstance(value, float | np.ndarray) else {}
+    )
     if len(found) != 1 or (default is not None and found != {default}):
         raise keys.refused(f"its {name} is {value!r:.60}; one number for all layers is needed")
     return next(iter(found))

@@ -51,16 +51,16 @@ def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     ahead = _layers_ahead(gguf, arch)
     kept = (tensor for tensor in gguf.tensors if tensor.name not in _DROPPED and not tensor.name.startswith(ahead))
     unfolded = (entry for tensor in kept for entry in _entries(found, tensor))
-    entries = list(islice(chain(unfolded, _listed(gguf, arch, found)), MAX_TENSORS + 1))
+    entries = list(islice(chain(_listed(gguf, arch, found), unfolded), MAX_TENSORS + 1))
     if len(entries) > MAX_TENSORS:
         raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_TENSORS} tensors")
     return entries
 
 
 def _listed(gguf: Gguf, arch: str, found: Architecture) -> Iterator[TensorEntry]:
-    """Tensors that the file has as lists of its metadata, a number for each layer."""
+    """Tensors that the file has as lists of its metadata, a number for each layer; in the order in which they lie there."""
     layers = gguf.one(f"{arch}.block_count")
-    for key, (name, shape) in found.lists.items():
+    for key, (name, shape) in sorted(found.lists.items(), key=lambda item: gguf.places.get(item[0], 0)):
         value = gguf.facts.get(key)
         if not isinstance(value, np.ndarray) or value.dtype != np.float32 or len(value) != layers:
             what = f"its {key} is no list of F32 with a number for each of {layers!r:.40} layers"

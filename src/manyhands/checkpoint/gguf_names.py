@@ -171,11 +171,20 @@ DEEPSEEK4: Final = {
     **{
         f"{theirs}_compressor_{part}{end}": f"{ours}.compressor.{own}"
         for theirs, ours in (("attn", "attn"), ("indexer", "attn.indexer"))
-        for part, end, own in (("kv", "", "wkv"), ("gate", "", "wgate"), ("norm", "", "norm"), ("ape", ".weight", "ape"))
+        for part, end, own in (
+            ("kv", "", "wkv"),
+            ("gate", "", "wgate"),
+            ("norm", "", "norm"),
+            ("ape", ".weight", "ape"),
+        )
     },
     "indexer.attn_q_b": "attn.indexer.wq_b",
     "indexer.proj": "attn.indexer.weights_proj",
-    **{f"hc_{place}_{part}.weight": f"hc_{place}_{part}" for place in ("attn", "ffn") for part in ("fn", "base", "scale")},
+    **{
+        f"hc_{place}_{part}.weight": f"hc_{place}_{part}"
+        for place in ("attn", "ffn")
+        for part in ("fn", "base", "scale")
+    },
     "ffn_gate_inp": "ffn.gate",
     "exp_probs_b.bias": "ffn.gate.bias",
     "ffn_gate_tid2eid.weight": "ffn.gate.tid2eid",

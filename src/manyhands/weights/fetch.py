@@ -16,7 +16,7 @@ programs read. Both write through checkpoint/store.py and read the hub through h
 import hashlib
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -238,7 +238,8 @@ class _Fetch:
         with self.store.filling(shard.name, shard.size, shard.header) as handle:
             stream = read_range(self.model, shard.name, start, shard.size, may_skip=True)
             sink = Sink(handle, shard.entries, wanted)
-            digests = [digest for _, digest in self._pour(_hashed(stream, whole), start, sink)]
+            read = chain(sink.feed(0, shard.header), self._pour(_hashed(stream, whole), start, sink))
+            digests = [digest for _, digest in read]  # a header may hold tensors, too
             kept = [entry for entry in shard.entries if entry.name in wanted]
             if shard.sha256 is not None and whole.hexdigest() != shard.sha256:
                 for entry in kept:
