@@ -69,6 +69,10 @@ _DEEPSEEK = {
     "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
     "leading_dense_block_count": "first_k_dense_replace",
 }  # fmt: skip
+_INDEXED = {
+    **_DEEPSEEK, "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}  # fmt: skip
 # Keys that an architecture's files have besides the usual ones, and the fields that they stand for.
 EXPERTS_MORE: dict[str, dict[str, str]] = {
     "gpt-oss": {"attention.sliding_window": "sliding_window", "expert_feed_forward_length": "intermediate_size"},
@@ -78,10 +82,7 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "num_shared_experts",
         "expert_weights_scale": "routed_scaling_factor",
     },
-    **dict.fromkeys(("glm-dsa", "deepseek32"), {
-        **_DEEPSEEK, "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
-        "attention.indexer.top_k": "index_topk",
-    }),
+    **dict.fromkeys(("glm-dsa", "deepseek32"), _INDEXED),
     "deepseek4": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_weights_scale": "routed_scaling_factor",
         "attention.q_lora_rank": "q_lora_rank", "attention.output_lora_rank": "o_lora_rank",

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
+from manyhands.checkpoint.gguf_architecture import Architecture
+from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
@@ -46,7 +47,8 @@ FAMILIES = (
     "falcon_h1", "falcon_h1_norm",
     "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
-    "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense", "gemma3n_text", "gemma3n_text_plain", "apertus",
+    "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
+    "gemma3n_text", "gemma3n_text_plain", "apertus",
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head

@@ -101,8 +101,8 @@ def test_models_of_fp32_are_computed_as_llama_cpp_computes_them(family: str, lla
 
 
 def as_it_computes(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with what it does otherwise: it rounds the ends of yarn's ramp, in gpt-oss too; windows of mimo2 are a position
-    shorter; deviations of gemma3n's gates are those of a sample."""
+    """The config with what it does otherwise: it rounds the ends of yarn's ramp, in gpt-oss too; windows of mimo2 are one
+    position shorter; deviations of gemma3n's gates are those of a sample."""
     if config["model_type"] == "mimo_v2_flash":
         config["sliding_window"] -= 1
     if config["model_type"] == "gemma3n_text":

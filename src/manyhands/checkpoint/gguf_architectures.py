@@ -1,10 +1,11 @@
 """The architectures of GGUF that are served: a table of their tensors, conventions, biases, and what reads their keys."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+from manyhands.checkpoint import gguf_latent_names as latent
 from manyhands.checkpoint import gguf_names as names
+from manyhands.checkpoint.gguf_architecture import ATTENTION, BLOCK, NORMS, QKV, UP_DOWN, Architecture
 from manyhands.checkpoint.gguf_configs import (
     BY_PART,
     PAIRS,
@@ -56,52 +57,6 @@ from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, deepseek32, glm_dsa, kimi_linear, mistral4
 from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
 
-_QKV: Final = ("attn_q", "attn_k", "attn_v")
-_ATTENTION: Final = (*_QKV, "attn_output")
-_UP_DOWN: Final = ("ffn_up", "ffn_down")
-_NORMS: Final = (None, ("attn_norm", "ffn_norm"))
-_BLOCK: Final = ("ffn_gate", "ffn_up", "ffn_down")
-# Products that have biases together or not at all, and the field of the config that says so; None where the recipe knows.
-Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How one architecture of GGUF is read: its model_type and class in transformers, its tensors, what its config adds.
-
-    `tensors` (gguf_names.py): of a layer. `ends`: all others. `lists`: of the metadata, each a tensor of every layer. `layers`:
-    the path of layers. `eps`: the epsilon's field. `latent`: attention is latent, its widths are read by `more`. `mixed`:
-    layers without attention have no key heads. `sparse`: all layers have experts, and the width of other blocks may not be
-    stated. `narrow`: values may be narrower than keys. `single`: each layer is one block, and one without a width states 0.
-    """
-
-    model_type: str
-    name: str
-    tensors: Mapping[str, str]
-    more: Callable[[GgufKeys, Config], Config] = lambda keys, config: {}
-    conventions: tuple[str, ...] = ()
-    latent: bool = False
-    mixed: bool = False
-    sparse: bool = False
-    narrow: bool = False
-    single: bool = False
-    eps: str = "rms_norm_eps"
-    ends: Mapping[str, str] = field(default_factory=lambda: names.ENDS)
-    layers: str = "model.layers"
-    lists: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    biases: Biases = (("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK))
-
-    def layer_tensor(self, name: str) -> str | None:
-        """The name in transformers of a layer's tensor, None if it has no such tensor."""
-        stem, _, kind = name.rpartition(".")
-        if not stem:
-            return self.tensors.get(f"{name}.")
-        whole, known = self.tensors.get(name), self.tensors.get(stem)
-        if known is None or kind not in ("weight", "bias"):
-            return whole
-        return whole or f"{known}.{kind}"
-
-
 _CORRECTED: Final = (None, ("exp_probs_b",))
 _INDEXED: Final = (None, ("exp_probs_b", "indexer.k_norm"))
 _STEPS: Final = ((None, ("ssm_dt",)),)
@@ -116,7 +71,7 @@ def _granite_hybrid(tensors: Mapping[str, str]) -> Architecture:
         granite_hybrid,
         (PAIRS, SEPARATE, RATES),
         mixed=True,
-        biases=(("attention_bias", _ATTENTION), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+        biases=(("attention_bias", ATTENTION), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
     )
 
 
@@ -131,13 +86,13 @@ def _nemotron_h(tensors: Mapping[str, str], more: Callable[[GgufKeys, Config], C
         single=True,
         ends=names.NEMOTRON_H_ENDS,
         layers="backbone.layers",
-        biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", _UP_DOWN), _CORRECTED, *_STEPS),
+        biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", UP_DOWN), _CORRECTED, *_STEPS),
     )
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("llama", "LlamaForCausalLM", names.LLAMA, conventions=(PAIRS,)),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", names.LLAMA, biases=((None, _QKV),)),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", names.LLAMA, biases=((None, QKV),)),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", names.QWEN3),
     "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", names.QWEN3_MOE, qwen3_moe),
     "gemma": Architecture("gemma", "GemmaForCausalLM", names.LLAMA, gemma, (PLUS_ONE,)),
@@ -150,18 +105,18 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         names.GPT_OSS,
         gpt_oss,
         (SEPARATE,),
-        biases=(("attention_bias", _ATTENTION), _ROUTED),
+        biases=(("attention_bias", ATTENTION), _ROUTED),
     ),
     "deepseek2": Architecture(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
-        names.DEEPSEEK2,
+        latent.DEEPSEEK2,
         deepseek2,
         latent=True,
         biases=(_CORRECTED,),
     ),
     "glm4moe": Architecture(
-        "glm4_moe", "Glm4MoeForCausalLM", names.GLM4_MOE, glm4_moe, biases=(("attention_bias", _QKV), _CORRECTED)
+        "glm4_moe", "Glm4MoeForCausalLM", names.GLM4_MOE, glm4_moe, biases=(("attention_bias", QKV), _CORRECTED)
     ),
     "minimax-m2": Architecture(
         "minimax_m2", "MiniMaxM2ForCausalLM", names.MINIMAX_M2, minimax_m2, biases=(_CORRECTED,)
@@ -171,12 +126,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", names.HUNYUAN_MOE, hunyuan_moe),
     "dots1": Architecture(
-        "dots1", "Dots1ForCausalLM", names.DOTS1, dots1, biases=(("attention_bias", _ATTENTION), _CORRECTED)
+        "dots1", "Dots1ForCausalLM", names.DOTS1, dots1, biases=(("attention_bias", ATTENTION), _CORRECTED)
     ),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", names.QWEN3_MOE, olmoe),
-    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", names.QWEN2_MOE, qwen2_moe, biases=((None, _QKV),)),
+    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", names.QWEN2_MOE, qwen2_moe, biases=((None, QKV),)),
     "glm4": Architecture(
-        "glm4", "Glm4ForCausalLM", names.GLM4, stated("attention_bias"), biases=(("attention_bias", _QKV),)
+        "glm4", "Glm4ForCausalLM", names.GLM4, stated("attention_bias"), biases=(("attention_bias", QKV),)
     ),
     "granite": Architecture("granite", "GraniteForCausalLM", names.LLAMA, granite, (PAIRS,)),
     "granitemoe": Architecture(
@@ -185,16 +140,16 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         names.GRANITE_MOE,
         granite_moe,
         (PAIRS, SEPARATE),
-        biases=(("attention_bias", _ATTENTION),),
+        biases=(("attention_bias", ATTENTION),),
     ),
     "granitehybrid": _granite_hybrid(names.GRANITE_HYBRID),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", names.LLAMA, conventions=(PAIRS,)),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", names.OLMO2),
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", names.LLAMA, cohere2, eps="layer_norm_eps"),
     "ernie4_5": Architecture(
-        "ernie4_5", "Ernie4_5ForCausalLM", names.LLAMA, biases=(("use_bias", (*_ATTENTION, *_BLOCK)),)
+        "ernie4_5", "Ernie4_5ForCausalLM", names.LLAMA, biases=(("use_bias", (*ATTENTION, *BLOCK)),)
     ),
-    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", names.MINICPM3, minicpm3, latent=True),
+    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", latent.MINICPM3, minicpm3, latent=True),
     "phi2": Architecture(
         "phi",
         "PhiForCausalLM",
@@ -202,7 +157,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         phi2,
         eps="layer_norm_eps",
         ends=names.PHI2_ENDS,
-        biases=((None, ("attn_norm", "attn_qkv", *_ATTENTION, *_UP_DOWN)),),
+        biases=((None, ("attn_norm", "attn_qkv", *ATTENTION, *UP_DOWN)),),
     ),
     "starcoder2": Architecture(
         "starcoder2",
@@ -211,7 +166,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         lambda keys, config: {"use_bias": config.get("use_bias", False)},
         eps="norm_epsilon",
         ends=names.BIASED_ENDS,
-        biases=(_NORMS, ("use_bias", (*_ATTENTION, *_UP_DOWN))),
+        biases=(NORMS, ("use_bias", (*ATTENTION, *UP_DOWN))),
     ),
     "stablelm": Architecture(
         "stablelm",
@@ -220,7 +175,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         stablelm,
         eps="layer_norm_eps",
         ends=names.BIASED_ENDS,
-        biases=(_NORMS, ("use_qkv_bias", _QKV)),
+        biases=(NORMS, ("use_qkv_bias", QKV)),
     ),
     "gptneox": Architecture(
         "gpt_neox",
@@ -231,7 +186,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         eps="layer_norm_eps",
         ends=names.GPT_NEOX_ENDS,
         layers="gpt_neox.layers",
-        biases=(_NORMS, ("attention_bias", ("attn_qkv", "attn_output")), (None, _UP_DOWN)),
+        biases=(NORMS, ("attention_bias", ("attn_qkv", "attn_output")), (None, UP_DOWN)),
     ),
     "qwen3next": Architecture(
         "qwen3_next", "Qwen3NextForCausalLM", names.QWEN3_NEXT, qwen3_next, (PLUS_ONE, RATES), biases=_STEPS
@@ -265,7 +220,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         falcon_h1,
         (RATES,),
         ends=names.FALCON_H1_ENDS,
-        biases=(("attention_bias", _ATTENTION), ("mlp_bias", _BLOCK), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+        biases=(("attention_bias", ATTENTION), ("mlp_bias", BLOCK), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
     ),
     "nemotron_h": _nemotron_h(names.NEMOTRON_H, nemotron_h),
     "nemotron_h_moe": _nemotron_h(names.NEMOTRON_H_MOE, nemotron_h_moe),
@@ -277,26 +232,26 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         (PLUS_ONE,),
         eps="norm_eps",
         ends=names.BIASED_ENDS,
-        biases=(_NORMS, ("attention_bias", _ATTENTION), ("mlp_bias", _UP_DOWN)),
+        biases=(NORMS, ("attention_bias", ATTENTION), ("mlp_bias", UP_DOWN)),
     ),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", names.LLAMA, mistral3, (PAIRS,), biases=()),
     "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", names.GEMMA4, gemma4, mixed=True, biases=()),
     "seed_oss": Architecture(
-        "seed_oss", "SeedOssForCausalLM", names.SEED_OSS, stated("attention_bias"), biases=(("attention_bias", _QKV),)
+        "seed_oss", "SeedOssForCausalLM", names.SEED_OSS, stated("attention_bias"), biases=(("attention_bias", QKV),)
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", names.HUNYUAN, biases=()),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", names.OLMO2, exaone4, biases=()),
     "arcee": Architecture(
-        "arcee", "ArceeForCausalLM", names.LLAMA, conventions=(PAIRS,), biases=(("attention_bias", _ATTENTION),)
+        "arcee", "ArceeForCausalLM", names.LLAMA, conventions=(PAIRS,), biases=(("attention_bias", ATTENTION),)
     ),
     "chatglm": Architecture(
         "glm",
         "GlmForCausalLM",
         names.CHATGLM,
         chatglm,
-        biases=(("attention_bias", _QKV), ("attention_bias", ("attn_qkv",))),
+        biases=(("attention_bias", QKV), ("attention_bias", ("attn_qkv",))),
     ),
-    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", names.LLAMA, sectioned, biases=((None, _QKV),)),
+    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", names.LLAMA, sectioned, biases=((None, QKV),)),
     "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM", names.QWEN3, sectioned),
     "qwen3vlmoe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", names.QWEN3_MOE, qwen3_vl_moe),
     "command-r": Architecture("cohere", "CohereForCausalLM", names.QWEN3, cohere, eps="layer_norm_eps"),
@@ -307,19 +262,19 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "deepseek32": Architecture(
         "deepseek_v32",
         "DeepseekV32ForCausalLM",
-        names.DEEPSEEK32,
+        latent.DEEPSEEK32,
         deepseek32,
         latent=True,
         biases=(_INDEXED,),
     ),
     "glm-dsa": Architecture(
-        "glm_moe_dsa", "GlmMoeDsaForCausalLM", names.DEEPSEEK32, glm_dsa, latent=True, biases=(_INDEXED,)
+        "glm_moe_dsa", "GlmMoeDsaForCausalLM", latent.DEEPSEEK32, glm_dsa, latent=True, biases=(_INDEXED,)
     ),
-    "mistral4": Architecture("mistral4", "Mistral4ForCausalLM", names.MISTRAL4, mistral4, latent=True, biases=()),
+    "mistral4": Architecture("mistral4", "Mistral4ForCausalLM", latent.MISTRAL4, mistral4, latent=True, biases=()),
     "kimi-linear": Architecture(
         "kimi_linear",
         "KimiLinearForCausalLM",
-        names.KIMI_LINEAR,
+        latent.KIMI_LINEAR,
         kimi_linear,
         (RATES,),
         latent=True,
@@ -328,17 +283,17 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "deepseek4": Architecture(
         "deepseek_v4",
         "DeepseekV4ForCausalLM",
-        names.DEEPSEEK4,
+        latent.DEEPSEEK4,
         deepseek4,
         sparse=True,
-        ends=names.DEEPSEEK4_ENDS,
+        ends=latent.DEEPSEEK4_ENDS,
         layers="layers",
         biases=(_CORRECTED,),
     ),
     "mimo2": Architecture(
         "mimo_v2_flash",
         "MiMoV2FlashForCausalLM",
-        names.MIMO2,
+        latent.MIMO2,
         mimo2,
         mixed=True,
         narrow=True,
@@ -355,7 +310,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
     ),
     "gemma3n": Architecture(
-        "gemma3n_text", "Gemma3nForCausalLM", names.GEMMA3N, gemma3n, ends=names.GEMMA3N_ENDS, biases=()
+        "gemma3n_text", "Gemma3nForCausalLM", latent.GEMMA3N, gemma3n, ends=latent.GEMMA3N_ENDS, biases=()
     ),
     "apertus": Architecture(
         "apertus",
@@ -363,7 +318,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         names.APERTUS,
         apertus,
         lists=names.APERTUS_LISTS,
-        biases=(("attention_bias", _ATTENTION),),
+        biases=(("attention_bias", ATTENTION),),
     ),
     "llama4": Architecture("llama4_text", "Llama4ForCausalLM", names.LLAMA4, llama4, (SEPARATE,), biases=()),
 }

@@ -15,7 +15,8 @@ import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
 from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor
-from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS, Architecture
+from manyhands.checkpoint.gguf_architecture import Architecture
+from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError

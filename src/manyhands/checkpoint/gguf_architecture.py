@@ -1,0 +1,53 @@
+"""How one architecture of GGUF is read: an entry of the table in gguf_architectures.py."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from manyhands.checkpoint import gguf_names as names
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+
+QKV: Final = ("attn_q", "attn_k", "attn_v")
+ATTENTION: Final = (*QKV, "attn_output")
+UP_DOWN: Final = ("ffn_up", "ffn_down")
+NORMS: Final = (None, ("attn_norm", "ffn_norm"))
+BLOCK: Final = ("ffn_gate", "ffn_up", "ffn_down")
+# Products that have biases together or not at all, and the field of the config that says so; None where the recipe knows.
+Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one architecture of GGUF is read: its model_type and class in transformers, its tensors, what its config adds.
+
+    `tensors` (gguf_names.py): of a layer. `ends`: all others. `lists`: of the metadata, each a tensor of every layer. `layers`:
+    the path of layers. `eps`: the epsilon's field. `latent`: attention is latent, its widths are read by `more`. `mixed`:
+    layers without attention have no key heads. `sparse`: all layers have experts, and the width of other blocks may not be
+    stated. `narrow`: values may be narrower than keys. `single`: each layer is one block, and one without a width states 0.
+    """
+
+    model_type: str
+    name: str
+    tensors: Mapping[str, str]
+    more: Callable[[GgufKeys, Config], Config] = lambda keys, config: {}
+    conventions: tuple[str, ...] = ()
+    latent: bool = False
+    mixed: bool = False
+    sparse: bool = False
+    narrow: bool = False
+    single: bool = False
+    eps: str = "rms_norm_eps"
+    ends: Mapping[str, str] = field(default_factory=lambda: names.ENDS)
+    layers: str = "model.layers"
+    lists: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    biases: Biases = (("attention_bias", ATTENTION), ("mlp_bias", BLOCK))
+
+    def layer_tensor(self, name: str) -> str | None:
+        """The name in transformers of a layer's tensor, None if it has no such tensor."""
+        stem, _, kind = name.rpartition(".")
+        if not stem:
+            return self.tensors.get(f"{name}.")
+        whole, known = self.tensors.get(name), self.tensors.get(stem)
+        if known is None or kind not in ("weight", "bias"):
+            return whole
+        return whole or f"{known}.{kind}"

@@ -1,0 +1,119 @@
+"""Names of tensors, as in gguf_names.py, of families with latent attention, and of gemma3n."""
+
+from typing import Final
+
+from manyhands.checkpoint.gguf_names import DOTS1, ENDS, GEMMA3, LLAMA
+
+MINICPM3: Final = {
+    **LLAMA,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+DEEPSEEK2: Final = {
+    **DOTS1,
+    **MINICPM3,
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+DEEPSEEK32: Final = {
+    **DEEPSEEK2,
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
+MISTRAL4: Final = {
+    **DEEPSEEK2,
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
+KIMI_LINEAR: Final = {
+    **DEEPSEEK2,
+    **{f"ssm_conv1d_{kind}": f"self_attn.{kind}_conv1d" for kind in "qkv"},
+    **{f"ssm_{kind}_{part}": f"self_attn.{kind}_{part}_proj" for kind in "fg" for part in "ab"},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_dt.bias": "self_attn.dt_bias",
+    "ssm_a.": "self_attn.A_log",
+    "ssm_norm": "self_attn.o_norm",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+    **{
+        f"ffn_{part}_exps": f"block_sparse_moe.experts.{{expert}}.{own}"
+        for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+    **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+}
+MIMO2: Final = {
+    **DOTS1,
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_sinks.weight": "self_attn.attention_sink_bias",
+}
+DEEPSEEK4: Final = {
+    "attn_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_q_a": "attn.wq_a",
+    "attn_q_a_norm": "attn.q_norm",
+    "attn_q_b": "attn.wq_b",
+    "attn_kv": "attn.wkv",
+    "attn_kv_a_norm": "attn.kv_norm",
+    "attn_output_a": "attn.wo_a",
+    "attn_output_b": "attn.wo_b",
+    "attn_sinks.weight": "attn.attn_sink",
+    **{
+        f"{theirs}_compressor_{part}{end}": f"{ours}.compressor.{own}"
+        for theirs, ours in (("attn", "attn"), ("indexer", "attn.indexer"))
+        for part, end, own in (
+            ("kv", "", "wkv"),
+            ("gate", "", "wgate"),
+            ("norm", "", "norm"),
+            ("ape", ".weight", "ape"),
+        )
+    },
+    "indexer.attn_q_b": "attn.indexer.wq_b",
+    "indexer.proj": "attn.indexer.weights_proj",
+    **{
+        f"hc_{place}_{part}.weight": f"hc_{place}_{part}"
+        for place in ("attn", "ffn")
+        for part in ("fn", "base", "scale")
+    },
+    "ffn_gate_inp": "ffn.gate",
+    "exp_probs_b.bias": "ffn.gate.bias",
+    "ffn_gate_tid2eid.weight": "ffn.gate.tid2eid",
+    **{
+        f"ffn_{part}_{kind}": f"ffn.{path}.{own}"
+        for kind, path in (("exps", "experts.{expert}"), ("shexp", "shared_experts"))
+        for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+}
+DEEPSEEK4_ENDS: Final = {
+    "token_embd.weight": "embed.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "head.weight",
+    **{f"output_hc_{part}.weight": f"hc_head_{part}" for part in ("fn", "base", "scale")},
+}
+GEMMA3N: Final = {
+    **GEMMA3,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+GEMMA3N_ENDS: Final = {
+    **ENDS,
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    "altup_proj.weight": "model.altup_projections.{expert}.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.{expert}.weight",
+}
