@@ -16,7 +16,7 @@ EXPERT_FAMILIES = (
     "olmoe",
     "deepseek_v2", "deepseek_v2_old", "glm4_moe_lite",
     "exaone_moe", "llama4_text", "qwen3_moe_vl",
-    "glm_moe_dsa", "deepseek_v32", "mistral4", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
+    "glm_moe_dsa", "glm_moe_dsa_shared", "deepseek_v32", "mistral4", "mistral4_air", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",
@@ -26,6 +26,8 @@ SPLIT_FAMILIES = (
     "deepseek_v32",
     "mistral4",
     "kimi_linear",
+    "glm_moe_dsa_shared",
+    "mistral4_air",
 )  # as newer converters write them
 SAME_FILES = dict.fromkeys(("deepseek_v2", "glm4_moe_lite"), "deepseek_v3")  # families that share an architecture
 _YARN = {
@@ -44,6 +46,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"n_shared_experts": 2, "q_lora_rank": 32, "routed_scaling_factor": 1.5},
     "deepseek_v2_old": {"rope_parameters": _YARN},
     "glm_moe_dsa": {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "index_head_dim": 64},  # a Hadamard matrix of llama.cpp
+    "glm_moe_dsa_shared": {"index_head_dim": 64, "index_topk": 64, "indexer_types": ["full", "full", "shared", "full"]},
     "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
     "kimi_linear": {"linear_num_heads": 4, "norm_topk_prob": True},
     "mistral4": {"moe_intermediate_size": 32},
@@ -162,15 +165,19 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
     if "num_experts_per_tok" not in config:
         return keys
     if name != "deepseek_v2_old":  # which is softmax without the key
-        keys["expert_gating_func"] = 1 if name in ("deepseek_v2", "mistral4") else 2
+        keys["expert_gating_func"] = 1 if name in ("deepseek_v2", "mistral4", "mistral4_air") else 2
     if "mlp_layer_types" in config:
         keys["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
+    if name == "glm_moe_dsa":
+        keys |= {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
+    if name == "glm_moe_dsa_shared":
+        keys["attention.indexer.types"] = np.array([kind == "full" for kind in config["indexer_types"]])
     if name == "kimi_linear":
         keys["attention.head_count_kv"] = np.array(
             [kind == "full_attention" for kind in config["layer_types"]], np.int32
         )
         keys |= {"kda.head_dim": config["linear_head_dim"], "ssm.conv_kernel": config["linear_conv_kernel_dim"]}
-    if name == "mistral4":
+    if name.startswith("mistral4"):
         keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
         keys["attention.temperature_length"] = rope["original_max_position_embeddings"]
     return {**keys, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}

@@ -175,7 +175,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     name = family
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
-        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air|alone|vl)$", "", family)
+        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared)$", "", family)
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",
@@ -196,7 +196,11 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     tensors = load_file(folder / "model.safetensors")
     arch, _ = _architecture(config)
     renamed = _renamed(tensors, config, arch)
-    renamed += layer_ahead(renamed, config["num_hidden_layers"], config["hidden_size"]) if name == "glm4_moe" else []
+    renamed += (
+        layer_ahead(renamed, config["num_hidden_layers"], config["hidden_size"])
+        if name in ("glm4_moe", "glm_moe_dsa")
+        else []
+    )
     renamed += shared_keys(dict(renamed), config["num_hidden_layers"]) if arch == "gemma3n" else []
     made = [_written(name, array, pick) for name, array in renamed]
     if family in ("llama_tied", "gemma4_text", "apertus"):
@@ -293,6 +297,9 @@ def _pieces(
         yield name.replace("kv_b", "v_b"), heads[:, plain:]
     elif path.startswith("model.altup_"):
         yield re.sub(r"\d+", "{expert}", name), array
+    elif last == "gate_up_proj" and config["tiny_family"] == "mistral4_air":
+        for part, rows in zip(("gate", "up"), np.split(array, 2, axis=1), strict=True):
+            yield f"{path}.{part}_proj", rows
     elif config["model_type"] in ("gemma4_text", "mistral4"):
         yield name, array
     elif config["model_type"] in ("jamba", "kimi_linear"):

@@ -49,7 +49,7 @@ def config(found: Gguf) -> dict[str, Any]:
         ("glm_moe_dsa", {"attention__indexer__head_count": HUGE}, "index_n_heads is 1152921504606846976"),
         ("glm_moe_dsa", {"attention__indexer__types": FEW}, "a switch for each of 4 layers"),
         ("glm_moe_dsa", {"attention__indexer__kpool": 4}, "indexer.kpool' is not known here"),
-        ("glm_moe_dsa", {"block_count": HUGE, "context_length": 1 << 20}, "num_hidden_layers is 1152921504606846976"),
+        ("glm_moe_dsa", {"block_count": HUGE, "context_length": 1 << 20}, "num_hidden_layers is 1152921504606846975"),
         ("glm_moe_dsa", {"expert_gating_func": 1}, "not chosen by sigmoid"),
         ("mistral4", {"expert_gating_func": 2}, r"not chosen by softmax \(expert_gating_func 1\), as in mistral4"),
         ("mistral4", {"expert_group_count": 2}, "by softmax in groups, which mistral4 does not"),
@@ -108,6 +108,7 @@ def test_hostile_metadata_is_one_line_and_makes_nothing(
 ) -> None:
     found = change(files[family])
     arch = found.facts["general.architecture"]
+    build_program(config(found))  # imports the recipe
     found = change(files[family], **{f"{arch}__{name}": value for name, value in facts.items()})
     tracemalloc.start()
     try:
@@ -171,6 +172,12 @@ def test_files_of_glm_5_2_are_known_by_their_context(
     """Its first ones do not say which layers use what another has chosen; it is then held to what an index chooses."""
     made = config(change(files["glm_moe_dsa"], **{"glm-dsa__context_length": context}))
     assert (made.get("indexer_types"), build_program(made).context) == (kinds, context if kinds is None else 24)
+
+
+def test_layers_of_glm_5_that_guess_ahead_are_left_out(files: dict[str, bytes]) -> None:
+    found = change(files["glm_moe_dsa"])
+    assert found.facts["glm-dsa.block_count"] == 5 and config(found)["num_hidden_layers"] == 4
+    assert not [entry.name for entry in tensor_entries(found) if ".layers.4." in entry.name]
 
 
 def test_queries_of_mistral_4_grow_also_where_a_file_does_not_say_so(files: dict[str, bytes]) -> None:

@@ -14,6 +14,8 @@ from tests.gguf_files import tiny_gguf
 
 EXACT = (
     "glm_moe_dsa",
+    "glm_moe_dsa_shared",
+    "mistral4_air",
     "deepseek_v32",
     "mistral4",
     "deepseek_v4",

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from manyhands.checkpoint.gguf_configs import SPLIT, latent, layers_here, mixed_layers
+from manyhands.checkpoint.gguf_configs import SEPARATE, SPLIT, latent, layers_here, mixed_layers
 from manyhands.checkpoint.gguf_experts import ROOT, SIGMOID, SOFTMAX, beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
 
@@ -92,6 +92,8 @@ def mistral4(keys: GgufKeys, config: Config) -> Config:
     scaling = made.pop("rope_scaling") or {"rope_type": "default"}
     length = scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     keys.only("attention.temperature_length", length)
+    if "ffn_gate_exps.weight" in keys.tensors:
+        made["quantization_config"][SEPARATE] = True
     return {
         **made,
         **beside_shared(keys),

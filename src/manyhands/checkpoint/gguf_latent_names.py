@@ -28,8 +28,7 @@ DEEPSEEK32: Final = {
 }
 MISTRAL4: Final = {
     **DEEPSEEK2,
-    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
-    "ffn_down_exps.weight": "mlp.experts.down_proj",
+    **{f"ffn_{part}_exps.weight": f"mlp.experts.{part}_proj" for part in ("gate_up", "gate", "up", "down")},
 }
 KIMI_LINEAR: Final = {
     **DEEPSEEK2,

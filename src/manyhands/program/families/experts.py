@@ -80,16 +80,19 @@ def stacked_experts(
     count: int,
     activation: Activation,
     *,
-    parts: tuple[str, str] = ("gate_up_proj", "down_proj"),
+    parts: tuple[str, ...] = ("gate_up_proj", "down_proj"),
     transposed: bool = False,
 ) -> Experts:
-    """Experts whose matrices lie in one tensor of gates above ups and one of downs; transposed: gates beside ups. From "h" by
-    "routes" to "m"."""
+    """Experts whose matrices lie in one tensor of gates above ups and one of downs; transposed: gates beside ups. Of three
+    parts the first are gates and ups by themselves. From "h" by "routes" to "m"."""
     gates, down = (2 * inner, s.hidden), (s.hidden, inner)
     if transposed:
         gates, down = gates[::-1], down[::-1]
-    both, last = (f"{names.path}{path}.{part}" for part in parts)
-    gate = Weight(both, (count, *gates), Rows(0, inner), transposed=transposed, stacked=True)
+    *ups, last = (f"{names.path}{path}.{part}" for part in parts)
+    gate = Weight(ups[0], (count, *gates), Rows(0, inner), transposed=transposed, stacked=True)
+    up = replace(gate, rows=Rows(inner, inner))
+    if len(ups) == 2:
+        gate, up = (Weight(name, (count, inner, s.hidden), stacked=True) for name in ups)
     return Experts(
         source="h",
         routes="routes",
@@ -97,7 +100,7 @@ def stacked_experts(
         experts=count,
         gating=Gating(activation),
         gate=gate,
-        up=replace(gate, rows=Rows(inner, inner)),
+        up=up,
         down=Weight(last, (count, *down), transposed=transposed, stacked=True),
     )
 

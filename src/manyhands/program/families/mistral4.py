@@ -5,7 +5,7 @@ from typing import Final
 
 from manyhands.program.blocks import Sizes
 from manyhands.program.ends import with_query_scale
-from manyhands.program.families.experts import top_k
+from manyhands.program.families.experts import GATE_UP_DOWN, top_k
 from manyhands.program.families.latent import LatentSizes, sizes, with_latents
 from manyhands.program.families.shared import ExpertBlocks, from_layer
 from manyhands.program.fields import MOST_EXPERTS, Fields
@@ -41,7 +41,8 @@ def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
     f.only("num_local_experts", count)
     scale = f.number("routed_scaling_factor")
     route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise, scale)
-    return replace(ExpertBlocks.read(f, route, from_layer(f, s)), is_stacked=True)
+    parts = GATE_UP_DOWN if f.stored("separate_gate_up") else ("gate_up_proj", "down_proj")
+    return replace(ExpertBlocks.read(f, route, from_layer(f, s)), parts=parts, is_stacked=True)
 
 
 def _rotary_part(f: Fields, s: Sizes) -> tuple[RopeReader, Rope]:

@@ -75,7 +75,7 @@ class ExpertBlocks:
     beside: str = "mlp.shared_experts"
     experts: str = "mlp.experts"
     parts: Sequence[str] = GATE_UP_DOWN  # of each expert
-    is_stacked: bool = False  # experts lie in one tensor
+    is_stacked: bool = False  # the matrices of all experts lie in one tensor of each part
     beside_inner: int | None = None  # columns of the shared ones, if others than those of `shared` experts
     after: str | None = None  # the norm of what experts and shared ones give together
 
@@ -105,7 +105,9 @@ class ExpertBlocks:
 
     def _experts(self, n: TensorNames, s: Sizes) -> Experts:
         if self.is_stacked:
-            return stacked_experts(n, self.experts, s, self.inner, self.route.experts, self.act)
+            return stacked_experts(
+                n, self.experts, s, self.inner, self.route.experts, self.act, parts=tuple(self.parts)
+            )
         return each_expert(n, self.experts, self.parts, s, self.inner, self.route.experts, self.act)
 
 
