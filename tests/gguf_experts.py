@@ -16,7 +16,8 @@ EXPERT_FAMILIES = (
     "olmoe",
     "deepseek_v2", "deepseek_v2_old", "glm4_moe_lite",
     "exaone_moe", "llama4_text", "qwen3_moe_vl",
-    "glm_moe_dsa", "glm_moe_dsa_shared", "deepseek_v32", "mistral4", "mistral4_air", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
+    "glm_moe_dsa", "glm_moe_dsa_shared", "deepseek_v32", "mistral4", "mistral4_air",
+    "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",

@@ -38,7 +38,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def config(found: Gguf) -> dict[str, Any]:
     """The config of a header, of which keys that are None are absent."""
     facts = {name: value for name, value in found.facts.items() if value is not None}
-    made: dict[str, Any] = json.loads(config_json(replace(found, facts=facts), lambda tensor: b""))
+    ones = b"\0\0\x80\x3f"  # of rope_freqs
+    made: dict[str, Any] = json.loads(config_json(replace(found, facts=facts), lambda tensor: ones * tensor.shape[0]))
     return made
 
 
