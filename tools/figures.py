@@ -12,7 +12,7 @@ that was missed is shown too.
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,22 @@ BEGIN, END = "<!-- FIGURES: written by tools/figures.py -->", "<!-- /FIGURES -->
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `file`: stem of a result. `in_readme`: shown there as well."""
+    """One line of the table of docs/benchmarks.md. `file`: stem of a result."""
 
     file: str
     question: str
     answer: str
     target: str
-    in_readme: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """One line of README's table: medians, rounded. `file` is a whole stem, of one CPU."""
+
+    file: str
+    what: str
+    measured: str
+    beside: str
 
 
 _KILLED = "p50 {pause_p50_s} s, longest {pause_p99_s} s; {same_text} of {trials} texts the same"
@@ -91,7 +100,6 @@ ROWS = [
         "pause of a stream when a hop is killed (kill -9) and a spare takes over",
         _KILLED,
         "p50 {target.p50_s} s",
-        True,
     ),
     Row("repair-0.5b", "the same at the 0.5B shape", _KILLED, "p50 {target.p50_s} s"),
     Row("repair-standby", "the same on tales with a standby (`--standby`)", _KILLED, "p50 {target.p50_s} s"),
@@ -157,16 +165,14 @@ ROWS = [
         "{kills} kills in {seconds} s, {streams_at_once} streams at any time",
         _SOAKED,
         "0 failed, 0 changed",
-        True,
     ),
-    Row("soak-short", "the same in less than half an hour", _SOAKED, "0 failed, 0 changed", True),
+    Row("soak-short", "the same in less than half an hour", _SOAKED, "0 failed, 0 changed"),
     Row(
         "siege",
         "every outside attack at once for {minutes} minutes against 4 nodes that serve {streams_at_once} streams",
         "{whole} streams whole, {lost} lost, {changed} changed; "
         "/health p99 {health_ms.p99} ms, first token p99 {first_token_s.p99} s",
         "0 lost, 0 changed; {target.health_p99_ms} ms; {target.first_token_p99_s} s",
-        True,
     ),
     Row(
         "precisions-0.5b",
@@ -260,7 +266,6 @@ ROWS = [
         "what the API adds to a request and to a token; {streams} streams",
         "{request_ms} ms; {token_us} us; {errors} errors",
         "{target.request_ms} ms; {target.token_us} us",
-        True,
     ),
     Row(
         "callbacks",
@@ -281,12 +286,12 @@ ROWS = [
         "{chain.cancelling}, denormal {chain.denormal}",
         "{target.chain}",
     ),
-    Row("step-0.5b", "one node over TLS against transformers, 0.5B shape", _STEP, _STEP_TARGET, True),
+    Row("step-0.5b", "one node over TLS against transformers, 0.5B shape", _STEP, _STEP_TARGET),
     Row("step-0.5b-2000", "the same with a prompt of {prompt} tokens", _STEP, _STEP_TARGET),
     Row("step-1.1b", "the same, 1.1B shape", _STEP, _STEP_TARGET),
     Row("step-1.1b-2000", "the same with a prompt of {prompt} tokens", _STEP, _STEP_TARGET),
     Row("step-tales", "the same, tales (a toy of 11 MB: overhead dominates)", _STEP, _STEP_TARGET),
-    Row("split-0.5b", "3 nodes against 1, 0.5B shape, one stream", _SPLIT, "{target.three_nodes_x} x", True),
+    Row("split-0.5b", "3 nodes against 1, 0.5B shape, one stream", _SPLIT, "{target.three_nodes_x} x"),
     Row("split-0.5b-busy", "the same beside two busy processes a core", _SPLIT, "{target.three_nodes_x} x"),
     Row("split-tales", "the same, tales", _SPLIT, "{target.three_nodes_x} x"),
     Row(
@@ -295,13 +300,12 @@ ROWS = [
         "first token {first_token_x} x, decode {decode_x} x; an audit {audit_x} x the first token: {audit_s} s",
         "{target.first_token_x} x, {target.decode_x} x; {target.audit_x} x",
     ),
-    Row("hop", "what a hop adds to a token", "{hop_ms} ms", "{target.hop_ms} ms", True),
+    Row("hop", "what a hop adds to a token", "{hop_ms} ms", "{target.hop_ms} ms"),
     Row(
         "batch-0.5b",
         "8 requests at once against one, 0.5B shape, tokens/s",
         "{of_one_x.8} x",
         "{target.eight_x} x",
-        True,
     ),
     Row(
         "memory-0.5b",
@@ -333,7 +337,7 @@ ROWS = [
         _GPU,
         _GPU_TARGET,
     ),
-    Row("gpu-1.1b", "the {shape} shape in bf16 on one {gpu}, against transformers there", _GPU, _GPU_TARGET, True),
+    Row("gpu-1.1b", "the {shape} shape in bf16 on one {gpu}, against transformers there", _GPU, _GPU_TARGET),
     Row("gpu-8b", "{shape}, the same", _GPU, f"{_GPU_TARGET}, {{target.of_floor}} of its memory"),
     Row("gpu-1.1b-w4", "the {shape} shape at w4, against transformers at bf16", _GPU, _GPU_TARGET),
     Row("gpu-8b-w8", "{shape} at w8, the same", _GPU, f"{_GPU_TARGET}, {{target.of_floor}} of its memory"),
@@ -375,6 +379,59 @@ ROWS = [
     Row("quality-smollm2-outliers", f"SmolLM2 {_OUTLIERS}", _QUALITY, "{target.mean_kl_of_llama_cpp_x} x"),
 ]
 
+_STEP_BRIEF = "step-0.5b-avx512-amd26"
+BRIEFS = [
+    Brief(
+        "repair",
+        "a node is killed in the middle of an answer",
+        "goes on after {pause_s} s, unchanged in {same_text} of {trials} trials",
+        "the same answer without the kill",
+    ),
+    Brief(
+        "soak",
+        "{kills} kills in half an hour, {streams_at_once} answers at any time",
+        "{completed_same} answers whole and unchanged, {num_failed} failed",
+        "the same answers of one node",
+    ),
+    Brief(
+        "split-0.5b-avx512-amd26",
+        "a model cut over three nodes of this machine",
+        "{tps.3n1t1s} tokens/s",
+        "one node that holds all of it: {tps.1n1t1s}",
+    ),
+    Brief(
+        _STEP_BRIEF,
+        "a node writes",
+        "{decode_tps.node} tokens/s",
+        "transformers {decode_tps.transformers}, llama.cpp {decode_tps.llama_cpp}",
+    ),
+    Brief(
+        _STEP_BRIEF,
+        "a node reads a prompt of {prompt} tokens",
+        "{prefill_tps.node} tokens/s",
+        "transformers {prefill_tps.transformers}, llama.cpp {prefill_tps.llama_cpp}",
+    ),
+    Brief("batch-0.5b-avx512-amd26", "eight answers at once", "{tps.8} tokens/s together", "one answer: {tps.1}"),
+    Brief(
+        "reuse",
+        "first word after the next question of a chat of {history} tokens",
+        "{reused_s} s",
+        "where nothing is kept: {anew_s} s",
+    ),
+    Brief(
+        "gpu-1.1b",
+        "a GPU writes, a model of 1.1B",
+        "{decode_tps.ours} tokens/s",
+        "transformers {decode_tps.transformers}",
+    ),
+    Brief(
+        "gpu-1.1b",
+        "it reads a prompt of 2,048 tokens",
+        "{prefill_tps.2048.ours} tokens/s",
+        "transformers {prefill_tps.2048.transformers}",
+    ),
+]
+
 
 def look_up(found: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path; a key may itself hold dots ("decode_x.node", "nodes.0.5")."""
@@ -405,12 +462,22 @@ def told(value: Any) -> str:
     return str(value)
 
 
-def filled(text: str, found: Mapping[str, Any]) -> str:
+def rounded(value: Any) -> str:
+    """As README has it: two digits that count, and a median without its range."""
+    if isinstance(value, Mapping):
+        value = value["median"]
+    if isinstance(value, float):
+        value = float(f"{value:.2g}")
+        return f"{value:g}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def filled(text: str, found: Mapping[str, Any], told: Callable[[Any], str] = told) -> str:
     """`text` with its fields looked up. Raises KeyError for one that is not there, outside [[ ]]."""
 
     def optional(match: re.Match[str]) -> str:
         try:
-            return filled(match[1], found)
+            return filled(match[1], found, told)
         except KeyError:
             return ""
 
@@ -425,42 +492,57 @@ def files_of(row: Row, found: Iterable[str]) -> list[str]:
     return [row.file, *files] if row.file in found else files
 
 
+def cpu_of(found: Mapping[str, Any]) -> str:
+    return re.sub(r"\((R|TM)\)| Processor| CPU", "", found["machine"]["cpu"]).split("@")[0].strip()
+
+
 def line(row: Row, file: str, found: Mapping[str, Any]) -> str:
-    machine = found["machine"]
-    cpu = re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["cpu"]).split("@")[0].strip()
-    held = "yes" if found["holds"] else "**no**"
+    machine, held = found["machine"], "yes" if found["holds"] else "**no**"
     cells = [filled(row.question, found), filled(row.answer, found), filled(row.target, found), held]
-    return f"| {' | '.join(cells)} | {machine['date'][:10]}, {cpu}, load {machine['load_1min']} | `{file}` |"
+    return f"| {' | '.join(cells)} | {machine['date'][:10]}, {cpu_of(found)}, load {machine['load_1min']} | `{file}` |"
 
 
-def table(*, in_readme: bool) -> str:
-    """The whole table, or README's part of it."""
+def table() -> str:
+    """The whole table."""
     found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
     if missing := sorted(found.keys() - {file for row in ROWS for file in files_of(row, found)}):
         raise SystemExit(f"bench/results has files without a row in tools/figures.py: {', '.join(missing)}")
-    rows = [(row, file) for row in ROWS for file in files_of(row, found) if row.in_readme or not in_readme]
+    rows = [(row, file) for row in ROWS for file in files_of(row, found)]
     head = ["| question | measured | target | held | when, CPU | file |", "|---|---|---|---|---|---|"]
     return "\n".join(head + [line(row, file, found[file]) for row, file in rows])
 
 
-def page(path: Path, *, in_readme: bool) -> str:
+def brief_table() -> str:
+    """README's."""
+    lines = ["| | measured | to compare | on |", "|---|---|---|---|"]
+    for row in BRIEFS:
+        found = json.loads((RESULTS / f"{row.file}.json").read_text())
+        cells = [filled(text, found, rounded) for text in (row.what, row.measured, row.beside)]
+        lines.append(f"| {' | '.join([*cells, found.get('gpu') or cpu_of(found)])} |")
+    return "\n".join(lines)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {"docs/benchmarks.md": table, "README.md": brief_table}
+
+
+def page(name: str) -> str:
     """The page with its table written anew."""
-    text = path.read_text()
+    text = (ROOT / name).read_text()
     before, _, rest = text.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise SystemExit(f"{path.name} has no lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table(in_readme=in_readme)}\n{END}{after}"
+        raise SystemExit(f"{name} has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{PAGES[name]()}\n{END}{after}"
 
 
 def main() -> int:
     is_check, stale = "--check" in sys.argv[1:], []
-    for path, in_readme in ((ROOT / "docs" / "benchmarks.md", False), (ROOT / "README.md", True)):
-        wanted = page(path, in_readme=in_readme)
-        if is_check and wanted != path.read_text():
-            stale.append(path.name)
+    for name in PAGES:
+        wanted = page(name)
+        if is_check and wanted != (ROOT / name).read_text():
+            stale.append(name)
         elif not is_check:
-            path.write_text(wanted)
+            (ROOT / name).write_text(wanted)
     if stale:
         print(f"{', '.join(stale)}: not what bench/results says; run: python -m tools.figures")
     return 1 if stale else 0

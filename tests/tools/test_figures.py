@@ -7,17 +7,40 @@ import pytest
 from tools import figures
 
 
-@pytest.mark.parametrize(("page", "in_readme"), [("docs/benchmarks.md", False), ("README.md", True)])
-def test_pages_show_what_was_measured(page: str, in_readme: bool) -> None:
-    path = figures.ROOT / page
-    assert path.read_text() == figures.page(path, in_readme=in_readme), "run: python -m tools.figures"
+@pytest.mark.parametrize("name", figures.PAGES)
+def test_pages_show_what_was_measured(name: str) -> None:
+    assert (figures.ROOT / name).read_text() == figures.page(name), "run: python -m tools.figures"
+
+
+def test_what_readme_shows_is_short_and_stands_in_the_whole_table() -> None:
+    shown = figures.brief_table().splitlines()
+    assert len(shown) <= 14 and max(map(len, shown)) <= 170
+    whole = {file for row in figures.ROWS for file in figures.files_of(row, [brief.file for brief in figures.BRIEFS])}
+    assert {brief.file for brief in figures.BRIEFS} <= whole
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ({"median": 2.376, "min": 1.0, "max": 3.0}, "2.4"),
+        (0.031, "0.031"),
+        (47.77, "48"),
+        (597.97, "600"),
+        (140223.3, "140,000"),
+        (99.97, "100"),
+        (10263, "10,263"),
+        ("H200", "H200"),
+    ],
+)
+def test_figures_of_readme_are_rounded(value: object, text: str) -> None:
+    assert figures.rounded(value) == text
 
 
 def test_a_result_without_a_row_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unheard-of.json").write_text("{}")
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     with pytest.raises(SystemExit, match="unheard-of"):
-        figures.table(in_readme=False)
+        figures.table()
 
 
 def test_fields_are_looked_up_by_the_longest_key() -> None:
