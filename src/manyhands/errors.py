@@ -3,7 +3,7 @@
 ManyhandsError                code            meaning
 ├─ BadRequest                 bad_request     the caller asked for something impossible
 │  ├─ CutError                bad_request     layers do not cover the model
-│  └─ ContextOverflow         bad_request     prompt + max_tokens exceed the context or the lease
+│  └─ ContextOverflow         bad_request     a prompt fills the context, or a step exceeds the lease
 ├─ Unauthorized               invalid_api_key no key, or one that is not known
 ├─ Forbidden                  forbidden       this key may not do that
 │  └─ WrongCode               wrong_code      not the code that the other machine shows for joining

@@ -1,4 +1,4 @@
-"""Requests that name no limit of tokens, or one that no node has room for at once, over a real port."""
+"""Requests that name no limit of tokens, one that no node has room for, or one beyond the context, over a real port."""
 
 import asyncio
 import json
@@ -87,6 +87,44 @@ def test_the_native_api_has_no_limit_for_a_conversation(folder: Path) -> None:
             most = [job.max_tokens for job in it.watcher.ended_jobs]
             prompts = [job.prompt_tokens for job in it.watcher.ended_jobs]
             assert most == [(it.swarm.origin.model.context_length - prompts[0]) // 2, 50]
+            await it.freed()
+
+    asyncio.run(main())
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 8000},
+    "/v1/completions": {"prompt": ["one two three", "hi"], "max_tokens": 8000},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 8000},
+    "/v1/messages": {"messages": HI, "max_tokens": 8000},
+    "/api/chat": {"messages": HI, "options": {"num_predict": 8000}, "stream": False},
+    "/api/generate": {"prompt": "hi", "raw": True, "options": {"num_predict": 8000}, "stream": False},
+    "/api/infer": {"prompt": "hi", "max_tokens": 8000},
+    "/bus/v1/call": {"input": {"messages": HI, "max_tokens": 8000, "stream": False}},
+}
+NEVER_ENDS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # paths with manyhands.ignore_eos
+
+
+@pytest.mark.parametrize("path", LIMITS)
+def test_a_limit_beyond_the_context_is_what_the_context_leaves(folder: Path, path: str) -> None:
+    """As qwen-code and others ask, of any model: no more is admitted, leased or written. A prompt that leaves nothing is
+    refused, though it asks for little."""
+
+    async def main() -> None:
+        async with served(folder) as it:
+            context, body = it.swarm.origin.model.context_length, LIMITS[path]
+            named = {"params": {"model": MODEL}} if path == "/bus/v1/call" else {"model": MODEL}
+            endless = {"manyhands": {"ignore_eos": True}} if path in NEVER_ENDS else {}
+            status, said = await raw_slowly(it, post(path, json.dumps(named | endless | body).encode()))
+            assert status == 200, said
+            assert len(it.watcher.ended_jobs) == (2 if path == "/v1/completions" else 1)
+            for job in it.watcher.ended_jobs:
+                assert job.prompt_tokens + job.max_tokens == context
+                if endless:
+                    assert (job.completion_tokens, job.finish_reason) == (job.max_tokens, "length")
+            long = json.dumps(named | body).replace('"hi"', json.dumps("hi " * 2 * context)).replace("8000", "1")
+            status, said = await raw_slowly(it, post(path, long.encode()))
+            assert status == 400 and b"maximum context length is 320 tokens" in said, said
             await it.freed()
 
     asyncio.run(main())

@@ -144,7 +144,7 @@ ACCEPTED: dict[str, tuple[str, Object]] = {
 }
 REFUSED: dict[str, tuple[tuple[str, Object], int, str, str | None]] = {
     "unknown model": (chat(model="gpt-9"), 404, "model_not_found", "model"),
-    "too long": (chat(max_tokens=99_999), 400, "context_length_exceeded", None),
+    "too long": (chat(messages=[{"role": "user", "content": "one two " * 2000}]), 400, "context_length_exceeded", None),
     "unknown field": (chat(frobnicate=1), 400, "unknown_parameter", "frobnicate"),
     "missing field": (("/v1/chat/completions", {"model": MODEL}), 400, "missing_required_parameter", "messages"),
     "type": (chat(temperature="hot"), 400, "invalid_type", "temperature"),

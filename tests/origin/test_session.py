@@ -449,13 +449,15 @@ def star_hop(link: Notes, span: Span) -> Hop:
     return Hop(Offer(NodeAddr("mem", 1), link.peer, "n", info), cast(Link, link), cast(Link, link), 16)
 
 
-def test_a_request_beyond_the_context_names_both_numbers(folder: Path) -> None:
-    """Refused before anything is opened."""
+def test_a_prompt_that_fills_the_context_is_refused_and_a_limit_beyond_it_is_lowered(folder: Path) -> None:
+    """Before anything is opened."""
 
     async def main() -> None:
         async with swarm_of(folder, CUT) as swarm:
-            with pytest.raises(ContextOverflow, match=r"1000 tokens \+ max_tokens 25 exceed .* 1024"):
-                swarm.origin.request_ids([1] * 1000, replace(GREEDY, max_tokens=25))
-            swarm.origin.request_ids([1] * 1000, replace(GREEDY, max_tokens=24))
+            with pytest.raises(ContextOverflow, match=r"too long: 1024 tokens; .* 1024"):
+                swarm.origin.request_ids([1] * 1024, replace(GREEDY, max_tokens=1))
+            for asked, given in ((23, 23), (24, 24), (25, 24), (1 << 20, 24)):
+                request = swarm.origin.request_ids([1] * 1000, replace(GREEDY, max_tokens=asked))
+                assert request.params.max_tokens == given
 
     play(main)

@@ -46,8 +46,10 @@ class GenerationPlan:
     def choose(self, api: Api, caller: Caller, entry: Admitted) -> tuple[Ask, "Choice"]:
         """What to ask, and its reader."""
         made, params = self.made, self.made.params
-        if self.index:
-            params = replace(params, seed=_seed_of(params.seed, self.index))
+        left = self.model_format.speaker.context - len(self.prompt)
+        if self.index or left < params.max_tokens:
+            seed = _seed_of(params.seed, self.index) if self.index else params.seed
+            params = replace(params, seed=seed, max_tokens=min(params.max_tokens, left))
         shown = made.functions or self.thinking is not None
         marks = {token: text for text, token in self.model_format.speaker.special.items()} if shown else {}
         ours = made.given.get("manyhands", {})

@@ -119,20 +119,18 @@ class Origin:
         await self.node.worker.host(folder, span, precision, device, model_name="own", has_ends=ends, is_private=True)
 
     def request(self, prompt: str | Messages, params: SamplingParams) -> Request:
-        """Check a request against the model. Blocking as OriginModel.encode. Raises BadRequest, ContextOverflow naming both
-        numbers."""
+        """Check a request against the model. Blocking as OriginModel.encode. Where the context leaves less than max_tokens,
+        that is the limit. Raises BadRequest; ContextOverflow for a prompt that leaves nothing."""
         return self.request_ids(self.model.encode(prompt), params)
 
     def request_ids(self, ids: Sequence[int], params: SamplingParams) -> Request:
         """As `request`, for a prompt of token ids."""
-        request = Request(tuple(ids), params)
-        vocab_size = self.model.vocab_size
+        vocab_size, left = self.model.vocab_size, self.model.context_length - len(ids)
         if not ids or min(ids) < 0 or max(ids) >= vocab_size:
             raise BadRequest(f"a prompt is one or more token ids from 0 to {vocab_size - 1}")
-        if request.capacity > self.model.context_length:
-            what = f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context"
-            raise ContextOverflow.of(what, self.model.context_length, "shorten the prompt or lower max_tokens")
-        return request
+        if left < 1:
+            raise ContextOverflow.of(f"prompt is too long: {len(ids)} tokens", self.model.context_length)
+        return Request(tuple(ids), replace(params, max_tokens=min(params.max_tokens, left)))
 
     def answer(self, request: Request) -> Answer:
         return Answer(request.prompt, request.params, self.model.precision)

@@ -230,7 +230,10 @@ class Chat(Common, Sampled, Labels, _Sampling):
         ),
     ]
     max_completion_tokens: NotRequired[
-        Annotated[NewTokens, Shown("default half of what the context leaves", [5], [0, 1.5, -1, 1 << 21])]
+        Annotated[
+            NewTokens,
+            Shown("default half of what the context leaves; where it leaves less, that", [5], [0, 1.5, -1, 1 << 21]),
+        ]
     ]
     max_tokens: NotRequired[
         Annotated[NewTokens, Shown("the older name of max_completion_tokens; not both", [5], [0, "5"])]
@@ -337,7 +340,7 @@ class Completions(Common, Sampled, _Sampling):
             [[], 5, [[]], [-1], [99999]],
         ),
     ]
-    max_tokens: NotRequired[Annotated[NewTokens, Shown("default 16", [3], [0])]]
+    max_tokens: NotRequired[Annotated[NewTokens, Shown("default 16; where the context leaves less, that", [3], [0])]]
     logprobs: NotRequired[
         Annotated[int, Limits(ge=0, le=5), Shown("alternatives per token, of the raw distribution", [0, 5], [6, True])]
     ]

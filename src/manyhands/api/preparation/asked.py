@@ -150,7 +150,7 @@ def _messages(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepare
     wishes: Object = {name: given[name] for name in ("temperature", "top_p", "top_k") if name in given}
     wishes["stop"] = given.get("stop_sequences", ())
     said = messages_conversation(given, speaker)
-    return replace(talk(said, wishes, speaker, desk, given["max_tokens"], is_clamped=True), given=given)
+    return replace(talk(said, wishes, speaker, desk, given["max_tokens"]), given=given)
 
 
 def _count_tokens(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
@@ -166,7 +166,7 @@ def _ollama_chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prep
     options = given.get("options", {})
     wanted = max_tokens_of(options, speaker)
     said = chat_conversation(given, speaker)
-    return replace(talk(said, wishes_of(options, speaker), speaker, desk, wanted, is_clamped=True), given=given)
+    return replace(talk(said, wishes_of(options, speaker), speaker, desk, wanted), given=given)
 
 
 def _ollama_generate(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
@@ -176,11 +176,11 @@ def _ollama_generate(given: Object, speaker: Speaker, desk: PreparationDesk) -> 
     wishes, wanted = wishes_of(options, speaker), max_tokens_of(options, speaker)
     if not given.get("raw", False):
         said = prompt_conversation(given, speaker)
-        return replace(talk(said, wishes, speaker, desk, wanted, is_clamped=True), given=given)
+        return replace(talk(said, wishes, speaker, desk, wanted), given=given)
     if given.get("format") or given.get("system") or effort_of(given.get("think"), speaker):
         raise BadField("raw: a text goes on as it is, without format, system and think", "raw")
     ids = encode(given["prompt"], speaker, desk)
-    size = room(speaker, ids, wanted, desk.default_max_tokens, is_clamped=True)
+    size = room(speaker, ids, wanted, desk.default_max_tokens)
     return Prepared(speaker.name, given, [ids], sampling(wishes, speaker, size, None))
 
 

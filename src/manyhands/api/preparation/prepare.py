@@ -14,7 +14,6 @@ from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
 from manyhands.api.preparation.asked import COUNTING, MAX_CHOICES, PATHS, refuse_elsewhere
 from manyhands.api.preparation.desk import FORMATS, NeedsProcess, PreparationDesk, Prepared, Speaker
-from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, Forbidden, ModelNotFound
 
 # Tools and a format together, as JSON: what compiles into a grammar and is echoed by /v1/responses. OpenAI's own limit on the
@@ -48,7 +47,7 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
     made = PATHS[path](given, speaker, desk)
     if path not in COUNTING:
         for prompt in made.prompts:
-            check_fit(prompt, made.params, speaker)
+            check_fit(prompt, speaker)
     if made.grammar is not None:
         try:
             desk.accept(made.grammar)
@@ -103,13 +102,12 @@ def _check_schemas(given: Mapping[str, Any]) -> None:
         raise BadField(f"{' and '.join(named)} have {size} characters of JSON; at most {MAX_SCHEMA_BYTES}", named[0])
 
 
-def check_fit(ids: Sequence[int], params: SamplingParams, speaker: Speaker) -> None:
-    """Raise BadRequest unless `ids` are tokens of the model and fit its context with what may follow."""
+def check_fit(ids: Sequence[int], speaker: Speaker) -> None:
+    """Raise BadRequest unless `ids` are tokens of the model, and its context has room for one more."""
     if not ids or min(ids) < 0 or max(ids) >= speaker.vocab_size:
         last, odd = speaker.vocab_size - 1, next((id for id in ids if not 0 <= id < speaker.vocab_size), "none")
         raise BadField(
             f"a prompt is one or more token ids from 0 to {last}, the last of this model; it has {odd}", "prompt"
         )
-    if len(ids) + params.max_tokens > speaker.context:
-        what = f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context"
-        raise ContextOverflow.of(what, speaker.context, "shorten the prompt or lower max_tokens")
+    if len(ids) >= speaker.context:
+        raise ContextOverflow.of(f"prompt is too long: {len(ids)} tokens", speaker.context)

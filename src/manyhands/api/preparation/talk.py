@@ -32,20 +32,16 @@ def talk(
     desk: PreparationDesk,
     wanted: int | None,
     logprobs: int | None = None,
-    *,
-    is_clamped: bool = False,
 ) -> Prepared:
     """A conversation by the chat template, with its grammar. `wishes`: as `sampling`; `wanted`: max_tokens, None for the
-    default; `is_clamped`: where less is left of the context, that. Raises BadRequest, ContextOverflow, NeedsProcess."""
+    default. Raises BadRequest, ContextOverflow, NeedsProcess."""
     check_tools(said, speaker)
     grammar = _grammar(speaker, said)
     if grammar is not None and wishes.get("manyhands", {}).get("ignore_eos", False):
         message = "manyhands.ignore_eos goes with neither response_format nor tools that are enforced"
         raise BadField(message, "manyhands")
     prompt = _shortened(said, speaker, desk, wanted) if said.may_shorten else render(said, speaker, desk)
-    params = sampling(
-        wishes, speaker, room(speaker, prompt, wanted, desk.default_max_tokens, is_clamped=is_clamped), logprobs
-    )
+    params = sampling(wishes, speaker, room(speaker, prompt, wanted, desk.default_max_tokens), logprobs)
     functions = {f.name: f.parameters for f in said.functions} if said.tool_choice != "none" else {}
     thinking, is_open = speaker.thinking, _ends_in_thought(speaker, said, prompt)
     if grammar is not None and thinking is not None and is_open and thinking.close_id is None:
@@ -102,11 +98,13 @@ def render(said: Conversation, speaker: Speaker, desk: PreparationDesk) -> tuple
 
 
 def _shortened(said: Conversation, speaker: Speaker, desk: PreparationDesk, wanted: int | None) -> tuple[int, ...]:
-    """The prompt, of the newest messages that fit with what may follow: a system message before them stays.
+    """The prompt, of the newest messages that fit with what may follow, for which at most half of the context is kept: a system
+    message before them stays.
 
     Rendered a few times (log2 of the messages), in a process unless all of it fits.
     """
-    reserved = wanted or min(desk.default_max_tokens or speaker.context, speaker.context // 4)
+    usual = min(desk.default_max_tokens or speaker.context, speaker.context // 4)
+    reserved = min(wanted or usual, speaker.context // 2)
     head = [m for m in said.messages[:1] if m["role"] == "system"]
     rest = said.messages[len(head) :]
     # What is left begins with a turn of its own, not with the answer of a tool that was called before.
@@ -223,13 +221,9 @@ def _effort_variables(speaker: Speaker, effort: str | None) -> Object:
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def room(
-    speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: int | None, *, is_clamped: bool = False
-) -> int:
-    """max_tokens: what was asked for (checked later), else the default, or less where the context is full. Without a default
-    half of what the context leaves, so that a conversation can go on."""
-    if wanted is not None and not is_clamped:
-        return wanted
+def room(speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: int | None) -> int:
+    """max_tokens: what was asked for, else the default, or less where the context is full. Without a default half of what the
+    context leaves, so that a conversation can go on."""
     if len(prompt) >= speaker.context:
         raise ContextOverflow.of(f"prompt is too long: {len(prompt)} tokens", speaker.context)
     most = default if wanted is None else wanted
