@@ -57,6 +57,8 @@ def test_each_panel_in_chromium(tmp_path: Path, chromium: str) -> None:
         asked = {"url": told["url"], "nodes": told["nodes"], "secret": secret.read_text(), "chromium": chromium}
         asked["shots"] = os.environ.get("MANYHANDS_SHOTS", "")
         asked["interactive_ms"] = float(os.environ.get("MANYHANDS_INTERACTIVE_MS", "10000"))  # 1000 on a quiet machine
+        asked["longest_ms"] = float(os.environ.get("MANYHANDS_LONGEST_MS", "10000"))  # 1000 on a quiet machine
+        asked["only"] = os.environ.get("MANYHANDS_PAGE_CHECKS", "")
         ran = subprocess.run(
             ["node", "tests/page.mjs"],
             cwd=ROOT / "dashboard",

@@ -1,8 +1,10 @@
-// Tries the page in Chromium. On stdin: {url, nodes: [{name, pid, layers}], secret, chromium, shots}. Run by tests/test_page.py.
+// Tries the page in Chromium. On stdin: {url, nodes: [{name, pid, layers}], secret, chromium, shots, only, interactive_ms, longest_ms}.
+// Run by tests/test_page.py.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import net from "node:net";
 import { chromium } from "playwright-core";
+import { answers } from "./answers.mjs";
 
 const told = JSON.parse(await new Promise((done) => {
   let text = "";
@@ -183,6 +185,9 @@ const checks = {
     page.on("request", (one) => one.url().includes("/api/infer/stream") && asked.push(one));
     await page.goto(`${cuttable.url}/`);
     await page.waitForSelector(".nodes li");
+    await page.click("summary");
+    await page.selectOption("label:has-text('Show answers') select", { label: "as they came" });
+    await page.click("summary");
     await page.fill("textarea", "A long tale of the sea");
     await page.keyboard.press("Enter");
     await page.waitForFunction(() => document.querySelectorAll("[data-token]").length > 10);
@@ -202,6 +207,8 @@ const checks = {
     for (let i = complaints.length; i--; ) if (/net::ERR_/.test(complaints[i])) complaints.splice(i, 1);
     await page.context().close();
   },
+
+  ...answers({ told, open, listen, browser, accessible, inBothColours, shot }),
 
   async "a plan compares before and after"() {
     const page = await open("light", 1320, 860);
@@ -393,6 +400,7 @@ const checks = {
 
 let failed = 0;
 for (const [name, check] of Object.entries(checks)) {
+  if (!new RegExp(told.only).test(name)) continue;
   try {
     await check();
     console.log(`ok: ${name}`);

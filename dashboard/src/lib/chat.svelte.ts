@@ -1,5 +1,6 @@
 // The conversation on this page. It lives in this tab alone: the gateway keeps no texts.
 
+import { flushSync } from "svelte";
 import { ApiError, events } from "./api.svelte";
 import { layers, range, said } from "./format";
 import { colourOf } from "./swarm.svelte";
@@ -25,6 +26,7 @@ export type Item = TokenItem | RepairItem;
 export interface Answer {
   id: number;
   question: string;
+  form: "conversation" | "text";
   items: Item[];
   times: TokenTime[];
   route: Hop[];
@@ -55,6 +57,7 @@ export const chat = $state<{
   maxTokens: number | null; // null: a conversation may use the context, a text goes on for some lines
   seed: string;
   colourBy: "slowest" | "last" | "none";
+  isPlain: boolean; // answers are shown as they came, not as Markdown
   selected: { answer: number; index: number } | null; // a token; null: the newest
   said: string; // for screen readers
 }>({
@@ -66,6 +69,7 @@ export const chat = $state<{
   maxTokens: null,
   seed: "",
   colourBy: "slowest",
+  isPlain: false,
   selected: null,
   said: "",
 });
@@ -74,6 +78,8 @@ const TEXT_TOKENS = 256;
 // How long an answer that broke off is gone on with, and how often it is tried.
 const PATIENCE_MS = 30_000;
 const AGAIN_MS = 1000;
+// A long answer is drawn less often: so many times longer than drawing took, nothing is drawn.
+const REST = 5;
 
 let stopping: AbortController | null = null;
 
@@ -126,6 +132,7 @@ export async function ask(question: string): Promise<void> {
   chat.answers.push({
     id: now,
     question,
+    form: chat.form,
     items: [],
     times: [],
     route: [],
@@ -206,6 +213,7 @@ class Teller {
   private items: Item[] = [];
   private times: TokenTime[] = [];
   private frame = 0;
+  private restsTo = 0; // performance.now()
   private next = 0; // the token that is awaited
 
   constructor(private readonly answer: Answer) {}
@@ -298,7 +306,11 @@ class Teller {
   }
 
   private later(): void {
-    this.frame ||= requestAnimationFrame(() => this.flush());
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      if (performance.now() < this.restsTo) this.later();
+      else this.flush();
+    });
     if (document.visibilityState !== "visible" && this.items.length > 50) this.flush();
   }
 
@@ -312,6 +324,9 @@ class Teller {
     this.answer.lastAt = performance.now();
     this.items = [];
     this.times = [];
+    const began = performance.now();
+    flushSync();
+    this.restsTo = performance.now() + REST * (performance.now() - began);
   }
 }
 
