@@ -76,9 +76,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that is set. `file` is None where there is none."""
+    """Everything that is set. `file` is None where there is none; `is_of_folder`: it may have come with the folder that the
+    command runs in."""
 
     file: Path | None
+    is_of_folder: bool
     all: tuple[Setting, ...]
     worker: WorkerConfig
     request: RequestConfig
@@ -124,7 +126,15 @@ def read_settings(env: Mapping[str, str], folder: Path) -> Settings:
             for one in mine
         ]
     _refuse_unknown_variables(env)
-    return Settings(file, tuple(found), **sections)
+    return Settings(file, _is_of_folder(file, env), tuple(found), **sections)
+
+
+def _is_of_folder(file: Path | None, env: Mapping[str, str]) -> bool:
+    """Whether it was found in the working folder, and neither named nor the user's."""
+    if file is None or env.get("MANYHANDS_CONFIG"):
+        return False
+    own = own_home(env) / NAME
+    return file != own and not (own.exists() and file.samefile(own))
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def root(
         context.color = False
     this_folder()  # libraries end the process where it is gone
     if context.invoked_subcommand not in READ_IT_THEMSELVES:
-        context.default_map = configured.defaults(options.settings())
+        context.obj = options.settings()
+        context.default_map = configured.defaults(context.obj)
 
 
 def main() -> None:

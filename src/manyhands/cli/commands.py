@@ -56,6 +56,8 @@ class LazyCommands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Raises KeyError for what is no command."""
         COMMANDS[name]
+        from manyhands.cli.folder_file import guard
+
         with uncollected():
             module = import_module(f"manyhands.cli.{MODULES.get(name, name)}")
         parent = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -68,6 +70,7 @@ class LazyCommands(Mapping[str, Any]):
         assert isinstance(group, TyperGroup)
         for command in with_subcommands(group.commands[name]):
             read_plainly(command)
+            guard(command)
         return group.commands[name]
 
     def __iter__(self) -> Iterator[str]:

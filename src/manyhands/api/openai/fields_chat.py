@@ -231,8 +231,7 @@ class Chat(Common, Sampled, Labels, _Sampling):
     ]
     max_completion_tokens: NotRequired[
         Annotated[
-            NewTokens,
-            Shown("default half of what the context leaves; where it leaves less, that", [5], [0, 1.5, -1, 1 << 21]),
+            NewTokens, Shown("default half of what the context leaves; at most all of it", [5], [0, 1.5, -1, 1 << 21])
         ]
     ]
     max_tokens: NotRequired[

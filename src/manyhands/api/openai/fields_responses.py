@@ -194,7 +194,7 @@ class Responses(Common, Sampled, Labels):
     ]
     instructions: NotRequired[Annotated[Text, Shown("a system message before the input", ["Be kind."], [5])]]
     max_output_tokens: NotRequired[
-        Annotated[NewTokens, Shown("default half of what the context leaves; where it leaves less, that", [5], [0])]
+        Annotated[NewTokens, Shown("default half of what the context leaves; at most all of it", [5], [0])]
     ]
     stream_options: NotRequired[
         Annotated[ResponsesStream, Shown("obfuscation is not offered", [], [{"include_obfuscation": True}])]
