@@ -11,12 +11,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.checkpoint.manifest import Silent
+from manyhands.cli import membership
 from manyhands.cli.membership import _meet, _weights
 from manyhands.cli.reporter import Reporter
 from manyhands.core import NodeAddr
@@ -82,6 +84,34 @@ def test_a_hub_that_does_not_answer_is_named_with_what_to_ask(
             assert calling.answered() == []
 
     run(body())
+
+
+def test_who_does_not_answer_is_said_while_it_is_waited_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bootstrap, "DIAL_S", 0.5)
+    monkeypatch.setattr(membership, "SILENT_S", 0.05)
+
+    async def body() -> None:
+        async with Node(_transport, name="me", spans=tuple) as node:
+            async with hub(b"", has_tls=False) as addr:
+                await _fails_to_meet(node, addr)
+                assert capsys.readouterr().out == f"no answer yet from {addr}: waiting 0.5 s in all\n"
+            await _fails_to_meet(node, addr)  # refused at once, now that nothing listens there
+            await asyncio.sleep(2 * membership.SILENT_S)
+            assert capsys.readouterr().out == ""
+
+    run(body())
+
+
+async def _fails_to_meet(node: Node, addr: NodeAddr) -> None:
+    ticket = Ticket(SECRET, "town", (addr,))
+    calling = Bootstrap(node, node.transport.node, ticket, (), tuple, lambda: 0.0)
+    member: Any = SimpleNamespace(
+        config=SimpleNamespace(scope="lan"), bootstrap=calling, meet=calling.call, ticket=ticket
+    )
+    with pytest.raises(ShardUnavailable, match=f"{addr}"):
+        await _meet(member, None, Reporter(False))
 
 
 def _transport(hello: Callable[[Any], Hello]) -> TlsTransport:

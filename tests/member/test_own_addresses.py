@@ -226,10 +226,31 @@ def test_where_the_first_of_the_ticket_is_gone_another_member_is_the_relay(
         place.network = network = Machine(monkeypatch)
         network.gone = {relayed(gone).host}
         member = await place.open(1, relays=relays, is_one_relay_enough=True, scope="public")
-        assert [note for note in member.notes if str(relays[0]) in note]
+        await until(lambda: [note for note in member.notes if str(relays[0]) in note])
         assert relayed(RELAY, member.id) not in member.addresses
         await asyncio.sleep(MAX_RETRY_S)
         assert (list(member.addresses[1:]), member.notes) == ([relayed(RELAY, member.id)], [])
+
+    play(scene)
+
+
+def test_a_silent_node_of_the_ticket_is_not_waited_for_as_a_relay(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is called as a member, it has all of the time that a dial has."""
+    listen = MemoryTransport.listen
+
+    async def listens(self: MemoryTransport, addr: NodeAddr) -> NodeAddr:
+        if "%" in addr.host:
+            await asyncio.Event().wait()
+        return await listen(self, addr)
+
+    monkeypatch.setattr(MemoryTransport, "listen", listens)
+
+    async def scene(place: Town) -> None:
+        place.network = Machine(monkeypatch)
+        other = await place.open(0, scope="public")
+        async with asyncio.timeout(1):
+            member = await place.open(1, relays=(RELAY,), is_one_relay_enough=True, scope="public")
+        await until(lambda: told(other, member) == {"127.0.0.1"})
 
     play(scene)
 

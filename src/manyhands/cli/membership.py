@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
 
+SILENT_S = 1.0  # after which is said who has not answered
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -216,6 +218,7 @@ async def _stay(
 
 async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
     """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs a member."""
+    late = asyncio.get_running_loop().call_later(SILENT_S, _tell_silence, member, tell)
     try:
         if member.config.scope != "off":
             await member.meet()
@@ -223,11 +226,23 @@ async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
         if named is None:
             raise
         tell.line(f"alone so far: {error}")
+    finally:
+        late.cancel()
     others = sorted({record.name for record in member.records() if record.node != member.id})
     who = f"with {', '.join(others)}" if others else "no other node yet"
     name, kind = member.ticket.name, member.ticket.directory
     text = f"swarm {name}, {who}" + (f", directory by {kind}" if kind != DIRECTORIES[0] else "")
     tell("swarm", text, swarm=name, directory=kind, node=member.id, others=others)
+
+
+def _tell_silence(member: "Member", tell: Reporter) -> None:
+    """Who is called, where none of them has answered yet."""
+    from manyhands.member.bootstrap import DIAL_S
+
+    addresses = member.bootstrap.addresses()
+    if addresses and not member.bootstrap.answered():
+        more = f" and {len(addresses) - 3} more" if len(addresses) > 3 else ""
+        tell.line(f"no answer yet from {', '.join(map(str, addresses[:3]))}{more}: waiting {DIAL_S:g} s in all")
 
 
 async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) -> Any:

@@ -72,19 +72,15 @@ class OwnAddresses:
         return () if direct is None else (direct, *self._relayed, *self._iroh)
 
     async def listen(self) -> None:
-        """Be reachable, a visitor excepted. A relay that cannot be reached becomes a note. Raises BadRequest."""
+        """Be reachable, a visitor excepted. A relay that was named and cannot be reached becomes a note. Raises BadRequest."""
         if self._config.is_visitor:
             self.host = reachable(self._bound).host
             return
         self._bound = await self._node.listen(self._config.listen)
         shown = self._config.advertise or reachable(self._bound)
         self._set_direct(NodeAddr(shown.host, shown.port or self._bound.port))  # before others can call
-        for relays in self._relays():
-            try:
-                self._relayed.append(await self._node.transport.listen(relayed(relays[0])))
-            except BadRequest as error:
-                self._away[f"not reachable by way of the relay: {error}"] = relays
-        self._notes += self._away
+        if not self._config.is_one_relay_enough:  # else the nodes of the ticket, which may be silent: not waited for
+            await self._ask_relays()
         if self._config.iroh_url is not None:
             self._iroh.append(await self._node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
 
@@ -126,8 +122,20 @@ class OwnAddresses:
             return [relays] if relays else []
         return [(relay,) for relay in relays]
 
+    async def _ask_relays(self) -> None:
+        for relays in self._relays():
+            try:
+                self._relayed.append(await self._node.transport.listen(relayed(relays[0])))
+            except BadRequest as error:
+                self._away[f"not reachable by way of the relay: {error}"] = relays
+        self._notes += self._away
+
     async def keep_relays(self) -> None:
-        """Where none answered at the start: ask until one does. Where one is enough: replace it when it is gone."""
+        """Where none answered at the start: ask until one does. Where one is enough: ask it now, replace it when it is gone."""
+        if self._config.is_one_relay_enough:
+            await self._ask_relays()
+            if self._relayed:
+                self._on_change()
         await asyncio.gather(*(self._ask_again(relays, note, relays[0]) for note, relays in self._away.items()))
         while self._config.is_one_relay_enough and self._relayed:
             await self._until_away(lost := self._relayed[0])
