@@ -50,7 +50,7 @@ def test_a_changed_source_or_build_is_found(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(dashboard, "BUILT", tmp_path / "src" / "manyhands" / "dashboard")
     assert dashboard.problems() == []
     (tmp_path / "dashboard" / "src" / "App.svelte").write_text("<p>other</p>")
-    (tmp_path / "src" / "manyhands" / "dashboard" / "index.html").write_text("other")
+    (tmp_path / "src" / "manyhands" / "dashboard" / "index.html.gz").write_text("other")
     assert [line.partition(":")[0] for line in dashboard.problems()] == [
         "dashboard/ has changed since src/manyhands/dashboard was built",
         "files in src/manyhands/dashboard are not those that were built",

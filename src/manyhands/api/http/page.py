@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 FOLDER = files("manyhands") / "dashboard"
-INDEX = "index.html"
+INDEX, PACKED = "index.html", ".gz"  # files are stored as they are sent to most
 BUILD = "build.json"  # what it was built from (tools/dashboard.py): not served
 STYLE = "/page/reference.css"  # of /docs
 _POLICY = {
@@ -51,22 +51,24 @@ class PageFile:
     tag: str
 
     @classmethod
-    def of(cls, name: str, content: bytes) -> "PageFile":
-        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    def of(cls, name: str, packed: bytes) -> "PageFile":
+        kind, plain = mimetypes.guess_type(name)[0] or "application/octet-stream", gzip.decompress(packed)
+        tag = f'"{hashlib.sha256(plain).hexdigest()[:16]}"'
         text = kind.startswith("text/") or kind.endswith(("javascript", "json", "xml"))
-        return cls(f"{kind}; charset=utf-8" if text else kind, content, gzip.compress(content, 9, mtime=0), tag)
+        return cls(f"{kind}; charset=utf-8" if text else kind, plain, packed, tag)
 
 
 @lru_cache(maxsize=1)
 def page_files() -> dict[str, PageFile]:
     """The files by the path they are served at; read once a process."""
-    found = {"/": PageFile.of(INDEX, (FOLDER / INDEX).read_bytes())}
-    return found | {f"/{name}": PageFile.of(name, file.read_bytes()) for name, file in _below(FOLDER / "page", "page")}
+    index = FOLDER / f"{INDEX}{PACKED}"
+    below = sorted((FOLDER / "page").iterdir(), key=lambda file: file.name)
+    return {"/": PageFile.of(INDEX, index.read_bytes())} | dict(_served(file) for file in below if file.is_file())
 
 
-def _below(folder: Traversable, path: str) -> list[tuple[str, Traversable]]:
-    return sorted((f"{path}/{file.name}", file) for file in folder.iterdir() if file.is_file())
+def _served(file: Traversable) -> tuple[str, PageFile]:
+    path = f"/page/{file.name.removesuffix(PACKED)}"
+    return path, PageFile.of(path, file.read_bytes())
 
 
 def page_router() -> APIRouter:
