@@ -56,8 +56,6 @@ class LazyCommands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Raises KeyError for what is no command."""
         COMMANDS[name]
-        from manyhands.cli.folder_file import guard
-
         with uncollected():
             module = import_module(f"manyhands.cli.{MODULES.get(name, name)}")
         parent = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -68,16 +66,23 @@ class LazyCommands(Mapping[str, Any]):
             parent.command(name, cls=SectionedCommand)(getattr(module, f"{name}_" if hasattr(builtins, name) else name))
         group = typer.main.get_command(parent)
         assert isinstance(group, TyperGroup)
-        for command in with_subcommands(group.commands[name]):
-            read_plainly(command)
-            guard(command)
-        return group.commands[name]
+        return _guarded(group.commands[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
 
     def __len__(self) -> int:
         return len(COMMANDS)
+
+
+def _guarded(command: Any) -> Any:
+    """`command`, of which what the folder's file says is checked (folder_file.py)."""
+    from manyhands.cli.folder_file import guard
+
+    for each in with_subcommands(command):
+        read_plainly(each)
+        guard(each)
+    return command
 
 
 def with_subcommands(command: Any) -> Iterator[Any]:

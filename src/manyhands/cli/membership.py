@@ -228,10 +228,14 @@ async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
         tell.line(f"alone so far: {error}")
     finally:
         late.cancel()
+    _say_met(member, tell)
+
+
+def _say_met(member: "Member", tell: Reporter) -> None:
     others = sorted({record.name for record in member.records() if record.node != member.id})
     who = f"with {', '.join(others)}" if others else "no other node yet"
     name, kind = member.ticket.name, member.ticket.directory
-    text = f"swarm {name}, {who}" + (f", directory by {kind}" if kind != DIRECTORIES[0] else "")
+    text = f"swarm {name}, {who}" + f", directory by {kind}" * (kind != DIRECTORIES[0])
     tell("swarm", text, swarm=name, directory=kind, node=member.id, others=others)
 
 

@@ -10,8 +10,8 @@ from manyhands.engine import library
 from manyhands.engine.compile_experts import add_experts
 from manyhands.engine.compile_rows import add_row
 from manyhands.engine.compiled import Compiled, Emitted, Registers
-from manyhands.engine.compressed import add_compressed, choice
-from manyhands.engine.latents import add_latent, block_choice
+from manyhands.engine.compressed import add_compressed
+from manyhands.engine.latents import add_latent, attended
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Make, Packer
@@ -42,7 +42,6 @@ from manyhands.program.ops import (
     CompressedAttention,
     Convolution,
     Decay,
-    EntryIndex,
     ExpertRouting,
     Experts,
     Gate,
@@ -246,12 +245,7 @@ class _Compiler:
     def _(self, op: Attention) -> None:
         sources = [self.source(name) for name in (op.query, op.key, op.value)]
         target = self.target(op.target, op.heads * op.value_width, sources)
-        window = (op.window or 0) * (-1 if op.is_chunked else 1)
-        chosen: tuple[int, ...]
-        if isinstance(op.index, EntryIndex):
-            chosen, window = (choice(self, op.index, op.rate),), op.rate
-        else:
-            chosen = block_choice(self, op.index)
+        chosen, window = attended(self, op)
         shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes), *chosen)
         sinks = vector([op.sinks] if op.sinks else [], self.read)
         self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))

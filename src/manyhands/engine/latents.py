@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from manyhands.engine import library
+from manyhands.engine.compressed import choice
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.library import BLOCK, TYPES
-from manyhands.program.ops import BlockIndex, LatentAttention, Weight
+from manyhands.program.ops import Attention, BlockIndex, EntryIndex, LatentAttention, Weight
 
 
 def add_latent(to: Emitter, op: LatentAttention) -> None:
@@ -26,15 +27,21 @@ def add_latent(to: Emitter, op: LatentAttention) -> None:
     _product(to, seen, target, op.value_weight, heads, False, (0, rank, 0, op.value_width, heads, rank, op.value_width))
 
 
-def block_choice(to: Emitter, index: BlockIndex | None) -> tuple[int, ...]:
-    """The register of the blocks that each key head sees, or none."""
-    if index is None:
-        return ()
+def attended(to: Emitter, op: Attention) -> tuple[tuple[int, ...], int]:
+    """The register of what an index chooses, or none; and the window: the positions of an entry, where entries are chosen."""
+    if isinstance(op.index, EntryIndex):
+        return (choice(to, op.index, op.rate),), op.rate
+    chosen = () if op.index is None else (_block_choice(to, op.index),)
+    return chosen, (op.window or 0) * (-1 if op.is_chunked else 1)
+
+
+def _block_choice(to: Emitter, index: BlockIndex) -> int:
+    """The register of the blocks that each key head sees."""
     query, key = to.source(index.query), to.source(index.key)
     chosen = to.target(" chosen", index.heads * index.top_k * index.block // BLOCK, [query, key])
     numbers = (query, key, query, chosen, index.heads, index.width, 0, index.block, index.local)
     to.emit(library.INDEX, numbers)
-    return (chosen,)
+    return chosen
 
 
 def _choice(to: Emitter, op: LatentAttention) -> tuple[int, ...]:

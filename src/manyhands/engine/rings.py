@@ -61,12 +61,10 @@ class Rings:
             raise StateGone(f"position {start} was left long ago: the nearest to go on from is {nearest}")
         now = self._held(start)
         rings = HOST.made(self._plan.now_bytes) if self._now is None else self._now.rings
-        before = None if now is None else self._left(start, end, now)
-        if now is None:
-            now = _Held(rings, start, start)
-        elif now.rings is not rings:
+        self._before, self._end = None if now is None else self._left(start, end, now), start
+        if now is not None and now.rings is not rings:
             HOST.copy(rings, now.rings)
-        self._before, self._end = before, start
+        now = now or _Held(rings, start, start)
         self._now = _Held(rings, now.base, max(now.most, end))
         return Begun(_NO_BLOCKS, HOST.address(rings), -1)
 

@@ -123,11 +123,7 @@ class Auditor:
                 return found
             else:
                 passed.append(found)
-        left_out = f"no other node that can be reached holds layers {', '.join(alone)}" if alone else ""
-        if not passed:
-            return impossible(left_out or "all layers were computed on this machine")
-        details = [each.detail for each in passed] + [left_out] * bool(alone)
-        return Audit("passed", "; ".join(details), tuple(span for each in passed for span in each.spans))
+        return _all_passed(passed, alone)
 
     async def _hear(self) -> Audit | None:
         """What all hops attest (`_said`). None unless one says nothing, as no honest hop does."""
@@ -146,8 +142,7 @@ class Auditor:
         """What the node of `hop`, or a standby of it, attests; None if it does not within ANSWER_S, or says something else than
         it was asked for, or has not signed it."""
         session, until = self._session, len(self._ids)
-        is_last = index == len(session.route.hops) - 1
-        asked = session.id, session.route.epoch, index, self._came.begin if is_last else 0, until
+        asked = session.id, session.route.epoch, index, self._start(index), until
         node, info = hop.offer.node, hop.offer.info
         session.attested.pop((node, index), None)
         try_send(hop.control, Attest(*asked))
@@ -159,6 +154,10 @@ class Auditor:
             return None
         right = Attested(*asked, info.model, info.precision, info.span, said.given, said.made, said.signature)
         return Signed(node, said) if said == right and is_attested(said, node) else None
+
+    def _start(self, index: int) -> int:
+        """From where on rows of hop `index` are compared: of the last one those that came here."""
+        return self._came.begin if index == len(self._session.route.hops) - 1 else 0
 
     async def _at_boundaries(self) -> Audit | None:
         """Where a hop was given other rows than the one before says it made. This origin knows what it sent and what came."""
@@ -195,6 +194,11 @@ class Auditor:
             return Audit("passed", f"{by.name} computed the same as {hop.name}", (hop.info.span,))
         if by.node == self._us:
             return self._failed(index, hop, "did not compute what this machine does", said, repeated)
+        return await self._decided(index, by, repeated, asked)
+
+    async def _decided(self, index: int, by: Offer, repeated: Signed, asked: set[NodeId]) -> Audit:
+        """Hop `index` and `by` differ: a third node decides, if there is one."""
+        hop, said = self._session.route.hops[index].offer, self._said[index]
         if (third := await self._repeat(index, asked)) is not None:
             judge, decisive = third
             evidence = said, repeated, decisive
@@ -224,18 +228,21 @@ class Auditor:
         span = hop.offer.info.span
         if hop.arithmetic.endswith(UNPROVEN):
             return None  # its bits need not be another's
-        while True:
-            standbys = self._session.standbys
-            if (standby := standbys.by_span.get(span)) is None:
-                await self._followers.find(span, asked, pick=self._pick)
-                if (standby := standbys.by_span.get(span)) is None:
-                    return None
-            asked.add(standby.hop.offer.node)
+        while (standby := await self._recruit(span, asked)) is not None:
             if await self._follow(standby, hop):
                 repeated = await self._ask(index, standby.hop)
-                standbys.dismiss(span)
+                self._session.standbys.dismiss(span)
                 if repeated is not None and repeated.is_whole:
                     return standby.hop.offer, repeated
+        return None
+
+    async def _recruit(self, span: Span, asked: set[NodeId]) -> Standby | None:
+        """The standby of the hop of `span`, or one on a node that was not `asked`."""
+        if span not in self._session.standbys.by_span:
+            await self._followers.find(span, asked, pick=self._pick)
+        if (standby := self._session.standbys.by_span.get(span)) is not None:
+            asked.add(standby.hop.offer.node)
+        return standby
 
     def _pick(self, offers: Sequence[Offer]) -> Offer:
         """This machine itself if it can, whom it need not doubt; else any."""
@@ -264,6 +271,15 @@ class Auditor:
         for position, ids in prefill_parts(self._session, self._config, start, self._ids[start:until]):
             rows = await embedded(self._session, self._ends, position, ids)
             self._session.standbys.feed_first(standby, position, len(ids), *rows)
+
+
+def _all_passed(passed: Sequence[Audit], alone: Sequence[str]) -> Audit:
+    """Nothing was wrong with what `passed`; no other node has the layers `alone`."""
+    left_out = [f"no other node that can be reached holds layers {', '.join(alone)}"] if alone else []
+    if not passed:
+        return impossible(left_out[0] if alone else "all layers were computed on this machine")
+    details = "; ".join([*(each.detail for each in passed), *left_out])
+    return Audit("passed", details, tuple(span for each in passed for span in each.spans))
 
 
 def impossible(why: str) -> Audit:

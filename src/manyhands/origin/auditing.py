@@ -45,14 +45,7 @@ class Audits:
         ids = generation.ledger[: generation.committed]
         followers, excluded = healer.followers, healer.excluded
         auditor = Auditor(session, self._ends, self._config, ids, generation.came, followers, excluded, self._draw)
-        limit_s = self._config.patience_s + (answer.timings.total_s or 0.0)
-        try:
-            async with asyncio.timeout(limit_s):
-                answer.audit = await auditor.run()
-        except TimeoutError:
-            answer.audit = impossible(f"it was not done within {limit_s:.0f} s")
-        except ManyhandsError as error:
-            answer.audit = impossible(str(error))
+        answer.audit = await _within(self._config.patience_s + (answer.timings.total_s or 0.0), auditor)
         self._note(answer, answer.audit, session)
 
     def _note(self, answer: Answer, audit: Audit, session: Session) -> None:
@@ -63,3 +56,13 @@ class Audits:
         if audit.outcome == "failed":
             for offer in audit.nodes:
                 self._evict(offer.node)
+
+
+async def _within(limit_s: float, auditor: Auditor) -> Audit:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await auditor.run()
+    except TimeoutError:
+        return impossible(f"it was not done within {limit_s:.0f} s")
+    except ManyhandsError as error:
+        return impossible(str(error))

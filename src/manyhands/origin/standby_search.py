@@ -104,8 +104,7 @@ class Followers:
         """Ask a node to stand by for the hop of `span`: the one that `pick` says, of those that can; by itself spares first,
         then most free cache. A node that was full comes after those that were so less often."""
         try:
-            offer = await self._choose(span, excluded, is_for_good=is_for_good, pick=pick)
-            route = self._session.route
+            offer, route = await self._choose(span, excluded, is_for_good=is_for_good, pick=pick), self._session.route
             index = route.index_of(span)
             if offer is not None and index is not None:
                 hop = await self._around.connect(index, offer, len(route.hops), route.lease)

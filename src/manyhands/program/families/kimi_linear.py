@@ -77,7 +77,9 @@ def _kinds(f: Fields, inner: Fields, layers: int) -> Sequence[str]:
     default = [_FULL if i and i % 4 == 0 else _LINEAR for i in range(layers)]
     full, linear = (inner.whole_numbers(name) for name in ("full_attn_layers", "kda_layers"))
     if full or linear:
-        is_whole = inner.has("full_attn_layers") and inner.has("kda_layers")  # transformers reads neither without the other
+        is_whole = inner.has("full_attn_layers") and inner.has(
+            "kda_layers"
+        )  # transformers reads neither without the other
         if not is_whole or sorted(full + linear) != list(range(1, layers + 1)):
             raise inner.refuse("kda_layers", f"with full_attn_layers each layer from 1 to {layers} once is needed")
         default = [_FULL if i + 1 in full else _LINEAR for i in range(layers)]

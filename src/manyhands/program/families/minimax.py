@@ -54,18 +54,23 @@ def minimax_text_01(f: Fields) -> Program:
     for name, published in zip(_FACTORS, _PUBLISHED, strict=True):
         for kind in ("alpha", "beta"):
             f.rename(**{f"{name}_{kind}_factor": f"layernorm_{published}_{kind}"})
-    types = f.whole_numbers("attn_type_list")
-    if types:
-        listed = [_FULL if kind else _LINEAR for kind in types]
-        if len(listed) != f.count("num_hidden_layers", high=1024):
-            raise f.refuse("attn_type_list", "a number for each of the layers is needed")
-        f.only("layer_types", listed)
-        f.assume(layer_types=listed)
+    _take_types(f)
     if not f.flag("postnorm"):
         raise f.refuse("postnorm", "only true is supported: what a norm leaves is the residual stream")
     f.only("shared_intermediate_size", 0, [0])
     f.ignore("shared_moe_mode")
     return _program(f)
+
+
+def _take_types(f: Fields) -> None:
+    """`attn_type_list`: a number for each layer, as `layer_types` says it."""
+    if not (types := f.whole_numbers("attn_type_list")):
+        return
+    listed = [_FULL if kind else _LINEAR for kind in types]
+    if len(listed) != f.count("num_hidden_layers", high=1024):
+        raise f.refuse("attn_type_list", "a number for each of the layers is needed")
+    f.only("layer_types", listed)
+    f.assume(layer_types=listed)
 
 
 def minimax_m1(f: Fields) -> Program:
