@@ -8,6 +8,7 @@ import numpy as np
 
 from manyhands.engine import library
 from manyhands.engine.golden_cases import BackEnd, Op, product, reals, stored
+from manyhands.engine.library import Array
 from manyhands.engine.quants import round_weights
 
 ROWS: Final = 150
@@ -15,30 +16,35 @@ ROWS: Final = 150
 SHAPES: Final = ((6, 2, 40, 33, 4, 5, 24, 7), (5, 5, 17, 64, 1, 2, 20, 70), (20, 1, 32, 16, 32, 3, 8, 2))
 
 
+def table(kind: str, rows: int, width: int) -> Array:
+    """Three parts, packed."""
+    parts = reals(150, 3, rows, width)
+    if kind == "w8":
+        return np.concatenate([round_weights("scalar", part, "f32", kind) for part in parts])
+    return np.concatenate([library.pack(stored(part, kind), kind) for part in parts])
+
+
+def shift(taps: int) -> Op:
+    """The row taps - 1 positions before, into the register of that number."""
+    one = np.zeros((taps, 4), np.float32)
+    one[0] = 1
+    return library.CONVOLVE, (1, taps, taps, 0), (), (one, None)
+
+
 def words(kind: str) -> Callable[[BackEnd], bytes]:
     """Of three tokens; ids of all digits, the end among them."""
 
     def case(machine: BackEnd) -> bytes:
-        width, rows, found = 40, 48, []
-        numbers = reals(150, 3, rows, width)
-        packed = [
-            round_weights("scalar", part, "f32", kind) if kind == "w8" else library.pack(stored(part, kind), kind)
-            for part in numbers
-        ]
+        width, rows = 40, 48
         ids = np.resize(np.array([3, 70_000, 9, 9, 1, 65_536, 256, 9, 3]), ROWS)
         digits = (ids[:, None] >> np.array([0, 8, 16, 24]) & 255).astype(np.float32) / np.float32(256)
-        shifts: list[Op] = []
-        for taps in (2, 3):
-            one = np.zeros((taps, 4), np.float32)
-            one[0] = 1
-            shifts.append((library.CONVOLVE, (1, taps, taps, 0), (), (one, None)))
         sizes, firsts = np.array([37, 41, 31, 29], np.int64), np.array([0, 37, 78, 109], np.int64)
         by, shape = np.array([23703573157769, 20109073645365, 8052911324071]), (3, 2, library.TYPES[kind], rows, 9)
-        op = (library.NGRAMS, (1, 4, *shape, 1 << 17, 2, 3), (), (by, sizes, firsts, np.concatenate(packed)))
-        ops: list[Op] = [(library.COPY, (0, 1, 2, 0, 4, 1, 0, 0), (), ()), *shifts, op]
+        op = (library.NGRAMS, (1, 4, *shape, 1 << 17, 2, 3), (), (by, sizes, firsts, table(kind, rows, width)))
+        ops: list[Op] = [(library.COPY, (0, 1, 2, 0, 4, 1, 0, 0), (), ()), *map(shift, (2, 3)), op]
         x = np.concatenate([reals(151, ROWS, 2), digits], 1)
-        found = [machine.run(x, row_type, [4, 4, 4, 4 * width], ops, 4).tobytes() for row_type in ("bf16", "f32")]
-        return b"".join(found)
+        widths = [4, 4, 4, 4 * width]
+        return b"".join(machine.run(x, row_type, widths, ops, 4).tobytes() for row_type in ("bf16", "f32"))
 
     return case
 
@@ -62,12 +68,12 @@ def chosen(row_type: str) -> Callable[[BackEnd], bytes]:
         found, x = [], np.tile(reals(160, ROWS // 3, 24), (3, 1))
         x[40, 3], x[110, 5] = np.inf, np.nan
         for heads, key_heads, width, value, rate, many, wide, count in SHAPES:
-            keys, out = (key_heads * width, key_heads * value), heads * value
-            widths = [heads * width, *keys, many * wide, wide, many, count, out]
+            keys = key_heads * width, key_heads * value, many * wide, wide, many
+            widths = [heads * width, *keys, count, heads * value]
             ops: list[Op] = [product(161 + 2 * i, 0, i + 1, columns, 24) for i, columns in enumerate(widths[:6])]
             ops.append((library.INDEX, (4, 5, 6, 7, many, wide, rate), (), ()))
-            shape = (heads, key_heads, width, value, rate, 0, 0, 7)
-            ops.append((library.ATTENTION, (1, 2, 3, 8, *shape), (0.02, 0.0), (reals(175, heads),)))
+            shape = (1, 2, 3, 8, heads, key_heads, width, value, rate, 0, 0, 7)
+            ops.append((library.ATTENTION, shape, (0.02, 0.0), (reals(175, heads),)))
             found += [machine.run(x, row_type, widths, ops, out).tobytes() for out in (7, 8)]
         return b"".join(found)
 

@@ -217,31 +217,12 @@ def _attention(n: TensorNames, s: Sizes, style: AttentionStyle, norm: NormStyle,
 
 def _admitted(n: TensorNames, streams: _Streams, words: _Words, number: int, vocab: int) -> Ops:
     """Streams, "p", admit what the last tokens' n-grams give, and a convolution of it."""
-    s, earlier = streams.s, [f"d{i}" for i in range(1, words.longest)]
-    rows, heads, path = words.rows[number] // words.parts, len(words.sizes[number]), "ple.ple_embedding"
-    found = Ngrams(
-        tokens=("d0", *earlier),
-        target="e",
-        table=n.linear(f"{path}.ngram_embedding.shard_{EXPERT}", rows, words.width // heads),
-        parts=words.parts,
-        stored=(
-            n.vector(f"{path}.layer_multipliers", words.longest),
-            n.vector(f"{path}.ngram_heads_vocab_sizes", heads),
-            n.vector(f"{path}.ngram_heads_offsets", heads),
-        ),
-        multipliers=words.multipliers[number],
-        sizes=words.sizes[number],
-        end=words.end,
-        vocab=vocab,
-    )
-    kernel = Weight(f"{n.path}ple.conv1d.weight", (streams.width, 1, words.taps))
+    s, kernel = streams.s, Weight(f"{n.path}ple.conv1d.weight", (streams.width, 1, words.taps))
     key = n.part("k", "ple.key_proj", streams.width, words.width, False)
     value = n.part("v", "ple.value_proj", s.hidden, words.width, False)
-    shifts = (Convolution("d0", one, i + 2, Taps(_DIGITS, (1.0, *(0.0,) * (i + 1)))) for i, one in enumerate(earlier))
     return (
         Copy("x", "d0", streams.width, _DIGITS),
-        *shifts,
-        found,
+        *_looked_up(n, words, number, vocab),
         Product("e", (key, value)),
         streams.normed(n, "ple.norm_key", "k", "k"),
         streams.normed(n, "ple.norm_query", "p", "t"),
@@ -252,33 +233,61 @@ def _admitted(n: TensorNames, streams: _Streams, words: _Words, number: int, voc
     )
 
 
+def _looked_up(n: TensorNames, words: _Words, number: int, vocab: int) -> Ops:
+    """By ids, "d0", rows of the table of the layer `number` of those with n-grams, to "e"."""
+    rows, heads, path = words.rows[number] // words.parts, len(words.sizes[number]), "ple.ple_embedding"
+    table = n.linear(f"{path}.ngram_embedding.shard_{EXPERT}", rows, words.width // heads)
+    stored = (
+        n.vector(f"{path}.layer_multipliers", words.longest),
+        n.vector(f"{path}.ngram_heads_vocab_sizes", heads),
+        n.vector(f"{path}.ngram_heads_offsets", heads),
+    )
+    numbers, back = (words.multipliers[number], words.sizes[number], words.end), range(1, words.longest)
+    shifts = (Convolution("d0", f"d{i}", i + 1, Taps(_DIGITS, (1.0, *(0.0,) * i))) for i in back)
+    tokens = tuple(f"d{i}" for i in range(words.longest))
+    return (*shifts, Ngrams(tokens, "e", table, words.parts, stored, *numbers, vocab))
+
+
 def _words(f: Fields, s: Sizes, kinds: list[str]) -> _Words:
-    layers = tuple(sorted({i - 1 for i in f.whole_numbers("ple_layer_ids")}))
+    layers = _word_layers(f, kinds)
     names = "ple_embed_dim ple_conv_kernel_size ngram_size heads_per_ngram ngram_vocab_size_base seed split_ngram_parts"
     f.ignore(*names.split(), "make_ngram_vocab_size_divisible_by", "ngram_eos_token_id")
     if not layers:
         return _Words((), 2, 1, 1, 1, 0, (), (), ())
-    if layers[0] < 0 or len(layers) > _MOST_LAYERS or any(kinds[i : i + 1] != [_LINEAR] for i in layers):
-        raise f.refuse(
-            "ple_layer_ids", f"numbers, from 1, of at most {_MOST_LAYERS} layers of linear attention are needed"
-        )
     longest, heads = f.count("ngram_size", 3, low=2, high=5), f.count("heads_per_ngram", 8, high=_MOST_HEADS)
     all_heads, width = (longest - 1) * heads, f.count("ple_embed_dim", s.hidden, high=_WIDEST)
-    if all_heads > _MOST_HEADS:
-        raise f.refuse("heads_per_ngram", f"at most {_MOST_HEADS} of all {longest - 1} lengths together are served")
-    if width % all_heads:
-        raise f.refuse("ple_embed_dim", f"a multiple of the {all_heads} heads of n-grams is needed")
+    _check_heads(f, all_heads, width)
     taps = f.count("ple_conv_kernel_size", 4, high=31 // longest + 1)
     base = f.count("ngram_vocab_size_base", 20_000_000, low=2, high=1 << 28)
     primes = _primes(base, all_heads * len(layers))
     sizes = tuple(primes[i * all_heads : (i + 1) * all_heads] for i in range(len(layers)))
-    whole, parts = f.count("make_ngram_vocab_size_divisible_by", 128), f.count("split_ngram_parts", 512)
+    parts, seed = f.count("split_ngram_parts", 512), f.count("seed", 1234, low=0, high=1 << 62)
+    by = tuple(_multipliers(seed + 10007 * i, s.vocab, longest) for i in range(len(layers)))
+    return _Words(layers, longest, width, parts, taps, _end(f, s.vocab), by, sizes, _rows(f, sizes, parts))
+
+
+def _word_layers(f: Fields, kinds: list[str]) -> tuple[int, ...]:
+    layers = tuple(sorted({i - 1 for i in f.whole_numbers("ple_layer_ids")}))
+    if len(layers) > _MOST_LAYERS or any(i < 0 or kinds[i : i + 1] != [_LINEAR] for i in layers):
+        needed = f"numbers, from 1, of at most {_MOST_LAYERS} layers of linear attention are needed"
+        raise f.refuse("ple_layer_ids", needed)
+    return layers
+
+
+def _check_heads(f: Fields, heads: int, width: int) -> None:
+    if heads > _MOST_HEADS:
+        raise f.refuse("heads_per_ngram", f"at most {_MOST_HEADS} of n-grams of all lengths together are served")
+    if width % heads:
+        raise f.refuse("ple_embed_dim", f"a multiple of the {heads} heads of n-grams is needed")
+
+
+def _rows(f: Fields, sizes: tuple[tuple[int, ...], ...], parts: int) -> tuple[int, ...]:
+    """Of the table of each layer, as it is padded."""
+    whole = f.count("make_ngram_vocab_size_divisible_by", 128)
     rows = tuple(-(-sum(each) // whole) * whole for each in sizes)
     if any(one % parts or one // parts > _MOST_ROWS for one in rows):
         raise f.refuse("split_ngram_parts", f"equal parts of {rows[0]} rows, of at most {_MOST_ROWS}, are needed")
-    seed = f.count("seed", 1234, low=0, high=1 << 62)
-    by = tuple(_multipliers(seed + 10007 * i, s.vocab, longest) for i in range(len(layers)))
-    return _Words(layers, longest, width, parts, taps, _end(f, s.vocab), by, sizes, rows)
+    return rows
 
 
 def _end(f: Fields, vocab: int) -> int:
