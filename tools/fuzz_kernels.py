@@ -26,13 +26,22 @@ from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.grids import stand_in
-from manyhands.engine.library import Plan, Team
+from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.quants import FORMS, KEPT, packed_bytes, round_weights
 from manyhands.errors import ManyhandsError
 from tools.fuzz_plans import Integer, operation, shape_of
 from tools.sanitized import ROOT, build, preloads
 
 LEAST: Final = 4  # plans with operations, however slow the machine
+ODD: Final = (np.nan, np.inf, -np.inf, 3e38, 1e-45, -0.0)
+
+
+def rows_of(integer: Integer, count: int, width: int) -> Array:
+    """Rows of a step; now and then with numbers that are none, or hardly."""
+    rows = reals(integer(1, 99), count, width)
+    if integer(0, 3) == 0:
+        rows.reshape(-1)[:: integer(1, 50)] = ODD[integer(0, len(ODD) - 1)]
+    return rows
 
 
 def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) -> list[bytes]:
@@ -46,7 +55,7 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
             start = caches[i].reachable(integer(0, at[i]))
             segments.append(caches[i].segment(start, row, count))
             at[i], row = start + count, row + count
-        rows = np.ascontiguousarray(stored(reals(integer(1, 99), row, width), row_type)).view(np.uint8).reshape(-1)
+        rows = np.ascontiguousarray(stored(rows_of(integer, row, width), row_type)).view(np.uint8).reshape(-1)
         try:
             out.append(plan.run(team, integer(1, 4), segments, rows, row).tobytes())
             for cache, end in zip(caches, at, strict=True):
