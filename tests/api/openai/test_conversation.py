@@ -90,3 +90,12 @@ def test_tools_of_a_namespace_have_longer_names() -> None:
 def test_a_tool_that_is_allowed_is_one_of_the_tools() -> None:
     with pytest.raises(BadField, match="no function k in tools"):
         conversation_of({"messages": [SAID], "tools": TOOLS, "tool_choice": allowed("auto", "f", "k")})
+
+
+@pytest.mark.parametrize("name", ["none", "auto", "required"])
+def test_a_function_is_chosen_whatever_its_name(name: str) -> None:
+    """None was called of the first name, any of the others."""
+    tools = [{"type": "function", "function": {"name": one}} for one in (name, "other")]
+    choice = {"type": "function", "function": {"name": name}}
+    said = conversation_of({"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice})
+    assert [function.name for function in said.functions] == [name] and said.tool_choice == "required"

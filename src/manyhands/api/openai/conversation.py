@@ -121,6 +121,9 @@ def _among(functions: Sequence[Function], tools: Sequence[Mapping[str, Any]]) ->
     return [tool for tool in tools if tool["function"]["name"] in names]
 
 
+WORDS = ("none", "auto", "required")  # that are no names where Conversation.tool_choice says them
+
+
 def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[Function], str]:
     """The functions that may be called, and tool_choice as a word. `choice`: a word, a function by its `name`, or the `tools`
     that are allowed with a `mode`. Raises BadField for a choice without its tool, or a name that comes twice.
@@ -140,6 +143,8 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[
     named = choice["name"] if isinstance(choice, dict) else None
     if named not in (None, *names) or (choice == "required" and not names):
         raise BadField(f"tool_choice: there is no function {named or 'to choose'} in tools", "tool_choice")
+    if named in WORDS:
+        return [f for f in functions if f.name == named], "required"
     return functions, named or choice or "auto"
 
 
