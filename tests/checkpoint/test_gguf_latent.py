@@ -93,6 +93,8 @@ def config(found: Gguf) -> dict[str, Any]:
             {"activation_sparsity_scale": np.array([np.nan] * 4, np.float32)},
             "is not a number for each of 4",
         ),
+        ("gemma3n_text", {"attention__shared_kv_layers": 1.5}, "shared_kv_layers is 1.5; a whole number is needed"),
+        ("gemma3n_text", {"attention__shared_kv_layers": -1}, "num_kv_shared_layers is -1"),
         ("gemma3n_text", {"altup__num_inputs": HUGE}, "altup_num_inputs is 1152921504606846976"),
         ("gemma3n_text", {"attention__shared_kv_layers": HUGE}, "num_kv_shared_layers is 1152921504606846976"),
         (
@@ -179,6 +181,12 @@ def test_layers_of_glm_5_that_guess_ahead_are_left_out(files: dict[str, bytes]) 
     found = change(files["glm_moe_dsa"])
     assert found.facts["glm-dsa.block_count"] == 5 and config(found)["num_hidden_layers"] == 4
     assert not [entry.name for entry in tensor_entries(found) if ".layers.4." in entry.name]
+
+
+def test_the_first_files_of_gemma_3n_say_in_a_float_how_many_layers_share_keys(files: dict[str, bytes]) -> None:
+    found = change(files["gemma3n_text"])
+    given = found.facts["gemma3n.attention.shared_kv_layers"]
+    assert config(change(files["gemma3n_text"], gemma3n__attention__shared_kv_layers=float(given))) == config(found)
 
 
 def test_queries_of_mistral_4_grow_also_where_a_file_does_not_say_so(files: dict[str, bytes]) -> None:

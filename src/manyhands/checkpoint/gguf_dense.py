@@ -87,12 +87,15 @@ def gemma3n(keys: GgufKeys, config: Config) -> Config:
     if windows is None or not rows or not low:
         lacking = "attention.sliding_window_pattern, per_layer_token_embd.weight and blk.0.laurel_l.weight"
         raise keys.refused(f"it lacks one of {lacking}: convert it again")
+    shared = keys.number("attention.shared_kv_layers")  # in the first files as a float
+    if not shared.is_integer():
+        raise keys.refused(f"its attention.shared_kv_layers is {shared}; a whole number is needed")
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": layer_types(windows),
         "sliding_window": keys.count("attention.sliding_window"),
         "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
-        "num_kv_shared_layers": keys.count("attention.shared_kv_layers", least=0),
+        "num_kv_shared_layers": int(shared),
         "activation_sparsity_pattern": _shares(keys, layers),
         "altup_num_inputs": keys.count("altup.num_inputs"),
         "altup_active_idx": keys.count("altup.active_idx", least=0),
