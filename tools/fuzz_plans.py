@@ -146,7 +146,8 @@ def shape_of_entries(integer: Integer, heads: int, width: int) -> Shape:
     """Streams; queries, keys, what entries are made of, entries; an index of entries."""
     count, wide, values = integer(1, 4), integer(1, 40), width * integer(1, 2)
     many, narrow, top_k = integer(1, 40), integer(1, 70), integer(1, 40)
-    widths = [count * wide + integer(0, 1) * 4, (2 + count) * count, wide, heads * width, width, values, values, width]
+    mixes = (2 + count) * count if integer(0, 2) else 2 * count
+    widths = [count * wide + integer(0, 1) * 4, mixes, wide, heads * width, width, values, values, width]
     widths += [heads * width, many * narrow, narrow, many, top_k]
     fitting: dict[int, tuple[int, ...]] = {
         library.COLLAPSE: (0, 1, 2),
@@ -223,9 +224,10 @@ def operation(integer: Integer, whole: Shape) -> Op:
             weights = reals(integer(1, 99), taps, w[0] + (integer(0, 9) == 0))
             return kind, (r[0], r[1], taps, integer(0, 6 + odd)), (), (weights, maybe(integer, w[1] + odd))
         case library.DECAY:
-            rates, is_fp32 = np.abs(reals(integer(1, 99), w[0] + odd)), integer(0, 1)
-            given = rates if is_fp32 else rates.astype(np.float64) if integer(0, 2) else None
-            return kind, (r[0], r[1], is_fp32 + odd * integer(0, 1)), (), (given, reals(integer(1, 99), w[1]))
+            rates, form = np.abs(reals(integer(1, 99), w[0] + odd)), integer(0, 2)
+            given = rates if form else rates.astype(np.float64) if integer(0, 2) else None
+            shape, bound = (r[0], r[1], form + odd * integer(0, 1)), float(integer(0, 9) - 9)
+            return kind, shape, (bound,), (given, reals(integer(1, 99), w[1]))
         case library.DELTA:
             heads, kv = whole.heads or integer(1, 4), whole.key_heads or 1
             form = integer(0, 2) if integer(0, 3) == 0 else 2 * (w[3] > heads) or integer(0, 1)
@@ -243,9 +245,9 @@ def operation(integer: Integer, whole: Shape) -> Op:
             return kind, (*shape, whole.block + odd * integer(-64, 64), integer(-odd, 3)), (), ()
         case library.COLLAPSE:
             count = whole.streams or integer(1, 4)
-            keeps = int(w[1] > count)
-            tensors = reals(integer(1, 99), w[1] + odd), reals(integer(1, 99), 3 if keeps else 1)
-            return kind, (*r[:3], keeps, count, integer(1 - odd, 9)), (1e-6, 1e-6), tensors
+            keeps = int(w[1] > count) + (w[1] == 2 * count)
+            tensors = reals(integer(1, 99), w[1] + odd), reals(integer(1, 99), (1, 3, 2)[keeps])
+            return kind, (*r[:3], keeps, count, integer(1 - odd, 9)), (1e-6, 1e-6, 1.5), tensors
         case library.SPREAD:
             return kind, (*r[:3], integer(0, 1), (whole.streams or integer(1, 4)) + odd), (), ()
         case library.COMPRESS:

@@ -331,7 +331,10 @@ INDEX = [6, 4, 8, 5, 3, 5, 4]
             (library.COLLAPSE, place, value)
             for place, value in ((0, 2), (1, 0), (2, 1), (3, 2), (4, 4), (4, 9), (5, 0))
         ),
-        *((library.COLLAPSE, place, value) for place, value in ((0, 9), (1, -1), (3, 0), (5, 1001), (4, 1 << 40))),
+        *(
+            (library.COLLAPSE, place, value)
+            for place, value in ((0, 9), (1, -1), (3, 0), (3, 3), (5, 1001), (4, 1 << 40))
+        ),
         *((library.SPREAD, place, value) for place, value in ((0, 0), (1, 2), (2, 2), (4, 4), (2, 9), (4, 0))),
         *(
             (library.COMPRESS, place, value)

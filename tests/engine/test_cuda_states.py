@@ -196,6 +196,17 @@ def test_a_decay_is_the_cpus_at_any_rate(is_sum: bool, device: HostDevice) -> No
     assert np.isfinite(wanted.view(np.float32)).any()
 
 
+@pytest.mark.parametrize("bound", [-5.0, -100.0])
+def test_a_bounded_decay_is_the_cpus_at_any_rate(bound: float, device: HostDevice) -> None:
+    rates = np.array([0.0, 1e-40, 0.3, 1.0, 87.0, 1e30, np.inf, np.nan], np.float32)
+    ops: list[Op] = [(library.DECAY, (0, 1, 2), (bound,), (rates, reals(3, len(rates))))]
+    x = np.concatenate([np.linspace(-120, 120, 97), [0.0, -0.0, 1e-40, np.inf, -np.inf, np.nan]])
+    rows = np.repeat(x.astype(np.float32)[:, None], len(rates), axis=1)
+    wanted = BackEnd(library.supported()[0], Team(1)).run(rows, "f32", [len(rates)], ops, 1)
+    assert np.array_equal(OnGpu("scalar", Team(1), device).run(rows, "f32", [len(rates)], ops, 1), wanted)
+    assert len(np.unique(wanted.view(np.float32)[:97])) > 30
+
+
 @pytest.mark.parametrize(("width", "narrow"), [(6, 128), (130, 128), (6, 0)])
 def test_signs_of_zeros_are_the_cpus(width: int, narrow: int, device: HostDevice) -> None:
     """Nothing is added for what a thread has beyond the end of a key: a sum that flushed to -0 would become 0."""

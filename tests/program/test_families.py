@@ -251,6 +251,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
                 assert widths[op.index.query] == op.index.heads * op.index.width
                 assert widths[op.index.weight] == op.index.heads
             assert op.key_weight.outputs == op.heads * op.width
+            assert op.sinks is None or op.sinks.outputs == op.heads
             widths[op.target] = op.heads * op.value_width
         case CompressedAttention():
             assert widths[op.query] == op.heads * op.width and op.sinks.outputs == op.heads
@@ -274,11 +275,11 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = widths[op.key]
         case Collapse():
             assert op.mix.inputs == op.streams * op.width <= widths[op.source]
-            assert op.mix.outputs == op.base.outputs == op.streams * (2 + op.streams if op.has_all else 1)
-            assert op.scale.outputs == (3 if op.has_all else 1)
+            assert op.mix.outputs == op.base.outputs == op.streams * (1, 2 + op.streams, 2)[op.keeps]
+            assert op.scale.outputs == (1, 3, 2)[op.keeps]
             widths |= {op.kept: op.mix.outputs, op.target: op.width}
         case Spread():
-            assert widths[op.kept] == (2 + op.streams) * op.streams
+            assert widths[op.kept] in ((2 + op.streams) * op.streams, 2 * op.streams)
             assert op.streams * widths[op.source] <= widths[op.target]
         case GroupedProduct():
             assert op.weight.inputs * op.groups == widths[op.source] and op.weight.outputs % op.groups == 0

@@ -282,8 +282,10 @@ class _Compiler:
         width = self.width(op.source)
         rates = None if isinstance(op, Softplus) else decay_rates(op, width, self.read)
         bias = np.zeros(width, np.float32) if op.bias is None else vector([op.bias], self.read)
-        numbers = (self.source(op.source), self.target(op.target, width), int(isinstance(op, ChannelDecay)))
-        self.emit(library.DECAY, numbers, (), (rates, bias))
+        bound = op.bound if isinstance(op, ChannelDecay) else None
+        form = 2 if bound is not None else int(isinstance(op, ChannelDecay))
+        numbers = (self.source(op.source), self.target(op.target, width), form)
+        self.emit(library.DECAY, numbers, () if bound is None else (bound,), (rates, bias))
 
     @add.register
     def _(self, op: LinearAttention) -> None:

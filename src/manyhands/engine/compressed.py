@@ -38,10 +38,9 @@ def _(op: Collapse, to: Emitter) -> None:
     kept = to.target(op.kept, op.mix.outputs, [source])
     to.emit(library.PRODUCT, (source, kept, TYPES[mix.type], 0, 0, op.mix.inputs), (), (mix.array, None))
     target = to.target(op.target, op.width, [source, kept])
-    numbers = (source, kept, target, int(op.has_all), op.streams, op.iterations)
-    to.emit(
-        library.COLLAPSE, numbers, (op.norm_epsilon, op.epsilon), [vector([w], to.read) for w in (op.base, op.scale)]
-    )
+    numbers, reals = (source, kept, target, op.keeps, op.streams, op.iterations), (op.norm_epsilon, op.epsilon)
+    tensors = [vector([w], to.read) for w in (op.base, op.scale)]
+    to.emit(library.COLLAPSE, numbers, (*reals, op.magnitude or 0.0), tensors)
 
 
 @add_compressed.register

@@ -1,5 +1,5 @@
-"""Golden digests of what deepseek_v4 alone asks of operations: residual streams, entries, attention over positions and entries,
-experts by square roots and by ids."""
+"""Golden digests of what deepseek_v4 and hy_v4 alone ask of operations: residual streams, entries, attention over positions and
+entries, or over latents with sinks, experts by square roots and by ids."""
 
 from collections.abc import Callable
 from typing import Final
@@ -34,6 +34,36 @@ def streams(machine: BackEnd) -> bytes:
         ]
         for out in range(4):
             found += [machine.run(x, kind, [mixes, width, count], ops, out).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
+def streams_apart(machine: BackEnd) -> bytes:
+    """Streams that each go on as they are, of which some have a magnitude above one."""
+    found = []
+    for count, width, magnitude in ((4, 40, 2.0), (1, 17, 0.7), (8, 300, 3.0)):
+        x = reals(160, 33, count * width)
+        ops: list[Op] = [
+            product(161, 0, 1, 2 * count, count * width),
+            (library.COLLAPSE, (0, 1, 2, 2, count, 1), (1e-6, 1e-3, magnitude), (reals(163, 2 * count), reals(164, 2))),
+            (library.SPREAD, (2, 1, 0, 1, count), (), ()),
+        ]
+        for out in range(3):
+            found += [machine.run(x, kind, [2 * count, width], ops, out).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
+def latents(machine: BackEnd) -> bytes:
+    """Attention over latents with sinks, of all positions and of those that an index chooses."""
+    heads, key, rank, many, wide, chosen = 5, 24, 17, 3, 8, 20
+    found, x = [], reals(170, 150, 24)
+    for is_chosen in (False, True):
+        widths = [heads * key, key, heads * rank, many * wide, wide, many, chosen]
+        places = ((171, 1, 0), (173, 2, 1), (175, 4, 3), (177, 5, 4), (179, 6, 5))
+        ops: list[Op] = [product(seed, 0, target, widths[place], 24) for seed, target, place in places]
+        ops += [(library.INDEX, (4, 5, 6, 7, many, wide), (), ())] if is_chosen else []
+        shape = (1, 2, 2, 3, heads, 1, key, rank, 0, 1, 0, 7 * is_chosen)
+        ops.append((library.ATTENTION, shape, (0.2, 0.0), (reals(181, heads),)))
+        found += [machine.run(x, kind, widths, ops, 3).tobytes() for kind in ("bf16", "f32")]
     return b"".join(found)
 
 
@@ -82,4 +112,6 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "entries bf16": entries("bf16"),
     "entries f32": entries("f32"),
     "roots and ids": choices,
+    "streams apart": streams_apart,
+    "latents with sinks": latents,
 }

@@ -83,12 +83,22 @@ def _ops(shape: StateShape) -> tuple[list[Op], tuple[int, ...]]:
 
 def channel_decays(machine: BackEnd) -> bytes:
     """The function of some rates, at edges, near zero and far from it."""
+    return _decays(machine, 1, (0.0,))
+
+
+def bounded_decays(machine: BackEnd) -> bytes:
+    """The same with bounds, of which one is below what is no denormal."""
+    return _decays(machine, 2, (-5.0, -0.25, -100.0))
+
+
+def _decays(machine: BackEnd, form: int, bounds: tuple[float, ...]) -> bytes:
     edges = np.array([bits | sign for bits in EDGES for sign in (0, 1 << 31)], np.uint32).view(np.float32)
     x = np.concatenate([edges, reals(77, 33 * 40 - len(edges), around=7, spread=40)]).reshape(33, 40)
     found = []
     for rates in (np.full(40, 1.0, np.float32), np.abs(reals(78, 40, around=4, spread=12))):
-        ops: list[Op] = [(library.DECAY, (0, 1, 1), (), (rates, np.zeros(40, np.float32)))]
-        found += [machine.run(x, kind, [40], ops, 1).tobytes() for kind in ("bf16", "f32")]
+        for bound in bounds:
+            ops: list[Op] = [(library.DECAY, (0, 1, form), (bound,), (rates, np.zeros(40, np.float32)))]
+            found += [machine.run(x, kind, [40], ops, 1).tobytes() for kind in ("bf16", "f32")]
     return b"".join(found)
 
 
@@ -98,4 +108,5 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "states by channel bf16": states("bf16", BY_CHANNEL),
     "states by channel f32": states("f32", BY_CHANNEL),
     "decays of channels": channel_decays,
+    "bounded decays": bounded_decays,
 }

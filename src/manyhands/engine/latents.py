@@ -6,6 +6,7 @@ from manyhands.engine import library
 from manyhands.engine.compressed import choice
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.library import BLOCK, TYPES
+from manyhands.engine.weights import vector
 from manyhands.program.ops import Attention, BlockIndex, EntryIndex, LatentAttention, Weight
 
 
@@ -23,7 +24,8 @@ def add_latent(to: Emitter, op: LatentAttention) -> None:
     to.emit(library.COPY, (latent, key, 0, 0, rank, 1, 0, 0))
     to.emit(library.COPY, (rotary, key, 0, rank, op.rotary_width, 1, 0, 0))
     shape = (heads, 1, key_width, rank, 0, 1, 0, *chosen)
-    to.emit(library.ATTENTION, (whole, key, key, seen, *shape), (op.scale, 0.0))
+    sinks = vector([op.sinks] if op.sinks else [], to.read)
+    to.emit(library.ATTENTION, (whole, key, key, seen, *shape), (op.scale, 0.0), (sinks,))
     _product(to, seen, target, op.value_weight, heads, False, (0, rank, 0, op.value_width, heads, rank, op.value_width))
 
 

@@ -242,7 +242,7 @@ class _Layer:
         for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names):
             seen_TL = seen_TL if op.index is None else self.chosen(op.index, rows, index_LI[0], seen_TL)
             scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
-            weights, total = self.softmax(scores, seen_TL, None)
+            weights, total = self.softmax(scores, seen_TL, self.weights.optional(op.sinks))
             out.append((torch.einsum("htl,lr->htr", weights, latents_LR) / total).transpose(0, 1))
         self.registers[op.target] = torch.einsum("nhr,hvr->nhv", self.round(torch.cat(out)), value_HVR).flatten(1)
 

@@ -46,7 +46,9 @@ def _(op: Collapse, run: LayerRun) -> None:
     found = mixes * scales + run.weights[op.base, 0]
     pre = found[:, :n].sigmoid() + op.epsilon
     kept = [pre]
-    if op.has_all:
+    if op.magnitude is not None:
+        kept.append(op.magnitude * found[:, n:].sigmoid() + op.epsilon)
+    elif op.keeps:
         comb = found[:, 2 * n :].view(-1, n, n).softmax(-1) + op.epsilon
         comb = comb / (comb.sum(-2, keepdim=True) + op.epsilon)
         for _ in range(op.iterations - 1):
@@ -62,8 +64,8 @@ def _(op: Spread, run: LayerRun) -> None:
     source, kept, n = run.registers[op.source], run.registers[op.kept], op.streams
     x = run.registers[op.target]
     streams, rest = heads(x[:, : n * source.shape[1]], n), x[:, n * source.shape[1] :]
-    post, comb = kept[:, n : 2 * n, None], kept[:, 2 * n :].view(-1, n, n)
-    spread = source[:, None] * post + comb.transpose(1, 2) @ streams
+    mixed = streams if kept.shape[1] == 2 * n else kept[:, 2 * n :].view(-1, n, n).transpose(1, 2) @ streams
+    spread = source[:, None] * kept[:, n : 2 * n, None] + mixed
     run.registers[op.target] = torch.cat([run.round(spread).flatten(1), rest], -1)
 
 

@@ -88,7 +88,8 @@ class LatentAttention:
     a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
     l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is expanded, in prefill either, so that
     chunks change no bit. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or `stacked` by head.
-    With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ...
+    With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ... `sinks` as in
+    Attention.
     """
 
     query: str
@@ -104,6 +105,7 @@ class LatentAttention:
     key_weight: Weight
     value_weight: Weight
     index: Index | None = None
+    sinks: Weight | None = None
 
     @property
     def cache_widths(self) -> tuple[int, ...]:
@@ -158,10 +160,11 @@ class Decay:
 
 @dataclass(frozen=True, slots=True)
 class ChannelDecay:
-    """target = exp(-rate_h * softplus(source + bias)), column by column, in fp32; h is the column's head.
+    """target = exp(-rate_h * softplus(source + bias)), column by column, in fp32; h is the column's head. With a `bound`,
+    below zero: exp(bound * sigmoid(rate_h * (source + bias))).
 
-    rate [heads] is exp(stored) in double, rounded to fp32, where `is_log`, else minus what is stored [1, 1, heads, 1]. Each
-    head has as many columns.
+    rate [heads] is exp(stored) in double, rounded to fp32, where `is_log`, else minus what is stored; stored [heads] or
+    [1, 1, heads, 1]. Each head has as many columns.
     """
 
     source: str
@@ -169,6 +172,7 @@ class ChannelDecay:
     rate: Weight
     bias: Weight
     is_log: bool = True
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

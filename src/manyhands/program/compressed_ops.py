@@ -1,4 +1,5 @@
-"""Operations of deepseek_v4: several residual streams in a row, positions that are compressed, and attention over both.
+"""Operations of deepseek_v4, of which hy_v4 has the streams: several residual streams in a row, positions that are compressed,
+and attention over both.
 
 **Streams.** A row that goes from layer to layer has `streams` residual streams, one behind the other (register "x", and rows on
 the wire, are as many times as wide). `Collapse` makes of them the one row that attention or experts read, and how what these
@@ -30,7 +31,8 @@ class Collapse:
     m = (mix . source, rounded as products are) * s, of the first streams * width columns, s = 1 / sqrt(mean(source^2) +
     norm_epsilon); then m * scale + base: scale has a number for each of pre, post, comb. pre = sigmoid + epsilon; post = 2
     sigmoid. comb = softmax of each row + epsilon, then each column divided by (its sum + epsilon); then iterations - 1
-    times each row, then each column, likewise. mix is held as it is stored, in fp32 too.
+    times each row, then each column, likewise. mix is held as it is stored, in fp32 too. With a `magnitude` mix is
+    [2 streams, ...], post = magnitude * sigmoid + epsilon, and there is no comb.
     """
 
     source: str
@@ -43,6 +45,7 @@ class Collapse:
     norm_epsilon: float
     epsilon: float
     iterations: int = 1
+    magnitude: float | None = None
 
     @property
     def width(self) -> int:
@@ -50,15 +53,15 @@ class Collapse:
         return self.mix.inputs // self.streams
 
     @property
-    def has_all(self) -> bool:
-        """Whether there are post and comb."""
-        return self.mix.outputs > self.streams
+    def keeps(self) -> int:
+        """0: pre alone; 1: post and comb too; 2: post, as of a magnitude."""
+        return 2 if self.magnitude is not None else int(self.mix.outputs > self.streams)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Stream k of target = source * post_k + the sum over streams j, in order, of stream j * comb[j, k]; rounded, as Add's.
-    `kept` is Collapse's."""
+    """Stream k of target = source * post_k + the sum over streams j, in order, of stream j * comb[j, k], without comb stream
+    k + source * post_k; rounded, as Add's. `kept` is Collapse's."""
 
     source: str
     kept: str

@@ -48,7 +48,7 @@ def op_weights(op: Op) -> Iterator[Weight]:
             named = (op.gate, op.gate_bias, op.up, op.up_bias, op.down, op.down_bias)
             yield from (weight for weight in named if weight is not None)
         case LatentAttention():
-            yield from (op.key_weight, op.value_weight)
+            yield from (weight for weight in (op.key_weight, op.value_weight, op.sinks) if weight is not None)
         case Attention(sinks=Weight() as sinks) | CompressedAttention(sinks=sinks):
             yield sinks
         case GroupedProduct():

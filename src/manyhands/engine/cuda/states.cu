@@ -78,7 +78,7 @@ KERNEL(decay)
     a.out[row * a.out_stride + at] = size_of(found) < real_of(0x00800000) ? 0 : found; /* flushed, whatever a conversion of doubles does */
 }
 
-/* In fp32, as in engine/native/functions.h. n: width. tensors: rates (fp32), bias. */
+/* In fp32, as in engine/native/kernels.c. n: width. reals: a bound, or 0. tensors: rates (fp32), bias. */
 KERNEL(channel_decay)
 {
     await_rows();
@@ -86,12 +86,17 @@ KERNEL(channel_decay)
     if (at >= a.n[0])
         return;
     const float x = a.x[row * a.x_stride + at] + ((const float *)a.tensors[1])[at];
+    const float rate = ((const float *)a.tensors[0])[at], bound = (float)a.reals[0];
+    if (bound < 0) {
+        a.out[row * a.out_stride + at] = exponential(bound * sigmoid(rate * x));
+        return;
+    }
     const float small = exponential(minus(size_of(x))), z = small / (2 + small), square = z * z;
     float p = fma_(0.28174675f, square, 0.27961433f);
     p = fma_(p, square, 0.4002485f);
     p = fma_(p, square, 0.66666317f);
     p = fma_(p, square, 2);
-    a.out[row * a.out_stride + at] = exponential(minus(((const float *)a.tensors[0])[at] * fma_(z, p, more(x, 0))));
+    a.out[row * a.out_stride + at] = exponential(minus(rate * fma_(z, p, more(x, 0))));
 }
 
 /* -- linear attention. x: queries, y: keys; parts: values, decays, strengths. tensors: skips, or null. n: heads, key heads, width, value

@@ -55,10 +55,11 @@ def convolve(room: Room, op: Held, kept: Kept, table: int, rows: int) -> Launch:
 
 def decay(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     """The launch of a decay, or of softplus alone, over `rows` rows."""
-    source, target, is_fp32 = op.numbers[:3]
+    source, target, form = op.numbers[:3]
     vectors, width = (op.address(0), op.address(1)), room.widths[source]
-    given = args(room.register(source), out=room.register(target), tensors=vectors, n=(width,))
-    yield over_columns("channel_decay" if is_fp32 else "decay", width, rows, given)
+    bound = op.reals[:1] if form == 2 else ()
+    given = args(room.register(source), out=room.register(target), tensors=vectors, n=(width,), reals=bound)
+    yield over_columns("channel_decay" if form else "decay", width, rows, given)
 
 
 def attend(room: Room, op: Held, kept: Kept, table: int, rows: int, narrow: int) -> Launch:

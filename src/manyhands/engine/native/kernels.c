@@ -1134,11 +1134,13 @@ static void delta(int64_t width, int64_t form, float *state, int64_t n, const fl
     }
 }
 
-/* Decays of channels: rates and biases are fp32 [n]. */
-static void decay(const float *x, const float *rates, const float *bias, float *out, int64_t n)
+/* Decays of channels: rates and biases are fp32 [n]; with a bound (below zero) e^bound is the least. */
+static void decay(const float *x, const float *rates, const float *bias, float bound, float *out, int64_t n)
 {
-    for (int64_t at = 0; at < n; at += LANES)
-        store_part(out + at, decay_of(add(load_part(x + at, n - at), load_part(bias + at, n - at)), load_part(rates + at, n - at)), n - at);
+    for (int64_t at = 0; at < n; at += LANES) {
+        V v = add(load_part(x + at, n - at), load_part(bias + at, n - at)), rate = load_part(rates + at, n - at);
+        store_part(out + at, bound < 0 ? exponential_down(mul(set(bound), sigmoid(mul(rate, v)))) : decay_of(v, rate), n - at);
+    }
 }
 
 /* One position of a selective scan, columns [0, n) of a tile of its state [width, DELTA_COLUMNS], each number of which decays at a rate of

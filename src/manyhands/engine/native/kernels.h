@@ -105,7 +105,7 @@ typedef struct {
                   const float *decay, float strength, float *out);
     void (*scan)(int64_t width, float *state, int64_t n, const float *query, const float *key, const float *value, const float *step,
                  const float *rates, int64_t stride, const float *skips, float *out);
-    void (*decay)(const float *x, const float *rates, const float *bias, float *out, int64_t n);
+    void (*decay)(const float *x, const float *rates, const float *bias, float bound, float *out, int64_t n);
     void (*pool)(const float *gates, const float *values, int64_t count, int64_t stride, int64_t n, float *out);
     float (*inverse)(const float *x, int64_t n, float epsilon);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);

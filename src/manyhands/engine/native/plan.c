@@ -32,7 +32,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 21; }
+EXPORT int mh_version(void) { return 22; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -349,7 +349,7 @@ static int check_index(Plan *plan, Op *op)
     return DONE;
 }
 
-/* source, mixes, target, keeps, streams, iterations; epsilon of the norm, epsilon; base, scales */
+/* source, mixes, target, keeps, streams, iterations; epsilon of the norm, epsilon, magnitude; base, scales (streams.c) */
 static int check_collapse(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -358,12 +358,13 @@ static int check_collapse(const Plan *plan, const Op *op)
             return BAD_REGISTER;
     if (n[0] == n[1] || n[0] == n[2] || n[1] == n[2])
         return BAD_REGISTER;
-    if (n[3] < 0 || n[3] > 1 || !is_count(n[4], MOST_STREAMS) || !is_count(n[5], MOST_ITERATIONS) || n[4] * w[n[2]] > w[n[0]])
+    if (n[3] < 0 || n[3] > 2 || !is_count(n[4], MOST_STREAMS) || !is_count(n[5], MOST_ITERATIONS) || n[4] * w[n[2]] > w[n[0]])
         return BAD_SHAPE;
-    if (w[n[1]] != n[4] * (n[3] ? 2 + n[4] : 1))
+    int64_t parts = n[3] == 1 ? 3 : n[3] ? 2 : 1; /* pre, post, comb */
+    if (w[n[1]] != n[4] * (parts == 3 ? 2 + n[4] : parts))
         return BAD_SHAPE;
     const Tensor *t = op->tensors;
-    return t[0].data && t[0].bytes == w[n[1]] * 4 && t[1].data && t[1].bytes == (n[3] ? 12 : 4) ? DONE : BAD_TENSOR;
+    return t[0].data && t[0].bytes == w[n[1]] * 4 && t[1].data && t[1].bytes == parts * 4 ? DONE : BAD_TENSOR;
 }
 
 static int check_spread(const Plan *plan, const Op *op) /* source, kept, target, is_last, streams */
@@ -372,7 +373,8 @@ static int check_spread(const Plan *plan, const Op *op) /* source, kept, target,
     for (int i = 0; i < 3; i++)
         if (!has(plan, n[i]) || (i < 2 && n[i] == n[2]))
             return BAD_REGISTER;
-    return is_count(n[4], MOST_STREAMS) && w[n[1]] == (2 + n[4]) * n[4] && n[4] * w[n[0]] <= w[n[2]] ? DONE : BAD_SHAPE;
+    int64_t is_kept = is_count(n[4], MOST_STREAMS) && (w[n[1]] == (2 + n[4]) * n[4] || w[n[1]] == 2 * n[4]);
+    return is_kept && n[4] * w[n[0]] <= w[n[2]] ? DONE : BAD_SHAPE;
 }
 
 static int check_compress(Plan *plan, Op *op) /* values, gates, target, rate, is_doubled; bias [rate, width of values] */
@@ -438,13 +440,13 @@ static int check_convolve(Plan *plan, Op *op) /* source, target, taps, activatio
     return keep_states(plan, op, convolution_bytes(plan, op, STATE_BLOCK + n[2] - 1), convolution_bytes(plan, op, n[2] - 1));
 }
 
-/* source, target, is_fp32 (of channels, in lanes); rates, in double (null: softplus alone) or in fp32, bias */
+/* source, target, form (1: of channels, in lanes; 2: likewise, bounded); bound; rates, in double (null: softplus alone) or in fp32, bias */
 static int check_decay(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
     if (!has(plan, n[0]) || !has(plan, n[1]))
         return BAD_REGISTER;
-    if (w[n[0]] != w[n[1]] || n[2] < 0 || n[2] > 1)
+    if (w[n[0]] != w[n[1]] || n[2] < 0 || n[2] > 2 || (n[2] == 2 && !(op->reals[0] < 0)))
         return BAD_SHAPE;
     const Tensor *t = op->tensors;
     if (n[2] ? !t[0].data || t[0].bytes != w[n[0]] * 4 : t[0].data && t[0].bytes != w[n[0]] * 8)

@@ -155,7 +155,7 @@ static void do_row(const Job *job, int64_t row)
         break;
     case DECAY:
         if (n[2])
-            kernels->decay(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, row_of(plan, n[1], row), plan->widths[n[0]]);
+            kernels->decay(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, n[2] == 2 ? (float)reals[0] : 0, row_of(plan, n[1], row), plan->widths[n[0]]);
         else
             decay_row(row_of(plan, n[0], row), op->tensors[0].data, op->tensors[1].data, plan->widths[n[0]], row_of(plan, n[1], row));
         break;

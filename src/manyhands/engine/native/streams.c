@@ -38,7 +38,8 @@ static void balance(const Plan *plan, float *comb, int64_t n, float epsilon, int
     }
 }
 
-/* source, mixes, target, keeps, streams, iterations; epsilon of the norm, epsilon; base, scales. What comes of the mixes takes their place. */
+/* source, mixes, target, keeps (1: all; 2: no comb), streams, iterations; epsilon of the norm, epsilon, magnitude; base, scales. What comes of
+ * the mixes takes their place. */
 void collapse_row(const Plan *plan, const Op *op, int64_t row)
 {
     const Kernels *kernels = plan->kernels;
@@ -62,11 +63,12 @@ void collapse_row(const Plan *plan, const Op *op, int64_t row)
     if (!n[3])
         return;
     for (int64_t i = streams; i < 2 * streams; i++)
-        values[i] = 2 * values[i];
-    balance(plan, values + 2 * streams, streams, epsilon, n[5]);
+        values[i] = n[3] == 2 ? values[i] * (float)op->reals[2] + epsilon : 2 * values[i];
+    if (n[3] == 1)
+        balance(plan, values + 2 * streams, streams, epsilon, n[5]);
 }
 
-/* source, kept, target, is_last, streams */
+/* source, kept, target, is_last, streams; without comb each stream goes on as it is */
 void spread_row(const Plan *plan, const Op *op, int64_t row)
 {
     const Kernels *kernels = plan->kernels;
@@ -74,6 +76,11 @@ void spread_row(const Plan *plan, const Op *op, int64_t row)
     int64_t streams = n[4], width = plan->widths[n[0]];
     const float *source = row_of(plan, n[0], row), *kept = row_of(plan, n[1], row);
     float *x = row_of(plan, n[2], row), room[MOST_STREAMS][PIECE];
+    int64_t is_apart = plan->widths[n[1]] == 2 * streams;
+    for (int64_t k = 0; is_apart && k < streams; k++)
+        kernels->add(x + k * width, source, kept[streams + k], x + k * width, width, n[3] && plan->rounds);
+    if (is_apart)
+        return;
     for (int64_t at = 0; at < width; at += PIECE) {
         int64_t count = at_most(width - at, PIECE);
         for (int64_t k = 0; k < streams; k++) {
