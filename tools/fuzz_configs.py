@@ -294,6 +294,17 @@ OWN: dict[str, Options] = {
         "num_shared_experts": [1, 2],
         "router_scaling_factor": [0.3, 2.8],
     },
+    "hy_v4": {
+        **_INDEXED,
+        "hc_eps": [1e-6, 1e-2],
+        "hc_magnitude": [0.5, 3.0],
+        "hc_mult": [1, 2, 3],
+        "n_group": [1, 2],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "routed_scaling_factor": [0.3, 2.5],
+        "swiglu_limit": [0.2, 10.0],
+    },
     "mimo_v2_flash": {
         "attention_bias": _BOOL,
         "attention_value_scale": [None, 0.3],
@@ -399,6 +410,22 @@ OWN: dict[str, Options] = {
         "mamba_proj_bias": _BOOL,
         "num_experts": [1, 3, 8],
         "num_experts_per_tok": [1, 3],
+    },
+    "bailing_hybrid": {
+        "attention_bias": _BOOL,
+        "first_k_dense_replace": [0, 1, 4],
+        "hidden_act": ["silu", "gelu"],
+        "kda_lower_bound": [-0.1, -1.0, -20.0],
+        "kda_safe_gate": _BOOL,
+        "linear_head_dim": [5, 7, 33, 64],
+        "linear_num_heads": [1, 2, 5],
+        "n_group": [1, 2, 4],
+        "n_shared_experts": [1, 3],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "routed_scaling_factor": [0.3, 2.5],
+        "short_conv_kernel_size": [1, 2, 5],
+        "topk_group": [1, 2],
     },
     "kimi_linear": {
         "attention_bias": _BOOL,
@@ -572,6 +599,8 @@ _FREE_HEADS = (
     "vaultgemma",
 )
 _LATENT = (
+    "bailing_hybrid",
+    "hy_v4",
     "kimi_linear",
     "longcat_flash",
     "axk1",
@@ -629,6 +658,11 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"head_dim": 64, "partial_rotary_factor": 0.25, "moe_intermediate_size": out["intermediate_size"]}
         out["num_attention_heads"] = draw.choice([2, 4, 8])
         out["rope_parameters"] = scaling(draw, 16)
+    if family == "hy_v4":
+        out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
+    if family == "bailing_hybrid":
+        kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])
+        out |= {"layer_types": kinds, "tie_word_embeddings": False}
     if family == "kimi_linear":
         kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])
         out |= {"layer_types": kinds, "tie_word_embeddings": False}

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.hy_v4 import HYV4ForCausalLM
 from transformers.models.longcat_flash import LongcatFlashForCausalLM
 
 from manyhands.core import Span
@@ -44,6 +45,8 @@ def stock_model(folder: Path, **options: Any) -> PreTrainedModel:
     config = None if theirs is None else CONFIG_MAPPING[theirs].from_dict({**said, "model_type": theirs})
     if said["model_type"] == "longcat_flash":
         return _stock_longcat(folder, said, options)
+    if said["model_type"] == "hy_v4":
+        return _stock_hy(folder, said, options)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, config=config, attn_implementation="eager", dtype=torch.float32, **options
     )
@@ -60,6 +63,26 @@ def _stock_longcat(folder: Path, said: dict[str, Any], options: dict[str, Any]) 
         for i in range(config.n_routed_experts, config.n_routed_experts + config.zero_expert_num):
             state[name.replace(".experts.0.", f".experts.{i}.")] = torch.zeros_like(state[name])
     model: PreTrainedModel = LongcatFlashForCausalLM.from_pretrained(
+        None, config=config, state_dict=state, attn_implementation="eager", dtype=torch.float32, **options
+    )
+    return model.eval()
+
+
+def _stock_hy(folder: Path, said: dict[str, Any], options: dict[str, Any]) -> PreTrainedModel:
+    """With experts stacked, as in publishers' checkpoints of 16 bits, which alone transformers (5.23) reads."""
+    read, config, state = reader(folder), CONFIG_MAPPING["hy_v4"].from_dict(said), dict[str, Tensor]()
+    with safe_open(folder / "model.safetensors", framework="pt") as handle:
+        names = list(handle.keys())
+    for name in names:
+        path, _, part = name.partition(".experts.")
+        if not part:
+            state[name] = read(name)
+        elif part == "0.gate_proj.weight":
+            each = [f"{path}.experts.{i}" for i in range(config.n_routed_experts)]
+            both = [torch.cat([read(f"{one}.{kind}_proj.weight") for kind in ("gate", "up")]) for one in each]
+            state[f"{path}.experts.gate_up_proj"] = torch.stack(both)
+            state[f"{path}.experts.down_proj"] = torch.stack([read(f"{one}.down_proj.weight") for one in each])
+    model: PreTrainedModel = HYV4ForCausalLM.from_pretrained(
         None, config=config, state_dict=state, attn_implementation="eager", dtype=torch.float32, **options
     )
     return model.eval()

@@ -29,7 +29,7 @@ from tests.engine.test_cpu import reader
 from tests.nightly import daily
 from tests.worker.pipeline import Loader, in_company, pieces, random_ids
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa")
+FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
 Floats = NDArray[np.float32]
 
 
@@ -238,7 +238,7 @@ def with_ops(program: Program, changed: Callable[[Op], Op]) -> Program:
     return replace(program, layers=tuple(Layer(tuple(map(changed, layer.ops))) for layer in program.layers))
 
 
-BY_DAY: tuple[tuple[str, Precision], ...] = (("deepseek_v32", "bf16"), ("glm_moe_dsa", "w4"))
+BY_DAY: tuple[tuple[str, Precision], ...] = (("deepseek_v32", "bf16"), ("glm_moe_dsa", "w4"), ("hy_v4", "bf16"))
 
 
 @pytest.mark.parametrize(

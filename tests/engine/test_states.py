@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+<<<<<<< HEAD
 from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
+=======
+from safetensors.torch import load_file, save_file
+>>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
 
 from manyhands.core import Span
 from manyhands.engine import library
@@ -23,9 +27,14 @@ from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.states import HOST, MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
 from manyhands.errors import ModelError, StateGone
+<<<<<<< HEAD
 from manyhands.program.families import read_program
 from manyhands.testing.tiny import WITH_STATES, make_tiny
 from tests.engine.oracle import LAYERS, NativePair, reader, stock_model
+=======
+from manyhands.testing.tiny import WITH_STATES, make_tiny
+from tests.engine.oracle import LAYERS, NativePair
+>>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
 from tests.engine.state_layer import OUT, StateLayer
 
 CONTEXT = 4096
@@ -241,6 +250,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "kimi_linear",
         {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2, "hidden_act": "gelu"},
     ),
+<<<<<<< HEAD
     "MiniMax, lightning attention first, a window, one key head, tied": (
         "minimax",
         {
@@ -308,6 +318,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen4_exp_text",
         {"indexer_compress_ratio": 32, "indexer_budget": 32, "head_dim": 24, "ple_layer_ids": []},
     ),
+=======
+    "Ling 3.0, decays without a bound, odd widths": (
+        "bailing_hybrid",
+        {"kda_safe_gate": False, "linear_num_heads": 3, "linear_head_dim": 33, "short_conv_kernel_size": 2},
+    ),
+    "Ling 3.0, another bound, experts in groups, biases, yarn": (
+        "bailing_hybrid",
+        {
+            "kda_lower_bound": -0.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "hidden_act": "gelu",
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale_all_dim": 0.7},
+        },
+    ),
+>>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 
@@ -323,6 +352,7 @@ def test_a_family_computes_what_transformers_computes(name: str, tmp_path: Path)
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 : -1].tolist()
 
 
+<<<<<<< HEAD
 def test_heads_of_minimax_turn_as_their_publisher_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the fields of published configs, where rotary_dim is half of a head: transformers reads none of these."""
     folder = make_tiny("minimax", tmp_path, layers=4, context=512, dtype="fp32", head_dim=32)
@@ -344,6 +374,28 @@ def test_heads_of_minimax_turn_as_their_publisher_says(tmp_path: Path, monkeypat
     theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 : -1].tolist()
+=======
+def test_queries_of_ling_come_from_a_latent_where_the_config_says_so(tmp_path: Path) -> None:
+    """As published checkpoints have them; transformers (5.23) gets the three modules in place of its one."""
+    kinds = ["linear_attention", "full_attention"]
+    folder = make_tiny("bailing_hybrid", tmp_path, dtype="fp32", layers=2, layer_types=kinds)
+    path, tensors = "model.layers.1.attention", load_file(folder / "model.safetensors")
+    width, hidden = tensors.pop(f"{path}.q_proj.weight").shape
+    given = {"q_a_proj": reals(1, 24, hidden), "q_a_layernorm": reals(2, 24, around=0), "q_b_proj": reals(3, width, 24)}
+    tensors |= {f"{path}.{name}.weight": torch.from_numpy(weight) for name, weight in given.items()}
+    save_file(tensors, folder / "model.safetensors")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "q_lora_rank": 24}))
+    pair = NativePair(folder, None, {})
+    norm = torch.nn.RMSNorm(24, 1e-6)
+    query = torch.nn.Sequential(torch.nn.Linear(hidden, 24, False), norm, torch.nn.Linear(24, width, False))
+    with torch.no_grad():
+        for module, weight in zip(query, given.values(), strict=True):
+            module.weight.copy_(torch.from_numpy(weight))
+    pair.model.get_submodule("model.layers.1.self_attn").register_module("q_proj", query)
+    theirs, ours = pair.theirs(PROMPT), pair.ours(PROMPT, pair.span.new_cache(len(PROMPT)))
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
+>>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
 
 
 @pytest.fixture(params=library.supported())
@@ -377,6 +429,21 @@ def test_decays_of_channels_are_exact_to_some_roundings() -> None:
             normal = right > 1e-37
             error = np.abs(found[normal] / right[normal] - 1)
             assert (error < 2e-7 * (1 - np.log(right[normal]))).all() and (found[~normal] < 2e-37).all()
+
+
+@pytest.mark.parametrize("bound", [-5.0, -0.25, -60.0])
+def test_bounded_decays_are_exact_to_some_roundings(bound: float) -> None:
+    """Of all sizes, near one and near the bound."""
+    v, rates = np.linspace(-60, 60, 5001).astype(np.float32), np.array([1e-3, 0.3, 1, 16], np.float32)
+    for back_end in library.supported():
+        for rate in rates:
+            plan = Plan(back_end, "f32", [len(v)] * 2, 1, "f32", 4)
+            plan.add(library.DECAY, (0, 1, 2), (bound,), (np.full(len(v), rate), np.zeros_like(v)))
+            cache = SessionCache(plan)
+            found = plan.run(Team(1), 1, [cache.segment(0, 0, 1)], v.view(np.uint8), 1).view(np.float32)[0]
+            inner = (rate * v).astype(np.float64)  # rounded as there, since steep sigmoids make a rounding larger
+            exact = np.exp(bound / (1 + np.exp(np.minimum(-inner, 700))))
+            assert (np.abs(found / exact - 1) < 3e-7 * (1 - np.log(exact))).all()
 
 
 def test_cuts_company_and_threads_enter_no_bit(case: Case) -> None:
@@ -582,7 +649,8 @@ def test_the_engine_refuses_states_that_do_not_fit() -> None:
         (library.DECAY, (5, 5), (np.zeros(HEADS), None)),
         (library.DECAY, (5, 5, 1), (np.zeros(HEADS), np.zeros(HEADS, np.float32))),
         (library.DECAY, (5, 5, 1), (None, np.zeros(HEADS, np.float32))),
-        (library.DECAY, (5, 5, 2), (np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32))),
+        (library.DECAY, (5, 5, 2), (np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32))),  # without a bound
+        (library.DECAY, (5, 5, 3), (np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32))),
         (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, 2), ()),
         (library.DELTA, (2, 3, 4, 5, 6, 7, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, 3), ()),
         (

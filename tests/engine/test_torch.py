@@ -315,6 +315,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.0),
         },
     ),
+    "hy_v4, layers share a choice, biases, yarn": (
+        "hy_v4",
+        {
+            "indexer_types": ["full", "shared", "shared", "full"],
+            "index_topk": 200,
+            "attention_bias": True,
+            "n_shared_experts": 2,
+            **rope("yarn", **YARN, mscale_all_dim=0.7),
+        },
+    ),
+    "hy_v4, three streams, groups, a tied head": (
+        "hy_v4",
+        {
+            "hc_mult": 3,
+            "hc_magnitude": 0.7,
+            "hc_eps": 0.01,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 0.01,
+            "swiglu_limit": 0.3,
+            "tie_word_embeddings": True,
+        },
+    ),
     "axk1, every other layer": ("axk1", {"first_k_dense_replace": 0, "moe_layer_freq": 2}),
     "nanochat, biases, no cap, linear rope": (
         "nanochat",

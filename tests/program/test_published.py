@@ -51,6 +51,52 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
     },
+    "bailing_hybrid": {  # Ling-3.0-tiny, Ling-3.0-flash
+        "expert_swiglu_limit_list": [0, 0, 0],
+        "gated_attention_proj_granularity_type": "head_wise",
+        "group_norm_size": 1,
+        "linear_silu": True,
+        "max_window_layers": 20,
+        "moe_router_enable_expert_bias": True,
+        "moe_shared_expert_intermediate_size": 32,
+        "mtp_loss_scaling_factor": 0,
+        "mtp_use_kda": False,
+        "no_kda_lora": True,
+        "num_kv_heads_for_linear_attn": 0,
+        "output_dropout": 0.0,
+        "partial_rotary_factor": 0.5,
+        "rope_interleave": True,
+        "rotary_dim": 8,
+        "router_dtype": "fp32",
+        "scale_router_input": False,
+        "score_function": "sigmoid",
+        "scoring_func": "sigmoid",
+        "seq_aux": True,
+        "share_expert_swiglu_limit_list": None,
+        "topk_method": "noaux_tc",
+        "up_proj_norm": False,
+        "use_bias": False,
+        "use_kda_lora": False,
+        "use_mla_nope": False,
+        "use_nGPT": False,
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+        "value_norm": False,
+    },
+    "hy_v4": {  # Hy4-preview
+        "enable_ihc": True,
+        "enable_lm_head_fp32": True,
+        "gated_mla": True,
+        "gating_type": "elementwise",
+        "head_dim": 64,
+        "layer_types": ["deepseek_sparse_attention"] * 3,
+        "learnable_sink": True,
+        "mtp_loss_factor": 0.1,
+        "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1,
+        "use_dsa": True,
+        "use_mla": True,
+    },
     "kimi_linear": {  # Kimi-Linear-48B-A3B
         "first_k_dense_replace": 1,
         "head_dim": 72,
@@ -285,6 +331,7 @@ def billions(program: Program) -> float:
     ("family", "published"),
     [
         ("axk1", 519),  # A.X-K1
+        ("bailing_hybrid", 124),  # Ling-3.0-flash
         ("deepseek_v4", 284),  # DeepSeek-V4-Flash
         ("gemma3n_text", 6.87),  # the text part of gemma-3n-E4B, with keys of layers that share those of others
         ("kimi_linear", 48),  # Kimi-Linear-48B-A3B
@@ -459,6 +506,29 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("hy_v3", "expert_hidden_dim", 16),
         ("hy_v3", "first_k_dense_replace", 2),
         ("hy_v3", "qk_norm", False),
+        ("hy_v4", "enable_ihc", False),
+        ("hy_v4", "gating_type", "headwise"),
+        ("hy_v4", "hc_mult", 9),
+        ("hy_v4", "hidden_act", "gelu"),
+        ("hy_v4", "index_head_dim", 7),
+        ("hy_v4", "indexer_types", ["shared", "full", "full"]),
+        ("hy_v4", "indexer_types", ["full"]),
+        ("hy_v4", "layer_types", ["full_attention"] * 3),
+        ("hy_v4", "learnable_sink", False),
+        ("hy_v4", "q_lora_rank", None),
+        ("hy_v4", "swiglu_limit", 0.0),
+        ("bailing_hybrid", "architectures", ["BailingMoeV2_5ForCausalLM"]),
+        ("bailing_hybrid", "expert_swiglu_limit_list", [0, 0, 4.0]),
+        ("bailing_hybrid", "gated_attention_proj_granularity_type", "element_wise"),
+        ("bailing_hybrid", "kda_lower_bound", 0.0),
+        ("bailing_hybrid", "linear_attention", "gla"),
+        ("bailing_hybrid", "moe_shared_expert_intermediate_size", 33),
+        ("bailing_hybrid", "no_kda_lora", False),
+        ("bailing_hybrid", "num_key_value_heads", 2),
+        ("bailing_hybrid", "rotary_dim", 16),
+        ("bailing_hybrid", "share_expert_swiglu_limit_list", [5.0]),
+        ("bailing_hybrid", "short_conv_kernel_size", 33),
+        ("bailing_hybrid", "tie_word_embeddings", True),
         ("mimo_v2_flash", "add_full_attention_sink_bias", True),
         ("mimo_v2_flash", "attention_chunk_size", 8),
         ("mimo_v2_flash", "hybrid_layer_pattern", [0, 2, 1]),
@@ -859,6 +929,7 @@ def test_what_is_wrong_of_linear_attention_of_kimi_linear_is_named(inside: dict[
         build_program(config)
 
 
+@pytest.mark.parametrize("family", ["bailing_hybrid", "kimi_linear"])
 @pytest.mark.parametrize(
     ("name", "own"),
     [
@@ -870,8 +941,8 @@ def test_what_is_wrong_of_linear_attention_of_kimi_linear_is_named(inside: dict[
         ("num_local_experts", "num_experts"),
     ],
 )
-def test_fields_of_kimi_linear_go_by_either_name(name: str, own: str) -> None:
-    config = tiny("kimi_linear")
+def test_fields_of_kimi_linear_and_ling_go_by_either_name(family: str, name: str, own: str) -> None:
+    config = tiny(family)
     value = config.pop(own)
     assert build_program({**config, name: value}) == build_program({**config, own: value})
     assert build_program({**config, own: value, name: value}) == build_program({**config, own: value})

@@ -138,6 +138,10 @@ def test_a_model_of_several_streams_is_refused(
     tmp_path: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its config, and by the kernels where they are asked all the same."""
+    folder = make_tiny("hy_v4", tmp_path / "hy", layers=2, indexer_types=["full", "shared"])
+    monkeypatch.setenv(FORCED, "cuda:0")
+    with pytest.raises(ModelError, match=r"hy_v4 has streams .* cuda:0 does not compute: leave --device out"):
+        describe(folder, "bf16")
     folder = make_tiny("gemma3n_text", tmp_path)
     monkeypatch.setenv(FORCED, "cuda:0")
     with pytest.raises(ModelError, match=r"gemma3n_text has streams .* cuda:0 does not compute: leave --device out"):

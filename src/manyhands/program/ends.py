@@ -7,6 +7,7 @@ from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.fields import Fields
 from manyhands.program.ops import (
     Attention,
+    Collapse,
     Embed,
     Head,
     LatentAttention,
@@ -68,6 +69,13 @@ def assemble(
             own=own if tied else None,
         ),
     )
+
+
+def with_streams(program: Program, collapse: Collapse, more: int = 0) -> Program:
+    """A program whose rows have streams, and `more` columns, between layers; `collapse` makes the head's row of them."""
+    head = replace(program.head, norm=replace(program.head.norm, source=collapse.target), before=(collapse,))
+    embed = replace(program.embed, streams=collapse.streams, has_ids=more > 0)
+    return replace(program, hidden=collapse.mix.inputs + more, embed=embed, head=head)
 
 
 def with_query_scale(program: Program, scale: ScaleByPosition | None) -> Program:

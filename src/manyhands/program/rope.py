@@ -126,10 +126,15 @@ class RopeReader:
         Fields(given, f"{self.fields.where}: rope_parameters").only("truncate", True)
         return self._rope(given, width, theta, partial)
 
+    @property
+    def kind(self) -> object:
+        """The scaling of the one table."""
+        return self._parameters.get("rope_type", self._parameters.get("type", "default"))
+
     def attention_scale(self) -> tuple[float, float]:
         """(mscale_all_dim, factor) of a scaling, which latent attention also applies to its scores; else (0, 1)."""
         found = Fields(self._parameters, f"{self.fields.where}: rope_parameters")
-        if found.raw("rope_type", found.raw("type", "default")) == "default":
+        if self.kind == "default":
             return 0.0, 1.0
         return found.number("mscale_all_dim", 0.0, positive=False), found.number("factor", 1.0)
 

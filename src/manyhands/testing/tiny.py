@@ -163,10 +163,33 @@ def _minimax(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 _MADE: Final = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+
+
+def _hy_v4(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of an hy_v4 as its publisher's checkpoints have them: transformers reads these names, and writes others.
+    Experts are by themselves, as in those of FP8."""
+    out = dict[str, torch.Tensor]()
+    for name, tensor in _longcat_flash(model).items():
+        for theirs, published in _HY_NAMES:
+            name = name.replace(theirs, published)
+        out[name] = tensor
+    return out
+
+
+_HY_NAMES: Final = (
+    (".attn_hc.", ".hc_attn_layer.hc_pre.hc_"),
+    (".ffn_hc.", ".hc_mlp_layer.hc_pre.hc_"),
+    (".hc_head.hc_", ".hc_head.hc_head_"),
+    (".sinks", ".learnable_sink_param"),
+    (".self_attn.gate_proj.", ".self_attn.linear_gate."),
+)
+
+
 # Of families whose publisher's checkpoints have other tensors than transformers writes.
 _PUBLISHED: Final[dict[str, Callable[[PreTrainedModel], dict[str, torch.Tensor]]]] = {
     "olmo_hybrid": _olmo_hybrid,
     "deepseek_v4": published_v4,
+    "hy_v4": _hy_v4,
     "kimi_linear": _kimi_linear,
     "longcat_flash": _longcat_flash,
     "minimax": _minimax,
@@ -221,7 +244,9 @@ def tiny_config(
         shape["ple_layer_ids"] = [i for i in (1, 3) if i <= layers]
     if model_type == "gemma3n_text":
         shape |= _gemma3n(layers, hidden)
-    if family in ("granitemoehybrid_mamba", "kimi_linear"):
+    if model_type == "hy_v4":
+        shape["indexer_types"] = ["full"] * layers
+    if family in ("bailing_hybrid", "granitemoehybrid_mamba", "kimi_linear"):
         shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
     elif family == "nemotron_h":
         shape["layers_block_type"] = [NEMOTRON_KINDS[i % len(NEMOTRON_KINDS)] for i in range(layers)]

@@ -6,11 +6,13 @@ from typing import Final
 from manyhands.testing.tiny_latent import WINDOW as WINDOW
 from manyhands.testing.tiny_latent import Overrides as Overrides
 from manyhands.testing.tiny_latent import (
+    bailing,
     beside_shared,
     deepseek,
     deepseek_v2,
     experts,
     glm4_lite,
+    hy_v4,
     indexed,
     kimi,
     kimi_linear,
@@ -262,6 +264,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "apertus": ("apertus", lambda hidden: {}),
     "arcee": ("arcee", lambda hidden: {}),
     "axk1": ("axk1", deepseek),
+    "bailing_hybrid": ("bailing_hybrid", bailing),
     "bamba": ("bamba", _bamba),
     "cohere": ("cohere", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
@@ -297,6 +300,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _hunyuan),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
     "hy_v3": ("hy_v3", _hy),
+    "hy_v4": ("hy_v4", hy_v4),
     "hyperclovax": ("hyperclovax", _hyperclovax),
     "internlm3": ("internlm3", lambda hidden: {"head_dim": hidden // 2, "qkv_bias": True, "bias": True}),
     "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
@@ -345,6 +349,6 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
-    *"bamba falcon_h1 granitemoehybrid_mamba jamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
+    *"bailing_hybrid bamba falcon_h1 granitemoehybrid_mamba jamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
     *"minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text".split(),
 )

@@ -32,6 +32,11 @@ def indexed(hidden: int) -> Overrides:
     return {**deepseek(hidden), "index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
 
 
+def hy_v4(hidden: int) -> Overrides:
+    index = {"index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
+    return {**glm4_lite(hidden), **index, "swiglu_limit": 1.0, "pad_token_id": None}
+
+
 def longcat(hidden: int) -> Overrides:
     experts = {"n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 3, "expert_ffn_hidden_size": hidden // 2}
     return {**mla(hidden), **experts, "head_dim": hidden // 8, "routed_scaling_factor": 1.5}
@@ -45,6 +50,12 @@ def glm4_lite(hidden: int) -> Overrides:
 def kimi_linear(hidden: int) -> Overrides:
     heads = {"linear_num_heads": 3, "linear_head_dim": hidden // 4 + 4, "q_lora_rank": None}
     return {**mla(hidden), **heads, **experts(hidden, 8), "n_shared_experts": 1}
+
+
+def bailing(hidden: int) -> Overrides:
+    heads = {name: value for name, value in mla(hidden).items() if name != "q_lora_rank"}
+    routing = {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+    return {**heads, **experts(hidden, 8), **routing, "head_dim": hidden // 4 + 4}
 
 
 def kimi(hidden: int) -> Overrides:

@@ -33,6 +33,8 @@ laguna     laguna
 minimax    minimax, minimax_text_01, minimax_m1
 minimax_m3 minimax_m3_vl_text
 deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
+hy_v4      hy_v4
+bailing_hybrid bailing_hybrid
 """
 
 from collections.abc import Callable, Mapping
@@ -53,6 +55,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "apertus": "apertus",
     "arcee": "llama",
     "axk1": "axk1",
+    "bailing_hybrid": "bailing_hybrid",
     "bamba": "mamba",
     "cohere": "layernorm",
     "cohere2": "layernorm",
@@ -92,6 +95,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "hunyuan_v1_dense": "llama",
     "hunyuan_v1_moe": "shared",
     "hy_v3": "corrected",
+    "hy_v4": "hy_v4",
     "hyperclovax": "granite",
     "internlm3": "llama",
     "iquestcoder": "llama",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames, each_expert, head_scale, router
-from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.ends import EndsStyle, assemble, with_streams
 from manyhands.program.families.deepseek_v4_layers import (
     HEAVY,
     SLIDING,
@@ -97,20 +97,10 @@ def deepseek_v4(f: Fields) -> Program:
 
     ends = EndsStyle(embed="embed", norm="norm", head="head", layers="layers")
     rope = RopeReader(Fields({"max_position_embeddings": context}, f.where))
-    return _with_streams(assemble(f, s, shape.norm, rope, ropes, ends, layer), shape, any(by_ids))
-
-
-def _with_streams(program: Program, shape: _Shape, has_ids: bool) -> Program:
-    """The program with rows of streams, and of ids, between layers and at its ends."""
-    mix = Weight("hc_head_fn", (shape.streams, shape.streams * shape.s.hidden))
+    mix = Weight("hc_head_fn", (shape.streams, shape.streams * s.hidden))
     base, scale = Weight("hc_head_base", (shape.streams,)), Weight("hc_head_scale", (1,))
     collapse = Collapse("x", "u", "hc", shape.streams, mix, base, scale, shape.norm.eps, shape.epsilon)
-    return replace(
-        program,
-        hidden=shape.streams * shape.s.hidden + has_ids * _DIGITS,
-        embed=replace(program.embed, streams=shape.streams, has_ids=has_ids),
-        head=replace(program.head, norm=replace(program.head.norm, source="u"), before=(collapse,)),
-    )
+    return with_streams(assemble(f, s, shape.norm, rope, ropes, ends, layer), collapse, any(by_ids) * _DIGITS)
 
 
 def _sizes(f: Fields) -> Sizes:

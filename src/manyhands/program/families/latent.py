@@ -22,6 +22,7 @@ from manyhands.program.ops import (
     Index,
     LatentAttention,
     Multiply,
+    Op,
     Part,
     Product,
     Program,
@@ -33,7 +34,7 @@ from manyhands.program.ops import (
 from manyhands.program.rope import RopeReader, yarn_scale
 
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
-_INDEX_NORM = NormStyle("layer", 1e-6, bias=True)  # of index keys
+INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention")  # names of layers with an indexer
 MOST_CHOSEN: Final = (
     1 << 16
 )  # positions that an indexer chooses: each row of a step keeps their numbers, four bytes each
@@ -51,10 +52,19 @@ class LatentSizes:
 
     @classmethod
     def read(
-        cls, f: Fields, s: Sizes, *, query_rank: int | None, rank: int, plain: int, rotary: int, value: int
+        cls,
+        f: Fields,
+        s: Sizes,
+        *,
+        query_rank: int | None,
+        rank: int,
+        plain: int,
+        rotary: int,
+        value: int,
+        kv: bool = True,
     ) -> "LatentSizes":
-        """With the family's defaults. Raises ModelError where heads would share keys."""
-        f.only("num_key_value_heads", s.heads)
+        """With the family's defaults. Raises ModelError where heads would share keys; `kv`: the family reads that."""
+        f.only("num_key_value_heads", s.heads if kv else f.raw("num_key_value_heads"))
         out = cls(
             query_rank=f.optional_count("q_lora_rank", query_rank),
             rank=f.count("kv_lora_rank", rank, high=1 << 16),
@@ -83,12 +93,14 @@ def sizes(f: Fields, layers: str = "num_hidden_layers") -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class IndexStyle:
-    """An indexer: its heads, and how the first columns of each turn."""
+    """An indexer: its heads, and how columns of each turn."""
 
     heads: int
     width: int
     top_k: int
     pairs: bool
+    eps: float = 1e-6  # of the norm of keys
+    offset: int = 0  # of what turns of a head
 
     @classmethod
     def read(cls, f: Fields, rotary: int, context: int, *, pairs: bool) -> "IndexStyle":
@@ -112,10 +124,11 @@ class IndexStyle:
 
     def late(self, n: TensorNames) -> Ops:
         """What follows the products."""
+        norm = NormStyle("layer", self.eps, bias=True)
         return (
-            _INDEX_NORM.op(n, "self_attn.indexer.k_norm", self.width, "ik", "ik"),
-            Rotary("iq", self.heads, self.width, 0, pairs=self.pairs),
-            Rotary("ik", 1, self.width, 0, pairs=self.pairs),
+            norm.op(n, "self_attn.indexer.k_norm", self.width, "ik", "ik"),
+            Rotary("iq", self.heads, self.width, 0, self.offset, self.pairs),
+            Rotary("ik", 1, self.width, 0, self.offset, self.pairs),
         )
 
     def op(self) -> Index:
@@ -136,21 +149,17 @@ def latent_attention(
     turns: bool = True,
     path: str = "self_attn",
     stretch: tuple[float, float] | None = None,
+    gate: tuple[Part, Op] | None = None,
+    sinks: str | None = None,
+    out: str = "o_proj",
 ) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key. An `index` takes
-    such queries. Without `turns` neither has a position. `stretch` multiplies queries, and normed latents."""
+    such queries. Without `turns` neither has a position. `stretch` multiplies queries, and normed latents. `gate`: a
+    product of "h", and what changes the result by it."""
     width, down = z.plain + z.rotary, f"{path}.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
-    early: tuple[Part, ...] = (latent, rotary, *(index.early(n, s) if index else ()))
-    query: Ops = (Product("h", (n.part("q", f"{path}.q_proj", s.heads * width, s.hidden, False), *early)),)
-    if z.query_rank is not None:
-        first = (index.query(n, z.query_rank),) if index else ()
-        query = (
-            Product("h", (n.part("q", f"{path}.q_a_proj", z.query_rank, s.hidden, bias), *early)),
-            _LATENT_NORM.op(n, f"{path}.q_a_layernorm", z.query_rank, "q", "q"),
-            Product("q", (*first, n.part("q", f"{path}.q_b_proj", s.heads * width, z.query_rank, False))),
-        )
+    early: tuple[Part, ...] = (latent, rotary, *(index.early(n, s) if index else ()), *((gate[0],) if gate else ()))
     key, value = _keys_values(n, s, z, split, path)
     attend = LatentAttention(
         query="q",
@@ -166,16 +175,33 @@ def latent_attention(
         key_weight=key,
         value_weight=value,
         index=index.op() if index else None,
+        sinks=n.vector(sinks, s.heads) if sinks else None,
     )
     return (
-        *query,
+        *_queries(n, s, z, path, bias, early, index),
         *(index.late(n) if index else ()),
         _LATENT_NORM.op(n, f"{path}.kv_a_layernorm", z.rank, "c", "c"),
         *((Multiply("q", stretch[0], "q"), Multiply("c", stretch[1], "c")) if stretch else ()),
         *((Rotary("q", s.heads, width, 0, offset=z.plain, pairs=pairs),) if turns else ()),
         *((Rotary("r", 1, z.rotary, 0, pairs=pairs),) if turns else ()),
         attend,
-        Product("a", (n.part("a", f"{path}.o_proj", s.hidden, s.heads * z.value, bias),)),
+        *((gate[1],) if gate else ()),
+        Product("a", (n.part("a", f"{path}.{out}", s.hidden, s.heads * z.value, bias),)),
+    )
+
+
+def _queries(
+    n: TensorNames, s: Sizes, z: LatentSizes, path: str, bias: bool, early: tuple[Part, ...], index: IndexStyle | None
+) -> Ops:
+    """From "h" to "q", with the other products `early` of "h"; those of an index too."""
+    outputs, rank = s.heads * (z.plain + z.rotary), z.query_rank
+    if rank is None:
+        return (Product("h", (n.part("q", f"{path}.q_proj", outputs, s.hidden, False), *early)),)
+    first = (index.query(n, rank),) if index else ()
+    return (
+        Product("h", (n.part("q", f"{path}.q_a_proj", rank, s.hidden, bias), *early)),
+        _LATENT_NORM.op(n, f"{path}.q_a_layernorm", rank, "q", "q"),
+        Product("q", (*first, n.part("q", f"{path}.q_b_proj", outputs, rank, False))),
     )
 
 
@@ -275,8 +301,7 @@ def _indexed(f: Fields, *, pairs: bool, is_shared: bool = False) -> Program:
     dense = min(f.count("first_k_dense_replace", 3, low=0), s.layers)
     default = ["dense"] * dense + ["sparse"] * (s.layers - dense)
     kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
-    names = ("indexed_attention", "deepseek_sparse_attention")
-    f.per_layer("layer_types", s.layers, [names[0]] * s.layers, names)
+    f.per_layer("layer_types", s.layers, [INDEXED[0]] * s.layers, INDEXED)
     f.only("rope_interleave", True)
     f.only("moe_router_dtype", "float32")
     if f.is_null("q_lora_rank"):

@@ -78,6 +78,7 @@ class ExpertBlocks:
     is_stacked: bool = False  # the matrices of all experts lie in one tensor of each part
     beside_inner: int | None = None  # columns of the shared ones, if others than those of `shared` experts
     after: str | None = None  # the norm of what experts and shared ones give together
+    limit: float | None = None  # of gates and ups of experts, not of shared ones (Gating)
 
     @classmethod
     def read(
@@ -93,7 +94,9 @@ class ExpertBlocks:
         if not self.sparse[i]:
             return _mixed(n, s, norm, gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m", bias=self.bias), ())
         correction = self.correction if self.route.score == "sigmoid" else None
-        routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), self._experts(n, s))
+        experts = self._experts(n, s)
+        experts = replace(experts, gating=replace(experts.gating, limit=self.limit))
+        routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), experts)
         if not self.shared:
             return _mixed(n, s, norm, routed, ())
         width = self.beside_inner or self.inner * self.shared
