@@ -10,7 +10,7 @@ from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.families.latent import MOST_CHOSEN
 from manyhands.program.ops import LatentAttention, Program
-from manyhands.program.tensors import layer_tensors
+from manyhands.program.tensors import layer_tensors, with_stacked_experts
 from tests.program.test_families import DEEPSEEK_V3
 from tests.program.test_published import tiny
 
@@ -93,6 +93,57 @@ GLM_52 = {
     "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
 }
 
+HY_4: dict[str, Any] = {  # Hy4-preview
+    "attention_bias": False,
+    "enable_ihc": True,
+    "enable_lm_head_fp32": True,
+    "gated_mla": True,
+    "gating_type": "elementwise",
+    "hc_eps": 1e-06,
+    "hc_magnitude": 2.0,
+    "hc_mult": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 6144,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk": 2048,
+    "indexer_types": ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(78)],
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "layer_types": ["deepseek_sparse_attention"] * 78,
+    "learnable_sink": True,
+    "learnable_sink_init": 0.0,
+    "max_position_embeddings": 1048576,
+    "mlp_layer_types": ["dense", *["sparse"] * 77],
+    "model_type": "hy_v4",
+    "moe_intermediate_size": 2048,
+    "mtp_loss_factor": 0.1,
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 78,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 2048,
+    "qk_head_dim": 256,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"},
+    "routed_scaling_factor": 2.827,
+    "swiglu_limit": 10.0,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_dsa": True,
+    "use_mla": True,
+    "v_head_dim": 256,
+    "vocab_size": 120832,
+}
+
 
 def indexed_layers(program: Program) -> int:
     return sum(isinstance(op, LatentAttention) and op.index is not None for layer in program.layers for op in layer.ops)
@@ -100,8 +151,14 @@ def indexed_layers(program: Program) -> int:
 
 @pytest.mark.parametrize(
     ("config", "context", "indexed"),
-    [(DEEPSEEK_V32, 163840, 61), (GLM_51, 202752, 78), (GLM_52, 2048, 0)],
-    ids=["DeepSeek-V3.2", "GLM-5.1", "GLM-5.2"],
+    [
+        (DEEPSEEK_V32, 163840, 61),
+        (GLM_51, 202752, 78),
+        (GLM_52, 2048, 0),
+        (HY_4, 2048, 0),
+        ({**HY_4, "indexer_types": ["full"] * 78}, 1048576, 78),
+    ],
+    ids=["DeepSeek-V3.2", "GLM-5.1", "GLM-5.2", "Hy4", "Hy4 with an indexer in each layer"],
 )
 def test_published_configs_are_read(config: dict[str, Any], context: int, indexed: int) -> None:
     """Layers that share a choice hold the model to the context in which all positions are chosen."""
@@ -112,6 +169,23 @@ def test_published_configs_are_read(config: dict[str, Any], context: int, indexe
         config["num_hidden_layers"],
     )
     assert program.has_index == (indexed > 0)
+
+
+def test_layers_of_hy4_share_a_choice_by_default_as_published() -> None:
+    config = {name: value for name, value in HY_4.items() if name not in ("indexer_types", "layer_types")}
+    assert CONFIG_MAPPING["hy_v4"](**config).indexer_types == HY_4["indexer_types"]
+    assert build_program(config) == build_program(HY_4)
+
+
+def test_experts_of_hy4_lie_in_one_tensor_or_by_themselves() -> None:
+    """In the publisher's checkpoints of 16 bits, and in those of FP8."""
+    shapes = {
+        "model.layers.1.mlp.experts.gate_up_proj": (256, 4096, 6144),
+        "model.layers.1.mlp.experts.down_proj": (256, 6144, 2048),
+    }
+    program = with_stacked_experts(build_program(HY_4), shapes)
+    assert layer_tensors(program.layers[1]).items() >= shapes.items()
+    assert layer_tensors(program.layers[2])["model.layers.2.mlp.experts.255.up_proj.weight"] == (2048, 6144)
 
 
 def test_an_indexer_has_the_published_sizes() -> None:
