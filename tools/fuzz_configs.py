@@ -294,6 +294,13 @@ OWN: dict[str, Options] = {
         "num_shared_experts": [1, 2],
         "router_scaling_factor": [0.3, 2.8],
     },
+    "axk2": {
+        **_INDEXED,
+        "gated_norm_rank": [1, 40],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "routed_scaling_factor": [0.3, 2.5],
+    },
     "hy_v4": {
         **_INDEXED,
         "hc_eps": [1e-6, 1e-2],
@@ -604,6 +611,7 @@ _LATENT = (
     "kimi_linear",
     "longcat_flash",
     "axk1",
+    "axk2",
     "minicpm3",
     "deepseek_v3",
     "deepseek_v2",
@@ -658,7 +666,7 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"head_dim": 64, "partial_rotary_factor": 0.25, "moe_intermediate_size": out["intermediate_size"]}
         out["num_attention_heads"] = draw.choice([2, 4, 8])
         out["rope_parameters"] = scaling(draw, 16)
-    if family == "hy_v4":
+    if family in ("axk2", "hy_v4"):
         out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
     if family == "bailing_hybrid":
         kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-<<<<<<< HEAD
+from safetensors.torch import load_file, save_file
 from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
-=======
-from safetensors.torch import load_file, save_file
->>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
 
 from manyhands.core import Span
 from manyhands.engine import library
@@ -27,14 +24,9 @@ from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.states import HOST, MOST_BACK, MOST_KEPT, RECENT, States, kept_blocks
 from manyhands.errors import ModelError, StateGone
-<<<<<<< HEAD
 from manyhands.program.families import read_program
 from manyhands.testing.tiny import WITH_STATES, make_tiny
 from tests.engine.oracle import LAYERS, NativePair, reader, stock_model
-=======
-from manyhands.testing.tiny import WITH_STATES, make_tiny
-from tests.engine.oracle import LAYERS, NativePair
->>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
 from tests.engine.state_layer import OUT, StateLayer
 
 CONTEXT = 4096
@@ -250,7 +242,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "kimi_linear",
         {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2, "hidden_act": "gelu"},
     ),
-<<<<<<< HEAD
     "MiniMax, lightning attention first, a window, one key head, tied": (
         "minimax",
         {
@@ -318,7 +309,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen4_exp_text",
         {"indexer_compress_ratio": 32, "indexer_budget": 32, "head_dim": 24, "ple_layer_ids": []},
     ),
-=======
     "Ling 3.0, decays without a bound, odd widths": (
         "bailing_hybrid",
         {"kda_safe_gate": False, "linear_num_heads": 3, "linear_head_dim": 33, "short_conv_kernel_size": 2},
@@ -336,7 +326,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale_all_dim": 0.7},
         },
     ),
->>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
     "a width as stated": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
 }
 
@@ -352,7 +341,6 @@ def test_a_family_computes_what_transformers_computes(name: str, tmp_path: Path)
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 : -1].tolist()
 
 
-<<<<<<< HEAD
 def test_heads_of_minimax_turn_as_their_publisher_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the fields of published configs, where rotary_dim is half of a head: transformers reads none of these."""
     folder = make_tiny("minimax", tmp_path, layers=4, context=512, dtype="fp32", head_dim=32)
@@ -374,7 +362,8 @@ def test_heads_of_minimax_turn_as_their_publisher_says(tmp_path: Path, monkeypat
     theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 : -1].tolist()
-=======
+
+
 def test_queries_of_ling_come_from_a_latent_where_the_config_says_so(tmp_path: Path) -> None:
     """As published checkpoints have them; transformers (5.23) gets the three modules in place of its one."""
     kinds = ["linear_attention", "full_attention"]
@@ -395,7 +384,6 @@ def test_queries_of_ling_come_from_a_latent_where_the_config_says_so(tmp_path: P
     pair.model.get_submodule("model.layers.1.self_attn").register_module("q_proj", query)
     theirs, ours = pair.theirs(PROMPT), pair.ours(PROMPT, pair.span.new_cache(len(PROMPT)))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
->>>>>>> 8a6328b8 (Add recipes for Hy4 and Ling 3.0)
 
 
 @pytest.fixture(params=library.supported())

@@ -315,6 +315,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.0),
         },
     ),
+    "axk2, biases, all groups, yarn": (
+        "axk2",
+        {
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "n_group": 2,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "hidden_act": "gelu",
+            **rope("yarn", **YARN, mscale_all_dim=0.7),
+        },
+    ),
     "hy_v4, layers share a choice, biases, yarn": (
         "hy_v4",
         {

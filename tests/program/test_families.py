@@ -331,8 +331,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = widths[op.source]
         case Copy():
             assert 0 <= op.start and 0 < op.count <= widths[op.source] - op.start
-            if op.at is None:
-                widths[op.target] = op.count
+            if op.at is None or op.width is not None:
+                widths[op.target] = op.width or op.count
             assert (op.at or 0) + op.count <= widths[op.target]
         case Mix():
             assert op.by is None or widths[op.by] == op.sources * op.targets

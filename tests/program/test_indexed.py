@@ -8,7 +8,7 @@ from transformers import CONFIG_MAPPING
 
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
-from manyhands.program.families.latent import MOST_CHOSEN
+from manyhands.program.families.indexer import MOST_CHOSEN
 from manyhands.program.ops import LatentAttention, Program
 from manyhands.program.tensors import layer_tensors, with_stacked_experts
 from tests.program.test_families import DEEPSEEK_V3

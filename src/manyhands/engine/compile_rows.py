@@ -60,7 +60,8 @@ def _(op: Xielu, to: Emitter) -> None:
 @add_row.register
 def _(op: Copy, to: Emitter) -> None:
     source = to.source(op.source)
-    target = to.target(op.target, op.count, [source]) if op.at is None else to.source(op.target)
+    is_new = op.at is None or op.width is not None
+    target = to.target(op.target, op.width or op.count, [source]) if is_new else to.source(op.target)
     rounds = int(op.at is not None and op.target == RESIDUAL)
     to.emit(library.COPY, (source, target, op.start, op.at or 0, op.count, 1, 0, 0, rounds))
 

@@ -47,7 +47,7 @@ def _copy(op: Copy, registers: Registers, rounded: Callable[[Tensor], Tensor]) -
     if op.at is None:
         registers[op.target] = columns
         return
-    whole = registers[op.target].clone()
+    whole = columns.new_zeros(len(columns), op.width) if op.width else registers[op.target].clone()
     whole[:, op.at : op.at + op.count] = rounded(columns) if op.target == RESIDUAL else columns
     registers[op.target] = whole
 

@@ -46,13 +46,14 @@ class ScaleByPosition:
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Columns [start, start + count) of source become the whole of target, or with `at` its columns [at, at + count): those of
-    the residual stream are rounded."""
+    the residual stream are rounded. With a `width` target is written anew, that wide; other copies fill the rest."""
 
     source: str
     target: str
     start: int
     count: int
     at: int | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Final
 from manyhands.testing.tiny_latent import WINDOW as WINDOW
 from manyhands.testing.tiny_latent import Overrides as Overrides
 from manyhands.testing.tiny_latent import (
+    axk2,
     bailing,
     beside_shared,
     deepseek,
@@ -264,6 +265,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "apertus": ("apertus", lambda hidden: {}),
     "arcee": ("arcee", lambda hidden: {}),
     "axk1": ("axk1", deepseek),
+    "axk2": ("axk2", axk2),
     "bailing_hybrid": ("bailing_hybrid", bailing),
     "bamba": ("bamba", _bamba),
     "cohere": ("cohere", lambda hidden: {}),

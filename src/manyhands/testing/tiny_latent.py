@@ -32,6 +32,13 @@ def indexed(hidden: int) -> Overrides:
     return {**deepseek(hidden), "index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
 
 
+def axk2(hidden: int) -> Overrides:
+    # Fewer heads would have scores of zero, which are equal.
+    index = {"index_n_heads": 16, "index_head_dim": hidden // 2, "index_topk": WINDOW}
+    routing = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
+    return {**mla(hidden), **index, **routing, "gated_norm_rank": 5}
+
+
 def hy_v4(hidden: int) -> Overrides:
     index = {"index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
     return {**glm4_lite(hidden), **index, "swiglu_limit": 1.0, "pad_token_id": None}

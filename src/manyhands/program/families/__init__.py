@@ -17,7 +17,7 @@ mamba      granitemoehybrid, bamba
 jamba      jamba
 nemotron_h nemotron_h
 falcon_h1  falcon_h1
-latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2
+latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2 (indexer: what chooses positions)
 latent_dense minicpm3, youtu
 longcat_flash longcat_flash
 mistral4   mistral4
@@ -25,6 +25,7 @@ llama4     llama4_text
 phimoe     phimoe
 apertus    apertus
 axk1       axk1
+axk2       axk2
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
 qwen4_exp  qwen4_exp_text
@@ -55,6 +56,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "apertus": "apertus",
     "arcee": "llama",
     "axk1": "axk1",
+    "axk2": "axk2",
     "bailing_hybrid": "bailing_hybrid",
     "bamba": "mamba",
     "cohere": "layernorm",

@@ -18,7 +18,7 @@ def axk1(f: Fields) -> Program:
         raise f.refuse("q_lora_rank", "a whole number is needed: queries of this family come from a latent")
     s = sizes(f)
     inner, shared = f.count("moe_intermediate_size", 2048, high=1 << 20), f.count("n_shared_experts", 1, high=4096)
-    blocks = ExpertBlocks(f.activation(), _route(f), inner, shared, _sparse(f, s), after="post_mlp_layernorm")
+    blocks = ExpertBlocks(f.activation(), _route(f), inner, shared, sparse(f, s), after="post_mlp_layernorm")
     return with_latents(f, s, blocks, pairs=f.flag("rope_interleave", True))
 
 
@@ -32,7 +32,7 @@ def _route(f: Fields) -> ExpertRouting:
     return replace(route, may_lack_correction=True)
 
 
-def _sparse(f: Fields, s: Sizes) -> list[bool]:
+def sparse(f: Fields, s: Sizes) -> list[bool]:
     """Which layers have experts."""
     dense, every = f.count("first_k_dense_replace", 1, low=0), f.count("moe_layer_freq", 1)
     default = ["sparse" if i >= dense and i % every == 0 else "dense" for i in range(s.layers)]

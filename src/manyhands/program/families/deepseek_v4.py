@@ -22,7 +22,7 @@ from manyhands.program.families.deepseek_v4_layers import (
     tables_of,
 )
 from manyhands.program.families.experts import top_k
-from manyhands.program.families.latent import MOST_CHOSEN
+from manyhands.program.families.indexer import MOST_CHOSEN
 from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Add,

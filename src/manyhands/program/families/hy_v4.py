@@ -6,14 +6,8 @@ from dataclasses import dataclass, replace
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.ends import EndsStyle, assemble, with_streams
 from manyhands.program.families.experts import listed_sparse
-from manyhands.program.families.latent import (
-    INDEXED,
-    IndexStyle,
-    LatentSizes,
-    latent_attention,
-    latent_scale,
-    sizes,
-)
+from manyhands.program.families.indexer import INDEXED, IndexStyle
+from manyhands.program.families.latent import LatentSizes, latent_attention, latent_scale, sizes
 from manyhands.program.families.shared import ExpertBlocks, grouped_route
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Add, Collapse, Gate, Gating, Program, Spread, Term, Weight

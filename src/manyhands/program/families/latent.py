@@ -2,7 +2,6 @@
 chooses positions, deepseek_v32, glm_moe_dsa."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from manyhands.program.blocks import (
     Branch,
@@ -15,11 +14,12 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import top_k
+from manyhands.program.families.indexer import INDEXED, IndexStyle
 from manyhands.program.families.shared import ExpertBlocks, from_layer, grouped_route
 from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
+    Copy,
     ExpertRouting,
-    Index,
     LatentAttention,
     Multiply,
     Op,
@@ -34,10 +34,6 @@ from manyhands.program.ops import (
 from manyhands.program.rope import RopeReader, yarn_scale
 
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
-INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention")  # names of layers with an indexer
-MOST_CHOSEN: Final = (
-    1 << 16
-)  # positions that an indexer chooses: each row of a step keeps their numbers, four bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,51 +87,6 @@ def sizes(f: Fields, layers: str = "num_hidden_layers") -> Sizes:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class IndexStyle:
-    """An indexer: its heads, and how columns of each turn."""
-
-    heads: int
-    width: int
-    top_k: int
-    pairs: bool
-    eps: float = 1e-6  # of the norm of keys
-    offset: int = 0  # of what turns of a head
-
-    @classmethod
-    def read(cls, f: Fields, rotary: int, context: int, *, pairs: bool) -> "IndexStyle":
-        """For heads of which `rotary` columns turn. Raises ModelError."""
-        top_k = min(f.count("index_topk", 2048), context)
-        if top_k > MOST_CHOSEN:
-            raise f.refuse("index_topk", f"at most {MOST_CHOSEN} of the {context} positions can be chosen")
-        heads, width = f.count("index_n_heads", high=4096), f.count("index_head_dim", 128, low=rotary, high=1 << 14)
-        return cls(heads, width, top_k, pairs)
-
-    def early(self, n: TensorNames, s: Sizes) -> tuple[Part, ...]:
-        """Products of "h": the key, and the weights of heads."""
-        return (
-            n.part("ik", "self_attn.indexer.wk", self.width, s.hidden, False),
-            n.part("iw", "self_attn.indexer.weights_proj", self.heads, s.hidden, False),
-        )
-
-    def query(self, n: TensorNames, rank: int) -> Part:
-        """Queries, of the latent that attention's are made of."""
-        return n.part("iq", "self_attn.indexer.wq_b", self.heads * self.width, rank, False)
-
-    def late(self, n: TensorNames) -> Ops:
-        """What follows the products."""
-        norm = NormStyle("layer", self.eps, bias=True)
-        return (
-            norm.op(n, "self_attn.indexer.k_norm", self.width, "ik", "ik"),
-            Rotary("iq", self.heads, self.width, 0, self.offset, self.pairs),
-            Rotary("ik", 1, self.width, 0, self.offset, self.pairs),
-        )
-
-    def op(self) -> Index:
-        """What chooses, by these registers."""
-        return Index("iq", "ik", "iw", self.heads, self.width, self.top_k)
-
-
 def latent_attention(
     n: TensorNames,
     s: Sizes,
@@ -149,17 +100,22 @@ def latent_attention(
     turns: bool = True,
     path: str = "self_attn",
     stretch: tuple[float, float] | None = None,
-    gate: tuple[Part, Op] | None = None,
+    gate: tuple[Part | None, Op] | None = None,
     sinks: str | None = None,
     out: str = "o_proj",
 ) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key. An `index` takes
     such queries. Without `turns` neither has a position. `stretch` multiplies queries, and normed latents. `gate`: a
-    product of "h", and what changes the result by it."""
+    product of "h", and what changes the result by it; without the product gates ("g") come as queries do."""
     width, down = z.plain + z.rotary, f"{path}.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
-    early: tuple[Part, ...] = (latent, rotary, *(index.early(n, s) if index else ()), *((gate[0],) if gate else ()))
+    early: tuple[Part, ...] = (
+        latent,
+        rotary,
+        *(index.early(n, s) if index else ()),
+        *((gate[0],) if gate and gate[0] else ()),
+    )
     key, value = _keys_values(n, s, z, split, path)
     attend = LatentAttention(
         query="q",
@@ -178,7 +134,7 @@ def latent_attention(
         sinks=n.vector(sinks, s.heads) if sinks else None,
     )
     return (
-        *_queries(n, s, z, path, bias, early, index),
+        *_queries(n, s, z, path, bias, early, index, gate is not None and gate[0] is None),
         *(index.late(n) if index else ()),
         _LATENT_NORM.op(n, f"{path}.kv_a_layernorm", z.rank, "c", "c"),
         *((Multiply("q", stretch[0], "q"), Multiply("c", stretch[1], "c")) if stretch else ()),
@@ -191,16 +147,33 @@ def latent_attention(
 
 
 def _queries(
-    n: TensorNames, s: Sizes, z: LatentSizes, path: str, bias: bool, early: tuple[Part, ...], index: IndexStyle | None
+    n: TensorNames,
+    s: Sizes,
+    z: LatentSizes,
+    path: str,
+    bias: bool,
+    early: tuple[Part, ...],
+    index: IndexStyle | None,
+    fused: bool,
 ) -> Ops:
-    """From "h" to "q", with the other products `early` of "h"; those of an index too."""
+    """From "h" to "q", with the other products `early` of "h"; those of an index too. `fused`: a head's query, and gates "g" of
+    its values, are rows of one tensor, which reads the latent normed and, behind that, as it is."""
     outputs, rank = s.heads * (z.plain + z.rotary), z.query_rank
     if rank is None:
         return (Product("h", (n.part("q", f"{path}.q_proj", outputs, s.hidden, False), *early)),)
     first = (index.query(n, rank),) if index else ()
+    down = Product("h", (n.part("q", f"{path}.q_a_proj", rank, s.hidden, bias), *early))
+    norm = _LATENT_NORM.op(n, f"{path}.q_a_layernorm", rank, "q", "q")
+    if fused:
+        head = z.plain + z.rotary
+        each = {"q": Rows(0, head, head + z.value, s.heads), "g": Rows(head, z.value, head + z.value, s.heads)}
+        shape = s.heads * (head + z.value), 2 * rank
+        both = tuple(n.part(name, f"{path}.q_b_proj", *shape, False, rows) for name, rows in each.items())
+        copies = Copy("q", "both", 0, rank, rank, 2 * rank), Copy("q", "both", 0, rank, 0)
+        return (down, copies[0], norm, copies[1], *((Product("q", first),) if first else ()), Product("both", both))
     return (
-        Product("h", (n.part("q", f"{path}.q_a_proj", rank, s.hidden, bias), *early)),
-        _LATENT_NORM.op(n, f"{path}.q_a_layernorm", rank, "q", "q"),
+        down,
+        norm,
         Product("q", (*first, n.part("q", f"{path}.q_b_proj", outputs, rank, False))),
     )
 
