@@ -378,9 +378,7 @@ def test_queries_of_ling_come_from_a_latent_where_the_config_says_so(tmp_path: P
     pair = NativePair(folder, None, {})
     norm = torch.nn.RMSNorm(24, 1e-6)
     query = torch.nn.Sequential(torch.nn.Linear(hidden, 24, False), norm, torch.nn.Linear(24, width, False))
-    with torch.no_grad():
-        for module, weight in zip(query, given.values(), strict=True):
-            module.weight.copy_(torch.from_numpy(weight))
+    query.load_state_dict({f"{i}.weight": torch.from_numpy(weight) for i, weight in enumerate(given.values())})
     pair.model.get_submodule("model.layers.1.self_attn").register_module("q_proj", query)
     theirs, ours = pair.theirs(PROMPT), pair.ours(PROMPT, pair.span.new_cache(len(PROMPT)))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
