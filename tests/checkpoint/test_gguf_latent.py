@@ -96,7 +96,7 @@ def config(found: Gguf) -> dict[str, Any]:
         ("gemma3n_text", {"attention__shared_kv_layers": 1.5}, "shared_kv_layers is 1.5; a whole number is needed"),
         ("gemma3n_text", {"attention__shared_kv_layers": -1}, "num_kv_shared_layers is -1"),
         ("gemma3n_text", {"altup__num_inputs": HUGE}, "altup_num_inputs is 1152921504606846976"),
-        ("gemma3n_text", {"attention__shared_kv_layers": HUGE}, "num_kv_shared_layers is 1152921504606846976"),
+        ("gemma3n_text", {"attention__shared_kv_layers": HUGE}, "num_kv_shared_layers is 11529215"),
         (
             "gemma3n_text",
             {"embedding_length_per_layer_input": HUGE},
