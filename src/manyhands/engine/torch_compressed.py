@@ -41,7 +41,7 @@ def _(op: Collapse, run: LayerRun) -> None:
     mixes = product(run.round(x), run.weights[op.mix, 0]) / torch.sqrt(
         x.square().mean(-1, keepdim=True) + op.norm_epsilon
     )
-    sizes = (n, n, n * n) if op.has_all else (n,)
+    sizes = ((n,), (n, n, n * n), (n, n))[op.keeps]
     scales = torch.cat([one.expand(size) for one, size in zip(run.weights[op.scale, 0], sizes, strict=True)])
     found = mixes * scales + run.weights[op.base, 0]
     pre = found[:, :n].sigmoid() + op.epsilon

@@ -122,6 +122,6 @@ def _linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, bound: float
     rates, biases = n.vector(f"{_PATH}.A_log", style.heads), n.vector(f"{_PATH}.dt_bias", style.keys)
     return (
         Product("h", tuple(parts)),
-        *delta_rule(n, style, kernels, f"{_PATH}.o_norm", ChannelDecay("a", "a", rates, biases, bound)),
+        *delta_rule(n, style, kernels, f"{_PATH}.o_norm", ChannelDecay("a", "a", rates, biases, bound=bound)),
         Product("o", (n.part("a", f"{_PATH}.dense", s.hidden, style.values, False),)),
     )

@@ -19,7 +19,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import top_k
-from manyhands.program.families.latent import MOST_CHOSEN
+from manyhands.program.families.indexer import MOST_CHOSEN
 from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Attention,

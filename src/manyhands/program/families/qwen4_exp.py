@@ -12,7 +12,7 @@ from typing import Final
 
 from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames, attention, head_scale
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.latent import MOST_CHOSEN
+from manyhands.program.families.indexer import MOST_CHOSEN
 from manyhands.program.families.linear import LinearStyle, experts_beside, linear_attention
 from manyhands.program.fields import Fields
 from manyhands.program.ops import (
