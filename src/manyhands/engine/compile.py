@@ -230,15 +230,8 @@ class _Compiler:
     @add.register
     def _(self, op: Rotary) -> None:
         rope, rates = self._program.ropes[op.rope], self._rates[op.rope]
-        numbers = (
-            self.source(op.target),
-            op.heads,
-            op.width,
-            op.offset,
-            len(rates),
-            int(op.pairs),
-            *([op.back] if op.back else []),
-        )
+        back = (op.back,) if op.back else ()
+        numbers = self.source(op.target), op.heads, op.width, op.offset, len(rates), int(op.pairs), *back
         self.emit(library.ROTARY, numbers, (rope.factor,), (rates,))
 
     @add.register

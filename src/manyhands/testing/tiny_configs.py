@@ -21,6 +21,7 @@ from manyhands.testing.tiny_latent import (
     mistral4,
     mla,
 )
+from manyhands.testing.tiny_minimax import lightning, minimax, minimax_m3, published_lightning
 from manyhands.testing.tiny_v4 import small_v4
 
 NEMOTRON_KINDS: Final = ("linear_attention", "moe", "full_attention", "mlp")  # of layers of nemotron_h
@@ -67,31 +68,6 @@ def _ernie_moe(hidden: int) -> Overrides:
 def _hunyuan(hidden: int) -> Overrides:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 10.0, "factor": 1.0}
     return {"head_dim": hidden // 2, "rope_parameters": rope, "tie_word_embeddings": True}
-
-
-def _minimax(hidden: int) -> Overrides:
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return {**experts, "head_dim": hidden // 2, "rotary_dim": hidden // 4}
-
-
-def _lightning(hidden: int) -> Overrides:
-    kinds = ("full_attn", "linear_attn", "mlp")
-    factors = {f"{kind}_{name}_factor": 1.5 - i / 4 for i, kind in enumerate(kinds) for name in ("alpha", "beta")}
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return {**factors, **experts, "head_dim": hidden // 4 + 4, "block_size": 32, "mlp_beta_factor": 0.75}
-
-
-def _published_lightning(hidden: int, chosen: int) -> Overrides:
-    return {**_lightning(hidden), "num_experts_per_tok": chosen, "postnorm": True}
-
-
-def _minimax_m3(hidden: int) -> Overrides:
-    """Rows from position 64 on see one of two blocks."""
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.0}
-    widths = {"head_dim": hidden // 2, "rotary_dim": hidden // 2, "index_head_dim": hidden // 2 + 8}
-    inner = {"dense_intermediate_size": 2 * hidden, "shared_intermediate_size": hidden}
-    index = {"index_n_heads": 2, "index_block_size": 64, "index_topk_blocks": 1, "index_local_blocks": 0}
-    return {**experts, **widths, **inner, **index}
 
 
 def _qwen2_moe(hidden: int) -> Overrides:
@@ -318,11 +294,11 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "longcat_flash": ("longcat_flash", longcat),
     "mellum": ("mellum", _mellum),
     "mimo_v2_flash": ("mimo_v2_flash", _mimo_flash),
-    "minimax": ("minimax", _lightning),
-    "minimax_m1": (NAMED_ANEW["minimax_m1"], lambda hidden: _published_lightning(hidden, 3)),
-    "minimax_m2": ("minimax_m2", _minimax),
-    "minimax_m3_vl_text": ("minimax_m3_vl_text", _minimax_m3),
-    "minimax_text_01": (NAMED_ANEW["minimax_text_01"], lambda hidden: _published_lightning(hidden, 1)),
+    "minimax": ("minimax", lightning),
+    "minimax_m1": (NAMED_ANEW["minimax_m1"], lambda hidden: published_lightning(hidden, 3)),
+    "minimax_m2": ("minimax_m2", minimax),
+    "minimax_m3_vl_text": ("minimax_m3_vl_text", minimax_m3),
+    "minimax_text_01": (NAMED_ANEW["minimax_text_01"], lambda hidden: published_lightning(hidden, 1)),
     "ministral": ("ministral", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "ministral3": ("ministral3", _ministral3),
     "mistral4": ("mistral4", mistral4),
