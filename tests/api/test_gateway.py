@@ -87,12 +87,14 @@ def test_what_cannot_be_is_refused_before_it_costs(folder: Path) -> None:
             (replace(ask(), model="x"), NotFound),
             (replace(ask(), prompt=()), BadRequest),
             (replace(ask(), prompt=(9999,)), BadRequest),
-            (ask(5000), ContextOverflow),
+            (replace(ask(), prompt=(65,) * 4096), ContextOverflow),
         ):
             with pytest.raises(error):
                 async with it.gateway.run(wrong):
                     raise AssertionError
         assert it.watcher.ended_jobs == []
+        async with it.gateway.run(ask(5000)) as run:
+            assert run.job.max_tokens == 4094, "what can be used, of 4,096 positions"
 
     play(folder, scene)
 

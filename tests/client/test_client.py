@@ -296,7 +296,7 @@ def test_a_client_closes_while_the_hub_is_asked_and_does_not_answer(monkeypatch:
 
 def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
     with pytest.raises(ManyhandsError, match="1024"):
-        client.generate("hi", max_tokens=5000)
+        client.generate("hi " * 1024, max_tokens=1)
     with pytest.raises(BadRequest, match="temperature"):
         client.stream("hi", temperature=-1.0)
     with pytest.raises(BadRequest, match=r"there is no parameter temprature: did you mean temperature\?"):

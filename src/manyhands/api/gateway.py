@@ -273,7 +273,7 @@ class Gateway:
         origin = self.origin(ask.model)
         request = Request(tuple(ask.prompt), ask.params) if ask.is_fit else origin.request_ids(ask.prompt, ask.params)
         answer = origin.answer(request)
-        job = self._new_job(ask)
+        job = self._new_job(ask, request.params.max_tokens)
         outcome: Outcome = "cancelled"
         try:
             await self._admit(job, ask)
@@ -290,8 +290,8 @@ class Gateway:
         finally:
             self._end(job, "done" if job.finish_reason is not None and outcome == "cancelled" else outcome)
 
-    def _new_job(self, ask: Ask) -> Job:
-        size, limit = len(ask.prompt), ask.params.max_tokens
+    def _new_job(self, ask: Ask, limit: int) -> Job:
+        size = len(ask.prompt)
         paid = min(ask.paid_tokens, size + limit)
         name = ask.job_id or new_job_id()
         caller, now = ask.caller, self._wall_clock()
