@@ -77,7 +77,7 @@ def shape_of(integer: Integer) -> Shape:
         library.RESCALE: (0, 5, 0, 0),
         library.MIX: (0, 6, 5, 0),
     }
-    match integer(0, 7):
+    match integer(0, 8):
         case 1:
             key_heads, value = integer(1, 3), integer(1, 70)
             many = heads * key_heads
@@ -139,6 +139,8 @@ def shape_of(integer: Integer) -> Shape:
                 library.ADD: (6, 6, 0, 6),
             }
             return Shape(widths, many, key_heads, fitting, key_heads, 4, block=64 * parts)
+        case 8:
+            return shape_of_words(integer, hidden, heads, width)
     return Shape([integer(1, 4) * integer(1, 30) for _ in range(integer(2, 6))])
 
 
@@ -160,6 +162,22 @@ def shape_of_entries(integer: Integer, heads: int, width: int) -> Shape:
     return Shape(widths, heads, 0, fitting, many, 12, count)
 
 
+def shape_of_words(integer: Integer, hidden: int, heads: int, width: int) -> Shape:
+    """Streams that admit a value; attention of several key heads to chosen entries; ids, and rows of a table by them."""
+    count, wide, key_heads, value = integer(1, 4), integer(1, 40), integer(1, 3), integer(1, 70)
+    many, narrow, top_k = integer(1, 40), integer(1, 70), integer(1, 40)
+    widths = [hidden, *[count * wide] * 2, wide, count * wide, heads * key_heads * width, key_heads * width]
+    widths += [key_heads * value, top_k, heads * key_heads * value, many * narrow, narrow, many]
+    widths += [4, 4, 4 * integer(1, 90)]
+    fitting: dict[int, tuple[int, ...]] = {
+        library.ADMIT: (1, 2, 3, 4),
+        library.ATTENTION: (5, 6, 7, 9),
+        library.INDEX: (10, 11, 12, 8),
+        library.NGRAMS: (13, 15, 14),
+    }
+    return Shape(widths, heads * key_heads, key_heads, fitting, many, 8, count)
+
+
 def rate(integer: Integer) -> int:
     """Positions of an entry; of one in forty there are none such."""
     return 3 if integer(0, 40) == 0 else (1, 2, 4, 8, 16, 32, 64, 128)[integer(0, 7)]
@@ -167,7 +185,7 @@ def rate(integer: Integer) -> int:
 
 def operation(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
-    kind, widths = integer(0, library.SPARSIFY), whole.widths
+    kind, widths = integer(0, library.ADMIT), whole.widths
     r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(6)]
     if kind in whole.fitting and integer(0, 5):
         r = list(whole.fitting[kind])
@@ -196,7 +214,7 @@ def operation(integer: Integer, whole: Shape) -> Op:
             value = w[3] // heads if latent else w[2] // kv
             window, coded = integer(-1, 1) * integer(1, 90), integer(0, 1) * (not latent or odd)
             seen = whole.chosen + odd if integer(0, 4) else 0
-            window = 0 if seen and integer(0, 9) else window
+            window = (0 if latent or whole.block else integer(1, 40)) if seen and integer(0, 9) else window
             shape = (*r[:4], heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded, seen)
             return kind, shape, (0.1, integer(0, 1) * 2.0), (maybe(integer, heads + odd),)
         case library.ROUTE:
@@ -275,6 +293,15 @@ def operation(integer: Integer, whole: Shape) -> Op:
             return kind, tuple(r[:3]), (1e-5,), ()
         case library.SPARSIFY:
             return kind, (r[0],), (float(integer(-2, 2)),), ()
+        case library.ADMIT:
+            return kind, (*r[:4], (whole.streams or integer(1, 4)) + odd), (0.1,), ()
+        case library.NGRAMS:
+            tokens, each, rows, parts = integer(2, 3), integer(1, 2), integer(8, 90), integer(1, 3)
+            number, table = matrix(integer, rows, max(1, w[1] // ((tokens - 1) * each)), parts)
+            sizes = np.full((tokens - 1) * each, rows * parts // ((tokens - 1) * each) + odd, np.int64)
+            firsts = np.arange(len(sizes)) * sizes
+            shape = (r[0], r[1], tokens, each, number, rows, integer(0, 9), 300, *[r[2]] * (tokens - 1))
+            return kind, shape, (), (np.arange(tokens) * 12345 + 7, sizes, firsts, table)
         case library.MULTIPLY:
             return kind, tuple(r[:3]), (), (maybe(integer, w[0] + odd),)
         case _:

@@ -1,5 +1,6 @@
 """What qwen4_exp alone has: n-grams of ids, values that streams admit, attention to the positions of chosen entries."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from manyhands.checkpoint.config_fields import parse_config
 from manyhands.core import Span
 from manyhands.engine import library
 from manyhands.engine.cache import SessionCache, bytes_per_position, state_bytes
@@ -91,6 +93,14 @@ def test_rows_of_n_grams_are_those_of_the_last_ids(tmp_path: Path) -> None:
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
     op = next(op for op in pair.program.layers[0].ops if isinstance(op, Ngrams))
     assert op.end == 258 and op.vocab == 70_000
+
+
+def test_n_grams_end_at_the_text_parts_own_token() -> None:
+    """A generation may end at others, which the config outside of the text part may name."""
+    text = tiny_config("qwen4_exp_text", layers=1).to_dict() | {"eos_token_id": [31, 3]}
+    whole = {"model_type": "qwen4_exp", "eos_token_id": [99, 98], "text_config": text}
+    program = build_program(parse_config(json.dumps(whole).encode()))
+    assert next(op for op in program.layers[0].ops if isinstance(op, Ngrams)).end == 31
 
 
 def spans(folder: Path, precision: Any, cuts: list[int], back_end: str) -> tuple[CpuEnds, list[CpuSpan]]:
