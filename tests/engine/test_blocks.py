@@ -143,7 +143,7 @@ def test_a_block_that_is_none_reads_nothing_beyond_the_cache(wrong: float) -> No
         (library.INDEX, (1, 2, 1, 4, 5, 6, 0, 64, -1)),
         (library.INDEX, (1, 2, 1, 4, 5, 6, 0, 1 << 40, 1)),
         (library.ATTENTION, (1, 5, 5, 6, 5, 5, 6, 6, 0, 0, 0, 2)),
-        (library.ATTENTION, (1, 5, 5, 6, 5, 5, 6, 6, 8, 0, 0, 4)),
+        (library.ATTENTION, (1, 5, 5, 6, 5, 5, 6, 6, -8, 0, 0, 4)),
         (library.ATTENTION, (1, 5, 5, 6, 5, 5, 6, 6, 0, 0, 0, 6)),
     ],
 )
