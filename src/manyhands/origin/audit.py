@@ -111,19 +111,14 @@ class Auditor:
         return await self._all_again()
 
     async def _all_again(self) -> Audit:
-        """Have others compute what each hop did, until one is found that did something else. This machine's own hops, and those
-        of layers that no other node has, are left out."""
-        passed, alone = list[Audit](), list[str]()
-        for index, hop in enumerate(self._session.route.hops):
-            if hop.offer.node == self._us:
-                continue
-            if (found := await self._again(index)) is None:
-                alone.append(str(hop.offer.info.span))
-            elif found.outcome != "passed":
-                return found
-            else:
-                passed.append(found)
-        return _all_passed(passed, alone)
+        """Have others compute what each hop did, side by side: the first that did something else. This machine's own hops, and
+        those of layers that no other node has, are left out."""
+        hops = [hop.offer for hop in self._session.route.hops]
+        others = [index for index, hop in enumerate(hops) if hop.node != self._us]
+        found = await asyncio.gather(*(self._again(index) for index in others))
+        audits = [audit for audit in found if audit is not None]
+        alone = [str(hops[index].info.span) for index, audit in zip(others, found, strict=True) if audit is None]
+        return next((audit for audit in audits if audit.outcome != "passed"), _all_passed(audits, alone))
 
     async def _hear(self) -> Audit | None:
         """What all hops attest (`_said`). None unless one says nothing, as no honest hop does."""
