@@ -3,7 +3,7 @@
 Arms, interleaved, over the same three node processes and a spare (TLS on loopback, a compute thread each): no audits; hashes
 that are never asked for; every answer audited, by the spare. Each answer has PROMPT tokens of prompt and NEW more.
 Holds if with hashes the first token and the tokens after it come at 0.98x of the speed without (medians of the ratios rep by
-rep), and an audit takes at most 3x as long as the first token: it computes prompt and answer again, hop after hop.
+rep), and an audit takes at most 3x as long as the first token: the one spare computes prompt and answer again, of all hops.
 Run: python -m bench.audit [--shape 0.5b|tales] [--reps N]
 """
 
