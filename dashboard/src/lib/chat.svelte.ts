@@ -5,7 +5,7 @@ import { ApiError, events } from "./api.svelte";
 import { layers, range, said } from "./format";
 import { colourOf } from "./swarm.svelte";
 import { slowestHop, type TokenTime } from "./time";
-import type { Hop, HopTime, Parts, Repair, Timings } from "./types";
+import type { Audit, Hop, HopTime, Parts, Repair, Timings } from "./types";
 
 export interface TokenItem {
   kind: "token";
@@ -38,6 +38,7 @@ export interface Answer {
   lastAt: number;
   seed: number | null;
   exactness: string;
+  audit: Audit | null; // null: none was made
   finish: string;
   numTokens: number;
   promptTokens: number;
@@ -144,6 +145,7 @@ export async function ask(question: string): Promise<void> {
     lastAt: now,
     seed: null,
     exactness: "",
+    audit: null,
     finish: "",
     numTokens: 0,
     promptTokens: 0,
@@ -255,6 +257,7 @@ class Teller {
       this.flush();
       answer.timings = data.timings;
       answer.finish = data.finish_reason;
+      answer.audit = data.audit;
       answer.state = "done";
     } else if (event === "error") throw new ApiError(0, data.code, data.detail);
   }

@@ -83,6 +83,12 @@ export interface Timings {
   hops: { name: string; node: string; queue_ms: number; compute_ms: number }[];
 }
 
+/** What an audit of an answer found: whether other nodes computed the same. */
+export interface Audit {
+  outcome: "passed" | "failed" | "disputed" | "impossible";
+  detail: string;
+}
+
 export interface Job {
   id: string;
   model: string;
