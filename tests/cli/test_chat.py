@@ -377,3 +377,14 @@ def test_answers_are_drawn_as_the_model_recommends_where_the_command_line_does_n
     assert ChatWishes(defaults, frozenset({"temperature"})).params_for(told) == replace(defaults, top_k=20)
     for strange in ({"temperature": -1, "top_k": 3}, {"top_p": "x"}, {"seed": 5}, {}):  # of a gateway that is not ours
         assert ChatWishes(defaults).params_for(strange) == defaults
+
+
+def test_stats_say_what_an_audit_found() -> None:
+    stats = Stats(first_s=0.1)
+    stats.take_audit(None)
+    assert "audit" not in str(stats) and not stats.is_doubtful
+    found = {"outcome": "failed", "layers": ["4-7"], "detail": "n1 did not compute what n2 and n3 do"}
+    stats.take_audit(found)
+    assert "audit of layers 4-7 failed: n1 did not compute what n2 and n3 do" in str(stats) and stats.is_doubtful
+    stats.take_audit({**found, "outcome": "passed"})
+    assert not stats.is_doubtful

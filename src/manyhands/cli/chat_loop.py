@@ -102,6 +102,8 @@ class ChatHistory:
                 typer.secho("[stopped]", dim=True)
             elif self._stats.finish_reason == "length" and _at_terminal():
                 typer.secho(fitted(cut_off(self._stats.tokens), sys.stdout), dim=True)
+            if self._stats.is_doubtful:
+                typer.secho(fitted(self._stats.audit, sys.stderr), fg="red", err=True)
         except ManyhandsError as error:
             typer.secho(error_line(error, sys.stderr), err=True)
             if said:

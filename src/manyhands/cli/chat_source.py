@@ -13,6 +13,7 @@ from manyhands.cli.chat_events import BrokenStream, check_event, events_of
 from manyhands.cli.chat_text import waiting_for
 from manyhands.cli.chat_wishes import ChatWishes, openai_fields
 from manyhands.cli.client import call, check_address
+from manyhands.cli.show import audit_line, is_doubtful
 from manyhands.core import MAX_TOKENS, PathKind
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from manyhands.plain import figure_of, one_line
@@ -46,6 +47,8 @@ class Stats:
     resumed: int = 0  # how often the answer was cut and went on
     received: str = ""  # thoughts and text
     repairs: list[str] = field(default_factory=list)
+    audit: str = ""  # what one found, if one was made
+    is_doubtful: bool = False  # it found that something is wrong
     pause_s: float = 0.0  # the longest wait for a token after the first
 
     def count(self, tokens: int) -> None:
@@ -56,6 +59,11 @@ class Stats:
         else:
             self.pause_s = max(self.pause_s, self.total_s - before)
         self.tokens += tokens
+
+    def take_audit(self, audit: Mapping[str, Any] | None) -> None:
+        """Note what an audit found (its JSON form)."""
+        if audit is not None:
+            self.audit, self.is_doubtful = audit_line(audit), is_doubtful(audit)
 
     def __str__(self) -> str:
         if self.first_s is None:
@@ -70,7 +78,8 @@ class Stats:
             f"resumed {_times(self.resumed)}" if self.resumed else "",
             f"finish: {self.finish_reason or 'stopped'}",
         ]
-        return "\n".join([" · ".join(part for part in parts if part), *self.repairs, *self._routes()])
+        audit = [self.audit] if self.audit else []
+        return "\n".join([" · ".join(part for part in parts if part), *self.repairs, *audit, *self._routes()])
 
     def _routes(self) -> list[str]:
         if not self.hops or self.hops == self.route:
@@ -117,6 +126,7 @@ class OriginSource:
             stats.route = [_place(offer) for offer in answer.route]
             stats.hops = [] if answer.session is None else [_place(hop.offer) for hop in answer.session.route.hops]
             stats.repairs = [_repair(each.at_token, each.lost, each.total_s) for each in answer.repairs]
+            stats.take_audit(None if answer.audit is None else answer.audit.as_object())
 
     def _request(self, messages: Messages) -> "Request":
         """What is to be answered; without a limit half of what the context leaves. Raises ContextOverflow."""
@@ -304,6 +314,7 @@ def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
         stats.hops = _told_route(ours.get("hops")) or stats.hops
         told = [_repair(each["at_token"], each["lost"], each["ms"] / 1e3) for each in ours.get("repairs") or ()]
         stats.repairs = told or stats.repairs
+        stats.take_audit(ours.get("audit"))
     if usage := event.get("usage"):
         stats.tokens = usage["completion_tokens"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)

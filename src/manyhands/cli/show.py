@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,6 @@ from manyhands.origin import Answer, Origin
 from manyhands.plain import figure_of, one_line, without_controls
 
 if TYPE_CHECKING:
-    from manyhands.origin.audit import Audit
     from manyhands.origin.repair_plan import Event
     from manyhands.route.search import Offer
 
@@ -96,14 +95,24 @@ def print_figures(answer: Answer, load_s: float) -> None:
     ]
     typer.secho(fitted(" · ".join(p for p in parts if p), sys.stderr), dim=True, err=True)
     if answer.audit is not None:
-        print_audit(answer.audit)
+        print_audit(answer.audit.as_object())
 
 
-def print_audit(audit: "Audit") -> None:
-    is_well = audit.outcome in ("passed", "impossible")
-    layers = f" of layers {', '.join(map(str, audit.spans))}" if audit.spans else ""
-    line = one_line(f"audit{layers} {audit.outcome}: {audit.detail}", 600)
-    typer.secho(fitted(line, sys.stderr), dim=is_well, fg=None if is_well else "red", err=True)
+def audit_line(audit: Mapping[str, Any]) -> str:
+    """What an audit found (its JSON form), in a line."""
+    layers = f" of layers {', '.join(audit['layers'])}" if audit["layers"] else ""
+    return one_line(f"audit{layers} {audit['outcome']}: {audit['detail']}", 600)
+
+
+def is_doubtful(audit: Mapping[str, Any] | None) -> bool:
+    """Whether it found that something is wrong."""
+    return audit is not None and audit["outcome"] in ("failed", "disputed")
+
+
+def print_audit(audit: Mapping[str, Any]) -> None:
+    """To stderr, in red if something is wrong."""
+    is_well = not is_doubtful(audit)
+    typer.secho(fitted(audit_line(audit), sys.stderr), dim=is_well, fg=None if is_well else "red", err=True)
 
 
 def _drafted(answer: Answer) -> str:
