@@ -149,7 +149,7 @@ class Origin:
         rules: Rules | None = None,
         adoption: Adoption | None = None,
     ) -> AsyncGenerator[Token, None]:
-        """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session.
+        """Generate; yields tokens, fills `answer`, may audit it (auditing.py). Its end, or closing it, frees the session.
 
         With a `tenant` the session may begin with what an earlier request of the same tenant has cached, and is parked in
         the end for the next one (reuse.py); no other tenant shares it. With an `adoption` it goes on where another session
