@@ -1,10 +1,13 @@
 """Hashes of rows: the same whatever steps brought them, and those of the last rows where some were taken back."""
 
 import hashlib
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.worker import leaves as module
 from manyhands.worker.leaves import LEAF_BYTES, Leaves
 
 WIDTH = 6
@@ -63,3 +66,16 @@ def test_a_copy_of_the_beginning_is_its_own() -> None:
     leaves.note(2, row(2, 9), 1)
     assert (copy.begin, copy.end) == (0, 4) and copy.root(0, 4) == noted((0, 4, 0)).root(0, 4)
     assert len(copy._hashes) == 4 * LEAF_BYTES and leaves.first(100).end == 3 and noted((5, 2, 0)).first(3).end == 5
+
+
+def test_rows_are_noted_while_a_root_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An origin may ask while its steps run. (The device step failed, and with it those of other sessions.)"""
+    leaves, wanted = noted((0, 200, 0)), noted((0, 200, 0)).root(0, 200)
+
+    def meanwhile(data: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        leaves.note(200, row(200), 1)
+        return hashlib.blake2b(data, **options)
+
+    monkeypatch.setattr(module, "blake2b", meanwhile)
+    assert leaves.root(0, 200) == wanted and leaves.end == 201

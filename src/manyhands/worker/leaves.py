@@ -38,9 +38,9 @@ class Leaves:
         """Over positions [start, until); None if not all of them were noted."""
         if not self.begin <= start < until <= self.end:
             return None
-        hashes = memoryview(self._hashes)[(start - self.begin) * LEAF_BYTES : (until - self.begin) * LEAF_BYTES]
-        with hashes:
-            return Root(blake2b(hashes, digest_size=ROOT_BYTES).hexdigest())
+        # A copy: a step may note rows on the device's thread meanwhile, and what is exported cannot grow.
+        hashes = self._hashes[(start - self.begin) * LEAF_BYTES : (until - self.begin) * LEAF_BYTES]
+        return Root(blake2b(hashes, digest_size=ROOT_BYTES).hexdigest())
 
     def first(self, positions: int) -> Self:
         """A copy of those before `positions`."""
