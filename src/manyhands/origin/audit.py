@@ -19,7 +19,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import UNPROVEN, NodeId, Span
 from manyhands.net.transport import try_send
 from manyhands.origin.ends_batch import EndsBatcher
-from manyhands.origin.first_rows import embedded, prefill_parts
+from manyhands.origin.first_rows import embedded, feed_first, prefill_parts
 from manyhands.origin.route import Hop
 from manyhands.origin.session import Session
 from manyhands.origin.standby import Standby
@@ -262,10 +262,7 @@ class Auditor:
     async def _feed(self, standby: Standby, span: Span, until: int) -> None:
         if span.start > 0:
             return self._session.standbys.feed(span, until)
-        start, standby.fed = standby.fed, until
-        for position, ids in prefill_parts(self._session, self._config, start, self._ids[start:until]):
-            rows = await embedded(self._session, self._ends, position, ids)
-            self._session.standbys.feed_first(standby, position, len(ids), *rows)
+        await feed_first(self._session, self._ends, self._config, standby, self._ids, until)
 
 
 def _all_passed(passed: Sequence[Audit], alone: Sequence[str]) -> Audit:

@@ -11,6 +11,7 @@ from functools import partial
 from manyhands.config import RequestConfig
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.session import Session
+from manyhands.origin.standby import Standby
 from manyhands.wire.message import Ids, Payload
 
 Part = tuple[int, Sequence[int]]  # the position of the first id, and the ids
@@ -29,6 +30,21 @@ async def embedded(
     if ends is None:
         return tuple(ids), None
     return None, await ends.turn(None, lambda _: ids, None, partial(session.route.as_sent, position=position))
+
+
+async def feed_first(
+    session: Session,
+    ends: EndsBatcher | None,
+    config: RequestConfig,
+    standby: Standby,
+    known: Sequence[int],
+    until: int,
+) -> None:
+    """Send the standby of the first hop what it lacks of `known`, committed ids from position 0 on, up to `until`."""
+    start, standby.fed = standby.fed, until
+    for position, ids in prefill_parts(session, config, start, known[start:until]):
+        rows = await embedded(session, ends, position, ids)
+        session.standbys.feed_first(standby, position, len(ids), *rows)
 
 
 class Prefill:

@@ -25,7 +25,7 @@ from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, ProtocolError
 from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
-from manyhands.origin.first_rows import Prefill, behind, embedded, prefill_parts, sent_first
+from manyhands.origin.first_rows import Prefill, behind, feed_first, sent_first
 from manyhands.origin.growth import Growth
 from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
@@ -212,11 +212,7 @@ class Generation:
             if span.start > 0:
                 self._session.standbys.feed(span, until)
         for _, standby, until in [d for d in due if d[0].start == 0]:
-            start, standby.fed = standby.fed, until
-            known = self.ledger[start:until]
-            for position, ids in prefill_parts(self._session, self._config, start, known):
-                rows = await embedded(self._session, self._ends, position, ids)
-                self._session.standbys.feed_first(standby, position, len(ids), *rows)
+            await feed_first(self._session, self._ends, self._config, standby, self.ledger, until)
 
     async def _repair(self) -> None:
         at_token = len(self.ledger) - len(self._request.prompt)
