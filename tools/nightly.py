@@ -57,7 +57,7 @@ def steps(minutes: int, seed: int) -> dict[str, Step]:
     configs = [*python, "tools.fuzz_configs", "--count", str(100 * minutes), *seeded]  # two a second and more
     forms = [*python, "tools.fuzz_forms", "--count", str(1000 * minutes), *seeded]
     return {
-        "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 60, tests=True),
+        "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 120, tests=True),
         "mutations": Step([*python, "tools.mutate"], 30),
         "fuzz kernels": Step(kernels, minutes + 15, no_gcc),
         "fuzz configs": Step(configs, 2 * minutes + 15),
