@@ -95,7 +95,9 @@ def test_the_reference_is_a_plain_page_that_lists_every_operation() -> None:
         app = app_with()
         async with serving(app, "127.0.0.1", 0) as addr:
             status, headers, body = await get(addr, "/docs")
-        text = body.decode()
+            text = body.decode()
+            (icon,) = re.findall(r'<link rel="icon" href="([^"]+)">', text)
+            assert (await get(addr, icon))[0] == 200
         assert status == 200 and "script-src 'self'" in headers["content-security-policy"]
         assert "<script" not in text and "http://" not in text and "https://" not in text
         for path, item in app.openapi()["paths"].items():
@@ -107,5 +109,5 @@ def test_the_reference_is_a_plain_page_that_lists_every_operation() -> None:
 
 def test_the_reference_shows_foreign_texts_as_text() -> None:
     operation = {"summary": "<script>alert(1)</script>", "parameters": [{"name": '"><b>', "in": "query"}]}
-    page = render({"info": {"title": "<i>", "version": "1"}, "paths": {"/<u>": {"get": operation}}})
+    page = render({"info": {"title": "<i>", "version": "1"}, "paths": {"/<u>": {"get": operation}}}, "/page/icon.svg")
     assert not re.search(r"<(?:script|b|i|u)>", page) and "&lt;script&gt;" in page

@@ -27,7 +27,7 @@ from manyhands.api.http.body import unread
 from manyhands.api.http.document import with_bodies, with_errors
 from manyhands.api.http.error import error_response, routing_error
 from manyhands.api.http.hosts import Hosts, check_json, single
-from manyhands.api.http.page import document, page_files, page_router
+from manyhands.api.http.page import document, icon_path, page_files, page_router
 from manyhands.api.http.reference import render
 from manyhands.api.http.route import LARGE_PATHS, PROCESS_BYTES, PROCESS_PATH
 from manyhands.api.keys import keys_router
@@ -103,7 +103,7 @@ async def _docs(request: Request) -> Response:
     """The OpenAPI document for people, rendered once."""
     state = request.app.state
     if not hasattr(state, "reference"):
-        state.reference = render(request.app.openapi())
+        state.reference = render(request.app.openapi(), icon_path())
     return document(state.reference)
 
 

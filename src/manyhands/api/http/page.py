@@ -71,6 +71,11 @@ def _served(file: Traversable) -> tuple[str, PageFile]:
     return path, PageFile.of(path, file.read_bytes())
 
 
+def icon_path() -> str:
+    """Where the page's icon is served, under a name that changes with it."""
+    return next(path for path, file in page_files().items() if file.kind.startswith("image/"))
+
+
 def page_router() -> APIRouter:
     """GET and HEAD of every file of the page. None needs a key: they tell nothing of the swarm."""
     router = APIRouter(include_in_schema=False)

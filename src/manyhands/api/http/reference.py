@@ -11,8 +11,8 @@ _METHODS: Final = ("get", "post", "put", "patch", "delete")
 MAX_DEPTH: Final = 4  # of a type that is written out
 
 
-def render(api: Object) -> str:
-    """The page. Whatever the document holds is text in it, never markup."""
+def render(api: Object, icon: str) -> str:
+    """The page, with the icon at that path. Whatever the document holds is text in it, never markup."""
     groups: dict[str, list[str]] = {}
     links: list[str] = []
     for path, method, operation in _operations(api):
@@ -27,7 +27,7 @@ def render(api: Object) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{title}</title><link rel="stylesheet" href="{STYLE}"></head><body>'
+        f'<title>{title}</title><link rel="icon" href="{icon}"><link rel="stylesheet" href="{STYLE}"></head><body>'
         f'<header><h1>{title}</h1><p><a href="/">The page of this gateway</a> · '
         '<a href="/openapi.json">This document for programs (OpenAPI)</a></p></header>'
         f'<nav aria-label="Operations"><ul>{"".join(links)}</ul></nav><main>{sections}</main></body></html>'
