@@ -1,5 +1,6 @@
 """manyhands.worker.batch: who runs in the next device step."""
 
+import math
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from manyhands.worker.batch import (
     FEWEST_ROWS,
+    FREE_X,
     HELD_S,
     LEAST_ROWS,
+    LONE_S,
     SHORT_S,
     WINDOW_ROWS,
     Pick,
@@ -141,6 +144,17 @@ def test_a_busy_machine_makes_no_step_long_and_a_slow_disk_does() -> None:
     shortness = Shortness()
     shortness.learn(kind, HELD_S, SHORT_S)
     assert not shortness.is_short(kind)
+
+
+def test_a_step_is_short_too_if_the_loop_is_free_for_long_after_it() -> None:
+    """For FREE_X times as long, and never one of LONE_S or more."""
+    shortness, kind, longest = Shortness(), StepKind(3, 1, 5), StepKind(9, 1, 5)
+    assert not shortness.is_short(kind, math.inf), "it was never seen"
+    shortness.learn(kind, SHORT_S * 5, SHORT_S * 5)
+    shortness.learn(longest, LONE_S, LONE_S)
+    assert not shortness.is_short(kind) and not shortness.is_short(kind, SHORT_S * 5 * FREE_X)
+    assert shortness.is_short(kind, SHORT_S * 5.1 * FREE_X)
+    assert not shortness.is_short(longest, math.inf)
 
 
 def test_a_decode_step_is_held_for_one_that_is_due_soon() -> None:

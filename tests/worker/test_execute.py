@@ -307,8 +307,7 @@ def test_rows_that_come_as_bytes_are_judged_one_by_one(inner: SpanModel) -> None
 def test_steps_are_of_a_kind_if_they_take_as_long(
     folder: Path, inner: SpanModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None where something unknown may come on top: a prompt, a table to be worked out, a head, other threads."""
-    monkeypatch.setattr(inner, "num_threads", 1)
+    """None where something unknown may come on top: a prompt, a table to be worked out, a head."""
     one, same, later = (work(inner, hidden(1), position) for position in (32, 62, 63))
     assert inner.kind([one]) == inner.kind([same]) != inner.kind([later])
     assert inner.kind([one]) != inner.kind([one, same]) != inner.kind([work(inner, hidden(3), 32)])
@@ -322,8 +321,6 @@ def test_steps_are_of_a_kind_if_they_take_as_long(
     with monkeypatch.context() as patch:
         patch.setattr(inner.runner, "is_ready", lambda num_rows: False)
         assert inner.kind([one]) is None
-    monkeypatch.setattr(inner, "num_threads", 2)
-    assert inner.kind([one]) is None
 
 
 @pytest.mark.parametrize("position", [-1, -(1 << 40)])

@@ -174,11 +174,15 @@ def test_a_batch_and_a_cut_prefill_give_the_bits_of_one_session_alone(folder: Pa
     play(folder, in_company, prefill_rows=17, mixed_rows=5)
 
 
-@pytest.mark.parametrize("short_s", [0.0, math.inf])
+@pytest.mark.parametrize(
+    ("short_s", "free_x", "company", "is_here"),
+    [(0.0, math.inf, 0, False), (math.inf, math.inf, 1, True), (0.0, 1e-9, 0, True), (0.0, 1e-9, 1, False)],
+)
 def test_short_steps_are_computed_on_the_loop_s_thread(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, short_s: float
+    folder: Path, monkeypatch: pytest.MonkeyPatch, short_s: float, free_x: float, company: int, is_here: bool
 ) -> None:
-    """Once it is known how long their like take, and never a prefill; with the bits of the device's thread."""
+    """Once it is known how long their like take, and never a prefill; with the bits of the device's thread. Those of a session
+    without company also if the loop is free for long after them."""
     places: list[tuple[int, bool]] = []
     plain, rows = SpanModel.run, [hidden(n, seed) for seed, n in enumerate([5, 1, 1, 20, 1, 1, 3, 3])]
     loop_thread = threading.get_ident()
@@ -188,7 +192,8 @@ def test_short_steps_are_computed_on_the_loop_s_thread(
         return plain(self, works)
 
     async def scenario(one: Hop) -> None:
-        await one.open(1)
+        for number in range(1 + company):
+            await one.open(1 + number)
         position = 0
         for i, part in enumerate(rows):
             one.step(1, position, part)
@@ -200,10 +205,10 @@ def test_short_steps_are_computed_on_the_loop_s_thread(
     play(folder, scenario)
     monkeypatch.setattr(SpanModel, "run", noted)
     monkeypatch.setattr("manyhands.worker.batch.SHORT_S", short_s)
+    monkeypatch.setattr("manyhands.worker.batch.FREE_X", free_x)
     monkeypatch.setattr("manyhands.worker.execute.fastest_threads", lambda *_: 1)
     with computing(1):
         play(folder, scenario)
-    is_here = short_s > 0
     first = [(5, False), (1, False), (1, is_here), (20, False)]
     assert places == [
         *first,

@@ -5,6 +5,7 @@ pieces, the session served longest ago first; while a session decodes, prefill g
 starves nor stalls the others. A session has at most one segment in a step, since its steps depend on each other.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,8 +29,12 @@ def hold_until(held_since: float, step_s: float, expected: Sequence[float]) -> f
 
 
 # A device step that takes less (seconds of CPU) may run on the event loop's thread, which is to be free again within HELD_S.
+# One of up to LONE_S may, too, if its session has no company and sends the next one FREE_X times as long after it as it takes,
+# or later: so the loop is held for two fifths of the time at most, and the median of pings (net/transport.py) stays.
 SHORT_S = 0.001
+LONE_S = 0.009
 HELD_S = 0.01
+FREE_X = 1.5
 _MAX_KINDS = 1024
 
 
@@ -42,7 +47,7 @@ class StepKind(NamedTuple):
 
 
 class Shortness:
-    """Which decode steps are short: those whose like were, every time of late."""
+    """Which decode steps are short enough for the loop's thread: those whose like were, every time of late."""
 
     def __init__(self) -> None:
         self._usual_s: dict[StepKind, float] = {}
@@ -59,9 +64,9 @@ class Shortness:
         before = self._usual_s.get(kind, took_s)
         self._usual_s[kind] = max(took_s, 0.9 * before + 0.1 * took_s)
 
-    def is_short(self, kind: StepKind) -> bool:
-        """False for a kind that was never seen."""
-        return self._usual_s.get(kind, SHORT_S) < SHORT_S
+    def is_short(self, kind: StepKind, free_s: float = 0.0) -> bool:
+        """False for a kind that was never seen. `free_s`: for how long nothing is to compute after it, as far as is known."""
+        return self._usual_s.get(kind, math.inf) < max(SHORT_S, min(LONE_S, free_s / FREE_X))
 
 
 # A device step of prompts alone lasts so long (seconds), or has so few rows: origins see that a slow machine gets on, which

@@ -172,16 +172,14 @@ class SpanModel:
         return lambda threads: self.runner.step(bytes(self._row_bytes), pieces, threads)
 
     def kind(self, works: Sequence[Work]) -> StepKind | None:
-        """Which other steps take as long as one of `works`; None if that is unknown (prefill, sampling, new tables) or threads
-        share it.
-        """
+        """Which other steps take as long as one of `works`; None if that is unknown (prefill, sampling, new tables)."""
         num_rows = end = 0
         for work in works:
             if work.payload is None or work.position == 0 or work.sampler is not None or work.logits:
                 return None  # not hidden states in and out, or the first token, which must be looked at
             num_rows += work.count
             end = max(end, work.position + work.count)
-        if self.num_threads > 1 or num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows):
+        if num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows):
             return None
         spans = {work.span for work in works}
         num_layers = sum([span.end - span.start for span in spans])

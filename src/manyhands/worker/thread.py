@@ -37,7 +37,7 @@ class Scope:
 def computing(num_threads: int) -> Iterator[None]:
     """The calling thread computes until the block ends, for a device of `num_threads` threads.
 
-    A process whose loop's thread does lets its devices use that too, for steps on one thread that are short.
+    A process whose loop's thread does lets its devices use that too, for steps that are short.
     """
     outer = current_scope()
     _here.scope = Scope(num_threads)
