@@ -12,6 +12,7 @@ import re
 import shlex
 import struct
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -294,6 +295,13 @@ def test_every_dependency_has_its_reason() -> None:
     for line in project["dependencies"]:
         name = re.match(r"[\w-]+", line)
         assert name and f"| {name[0]} |" in page, line
+
+
+def test_a_release_lists_each_change_once() -> None:
+    """Two entries with the same first line are one: a merge kept those of both sides."""
+    for release in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        counted = Counter(line for line in release.splitlines() if line.startswith("- "))
+        assert [line for line, count in counted.items() if count > 1] == []
 
 
 def test_lanes_and_errors_are_described() -> None:
