@@ -226,7 +226,8 @@ class Auditor:
         while (standby := await self._recruit(span, asked)) is not None:
             if await self._follow(standby, hop):
                 repeated = await self._ask(index, standby.hop)
-                self._session.standbys.dismiss(span)
+                if self._session.standbys.by_span.get(span) is standby:  # else it left meanwhile
+                    self._session.standbys.dismiss(span)
                 if repeated is not None and repeated.is_whole:
                     return standby.hop.offer, repeated
         return None

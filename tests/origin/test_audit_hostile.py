@@ -1,0 +1,77 @@
+"""Audits against those who want none: hops that undo them, auditors that leave, feeders that feed nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from manyhands.core import NodeId
+from manyhands.errors import ShardUnavailable
+from manyhands.net.transport import Link
+from manyhands.origin.audit import Audit
+from manyhands.origin.node import FullNode
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.attest_message import Attest
+from manyhands.worker.attesting import Attesting
+from tests.kill import REQUEST, Bench, Scene, kept_models
+
+AUDITED = replace(REQUEST, audit=1.0)
+TWO = ["0-5", "0-5"]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with kept_models() as models:
+        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("audit") / "qwen3", seed=21), models)
+
+
+async def audited(bench: Bench, scene: Scene, **options: Any) -> Audit:
+    """What the audit of an answer found, whose text is as it must be unless a hop is poisoned."""
+    await scene.ask("hot", **options)
+    audit = scene.answers[-1].audit
+    assert audit is not None
+    return audit
+
+
+def ids(nodes: Sequence[FullNode]) -> list[NodeId]:
+    return [node.transport.node for node in nodes]
+
+
+def draw(scene: Scene, number: float) -> None:
+    """Every draw of the origin's audits is `number`."""
+    scene.swarm.origin._audits._draw = lambda: number
+
+
+# -- auditors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_an_auditor_that_leaves_as_it_is_asked_costs_no_answer(
+    bench: Bench, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has computed all rows by then."""
+    plain = Attesting.on_attest
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            (host,) = scene.hops[3].hosts
+
+            def leave(self: Attesting, message: Attest, link: Link, now: float) -> bool:
+                if host not in self._hosts:
+                    return plain(self, message, link, now)
+                place = host.meant(message, link.peer)
+                assert place is not None
+                if how == "leaves":
+                    place.fault(ShardUnavailable.code, "leaves", None)
+                else:
+                    scene.faults.die(scene.hops[3])
+                return True
+
+            monkeypatch.setattr(Attesting, "on_attest", leave)
+            draw(scene, 0.0)
+            audit = await audited(bench, scene)
+            assert scene.answers[-1].token_ids == bench.wanted["hot", 0]
+            assert audit.outcome == "passed" and len(audit.spans) == 3 and "n3" not in audit.detail
+
+    bench.play(main)
