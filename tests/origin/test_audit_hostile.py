@@ -1,5 +1,6 @@
 """Audits against those who want none: hops that undo them, auditors that leave, feeders that feed nothing."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,5 +74,18 @@ def test_an_auditor_that_leaves_as_it_is_asked_costs_no_answer(
             audit = await audited(bench, scene)
             assert scene.answers[-1].token_ids == bench.wanted["hot", 0]
             assert audit.outcome == "passed" and len(audit.spans) == 3 and "n3" not in audit.detail
+
+    bench.play(main)
+
+
+def test_an_auditor_that_dies_while_it_computes_is_passed_over(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.scene("0-5", spares=TWO, request=AUDITED) as scene:
+            draw(scene, 0.0)
+            scene.faults.slow(auditor := scene.hops[1], 2.0)
+            later = asyncio.get_running_loop().call_later
+            scene.faults.at("prefill", auditor, lambda: later(1.0, scene.faults.die, auditor))
+            audit = await audited(bench, scene)
+            assert audit.outcome == "passed" and audit.detail == "n2 computed the same as n0", audit
 
     bench.play(main)

@@ -188,6 +188,7 @@ class Sessions:
             self._loaded.pop(link.peer, None)
         for session in list(self.active.values()):
             session.on_lost(link, reason)
+            session.stir()  # it may have been a standby's
 
     def _on_step(self, message: Step, link: Link) -> bool:
         """Steps for the origin, and in a star those that it is to send on. A step for a hop on this node is the worker's."""
