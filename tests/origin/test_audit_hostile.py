@@ -12,6 +12,8 @@ from manyhands.errors import ShardUnavailable
 from manyhands.net.transport import Link
 from manyhands.origin.audit import Audit
 from manyhands.origin.node import FullNode
+from manyhands.origin.route import Hop, Lease
+from manyhands.route.offer import Offer
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.attest_message import Attest
 from manyhands.worker.attesting import Attesting
@@ -87,5 +89,27 @@ def test_an_auditor_that_dies_while_it_computes_is_passed_over(bench: Bench) -> 
             scene.faults.at("prefill", auditor, lambda: later(1.0, scene.faults.die, auditor))
             audit = await audited(bench, scene)
             assert audit.outcome == "passed" and audit.detail == "n2 computed the same as n0", audit
+
+    bench.play(main)
+
+
+def test_a_node_that_cannot_be_reached_is_passed_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers on the control lane, as before, and takes no other link."""
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            draw(scene, 0.0)
+            connect, tried = scene.swarm.origin.routes.connect, list[NodeId]()
+
+            async def refused(index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+                tried.append(offer.node)
+                if offer.node == scene.hops[3].transport.node:
+                    raise ShardUnavailable("it cannot be reached")
+                return await connect(index, offer, num_hops, lease)
+
+            monkeypatch.setattr(scene.swarm.origin.routes, "connect", refused)
+            audit = await audited(bench, scene)
+            assert sorted(tried) == sorted(3 * ids(scene.hops[3:])), "each once for each hop"
+            assert audit.outcome == "passed" and len(audit.spans) == 3, audit
 
     bench.play(main)

@@ -13,6 +13,7 @@ import contextlib
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from manyhands.config import RequestConfig
@@ -233,17 +234,22 @@ class Auditor:
         return None
 
     async def _recruit(self, span: Span, asked: set[NodeId]) -> Standby | None:
-        """The standby of the hop of `span`, or one on a node that was not `asked`."""
-        if span not in self._session.standbys.by_span:
-            await self._followers.find(span, asked, pick=self._pick)
+        """The standby of the hop of `span`, or one on a node that was not `asked`; those that cannot be reached are passed
+        over."""
+        num_asked = -1
+        while span not in self._session.standbys.by_span and len(asked) > num_asked:
+            num_asked = len(asked)
+            await self._followers.find(span, asked, pick=partial(self._pick, asked))
         if (standby := self._session.standbys.by_span.get(span)) is not None:
             asked.add(standby.hop.offer.node)
         return standby
 
-    def _pick(self, offers: Sequence[Offer]) -> Offer:
-        """This machine itself if it can, whom it need not doubt; else any."""
+    def _pick(self, asked: set[NodeId], offers: Sequence[Offer]) -> Offer:
+        """This machine itself if it can, whom it need not doubt; else any. It counts as `asked`."""
         own = [offer for offer in offers if offer.node == self._us]
-        return own[0] if own else offers[int(self._draw() * len(offers))]
+        picked = own[0] if own else offers[int(self._draw() * len(offers))]
+        asked.add(picked.node)
+        return picked
 
     async def _follow(self, standby: Standby, hop: Hop) -> bool:
         """Whether `standby` computes all that `hop` has, in the same arithmetic; False once it is let go."""
