@@ -1,13 +1,13 @@
 """Audits against those who want none: hops that undo them, auditors that leave, feeders that feed nothing."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from manyhands.core import NodeId
+from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import ShardUnavailable
 from manyhands.net.transport import Link
 from manyhands.origin.audit import Audit
@@ -111,5 +111,26 @@ def test_a_node_that_cannot_be_reached_is_passed_over(bench: Bench, monkeypatch:
             audit = await audited(bench, scene)
             assert sorted(tried) == sorted(3 * ids(scene.hops[3:])), "each once for each hop"
             assert audit.outcome == "passed" and len(audit.spans) == 3, audit
+
+    bench.play(main)
+
+
+def test_a_node_that_names_many_spans_is_not_drawn_more_often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            draw(scene, 0.5)
+            known = scene.swarm.origin.node.requests.known_offers
+
+            def more(addrs: Sequence[NodeAddr], excluded: Collection[NodeId]) -> list[Offer]:
+                found = known(addrs, excluded)
+                eager = [offer for offer in found if offer.name == "n3"]
+                return [offer for offer in found if offer.name != "n3"] + 100 * eager
+
+            monkeypatch.setattr(scene.swarm.origin.node.requests, "known_offers", more)
+            audit = await audited(bench, scene)
+            assert audit.outcome == "passed" and "n4" not in audit.detail, audit
+            draw(scene, 0.49)
+            audit = await audited(bench, scene)
+            assert audit.outcome == "passed" and "n3" not in audit.detail, audit
 
     bench.play(main)

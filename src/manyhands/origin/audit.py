@@ -246,10 +246,10 @@ class Auditor:
 
     def _pick(self, asked: set[NodeId], offers: Sequence[Offer]) -> Offer:
         """This machine itself if it can, whom it need not doubt; else any. It counts as `asked`."""
-        own = [offer for offer in offers if offer.node == self._us]
-        picked = own[0] if own else offers[int(self._draw() * len(offers))]
-        asked.add(picked.node)
-        return picked
+        by_node = {offer.node: offer for offer in offers}  # a node that names many spans is no likelier
+        node = self._us if self._us in by_node else list(by_node)[int(self._draw() * len(by_node))]
+        asked.add(node)
+        return by_node[node]
 
     async def _follow(self, standby: Standby, hop: Hop) -> bool:
         """Whether `standby` computes all that `hop` has, in the same arithmetic; False once it is let go."""
