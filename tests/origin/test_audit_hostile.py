@@ -9,14 +9,16 @@ import pytest
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import ShardUnavailable
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, try_send
 from manyhands.origin.audit import Audit
 from manyhands.origin.node import FullNode
 from manyhands.origin.route import Hop, Lease
 from manyhands.route.offer import Offer
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.attest_message import Attest
+from manyhands.wire.attest_message import Attest, Attested
+from manyhands.worker import attesting, feeding
 from manyhands.worker.attesting import Attesting
+from manyhands.worker.session import HopSession
 from tests.kill import REQUEST, Bench, Scene, kept_models
 
 AUDITED = replace(REQUEST, audit=1.0)
@@ -44,6 +46,17 @@ def ids(nodes: Sequence[FullNode]) -> list[NodeId]:
 def draw(scene: Scene, number: float) -> None:
     """Every draw of the origin's audits is `number`."""
     scene.swarm.origin._audits._draw = lambda: number
+
+
+def backwards(place: HopSession, standby: Link, start: int, until: int) -> None:
+    """Feed a standby the rows of each step of the log in the wrong order."""
+    for step in place.log.replay(until, start):
+        assert step.payload is not None
+        rows = bytes(step.payload.data)
+        width = len(rows) // step.count
+        turned = b"".join(rows[at : at + width] for at in range(0, len(rows), width)[::-1])
+        again = place.addressed(step, step._replace(payload=step.payload._replace(data=turned)))
+        try_send(standby, again._replace(reply_from=until, committed=until))
 
 
 # -- auditors ---------------------------------------------------------------------------------------------------------
@@ -132,5 +145,32 @@ def test_a_node_that_names_many_spans_is_not_drawn_more_often(bench: Bench, monk
             draw(scene, 0.49)
             audit = await audited(bench, scene)
             assert audit.outcome == "passed" and "n3" not in audit.detail, audit
+
+    bench.play(main)
+
+
+def test_a_third_node_that_was_given_other_rows_decides_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """n3 says that it was given what hop 1 was, and states the numbers that n4 comes to from other rows: hop 0 is its
+    accomplice, and feeds n4 these. Hop 1 computed what it should."""
+    plain = attesting._attested
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            draw(scene, 0.0)
+            (honest,), (false,) = scene.hops[1].hosts, scene.hops[3].hosts
+            monkeypatch.setattr(feeding, "_send_log", backwards)
+
+            def agreed(place: HopSession, message: Attest) -> Attested:
+                if message.hop != 1 and place.is_standby:
+                    return replace(plain(place, message), given=None)  # not to be looked at here
+                if place in false._places.values():
+                    (here,) = honest._places.values()
+                    return replace(plain(place, message), given=plain(here, message).given)
+                return plain(place, message)
+
+            monkeypatch.setattr(attesting, "_attested", agreed)
+            audit = await audited(bench, scene)
+            assert audit.outcome == "disputed" and [offer.name for offer in audit.nodes] == ["n0", "n4"], audit
+            assert not scene.swarm.origin.routes.evicted
 
     bench.play(main)

@@ -197,6 +197,8 @@ class Auditor:
         hop, said = self._session.route.hops[index].offer, self._said[index]
         if (third := await self._repeat(index, asked)) is not None:
             judge, decisive = third
+            if decisive.said.given != said.said.given:
+                return self._misfed(index, judge, decisive)
             evidence = said, repeated, decisive
             if decisive.said.made == repeated.said.made:
                 return self._failed(index, hop, f"did not compute what {by.name} and {judge.name} do", *evidence)
