@@ -174,3 +174,50 @@ def test_a_third_node_that_was_given_other_rows_decides_nothing(bench: Bench, mo
             assert not scene.swarm.origin.routes.evicted
 
     bench.play(main)
+
+
+# -- hops -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["nothing", "falsely"])
+def test_a_hop_that_feeds_no_auditor_does_not_save_another(
+    bench: Bench, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hop 0 keeps hop 1 from being audited; hop 2 is found all the same."""
+    plain = feeding._send_log
+
+    def feed(place: HopSession, standby: Link, start: int, until: int) -> None:
+        if place.opened.hop:
+            plain(place, standby, start, until)
+        elif how == "falsely":
+            backwards(place, standby, start, until)
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            monkeypatch.setattr(feeding, "_send_log", feed)
+            scene.faults.poison(wrong := scene.hops[2], "nudge")
+            audit = await audited(bench, scene)
+            assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == ids([wrong]), audit
+            assert scene.swarm.origin.routes.evicted == {wrong.transport.node}
+
+    bench.play(main)
+
+
+# -- this machine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["embedded", "feed_first"])
+def test_what_fails_in_an_audit_costs_no_answer(bench: Bench, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ends have no memory left for the rows that an audit needs."""
+
+    async def full(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    async def main() -> None:
+        async with bench.scene(request=AUDITED) as scene:
+            monkeypatch.setattr(f"manyhands.origin.audit.{where}", full)
+            audit = await audited(bench, scene)
+            assert scene.answers[-1].token_ids == bench.wanted["hot", 0]
+            assert (audit.outcome, audit.detail) == ("impossible", "no room")
+
+    bench.play(main)

@@ -10,8 +10,9 @@ are audited once they have said what they made. What two nodes contradict each o
 
 import asyncio
 import contextlib
+import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -33,9 +34,12 @@ from manyhands.wire.signed import is_attested
 from manyhands.worker.feeding import MAX_FEED_ROWS
 from manyhands.worker.leaves import Leaves
 
+logger = logging.getLogger(__name__)
+
 # passed: others computed the same · failed: `nodes` did not compute what they should have · disputed: `nodes` contradict
-# each other, and no third node could decide · impossible: nothing was compared
+# each other, and no third node could decide · impossible: not all could be compared, and the rest was right
 Outcome = Literal["passed", "failed", "disputed", "impossible"]
+WORST_FIRST: Final[tuple[Outcome, ...]] = ("failed", "disputed", "impossible", "passed")
 Draw = Callable[[], float]  # at random from [0, 1)
 
 DRAW: Final[Draw] = random.SystemRandom().random
@@ -80,8 +84,8 @@ class Audit:
 
 
 class Auditor:
-    """Audits one session whose answer has ended and that is still open. `ids`: of the positions that all hops have computed;
-    `came`: the leaves of the rows that came back; `excluded`: nodes not to be asked."""
+    """Audits one session whose answer has ended and that is still open, for `limit_s` at most. `ids`: of the positions that all
+    hops have computed; `came`: the leaves of the rows that came back; `excluded`: nodes not to be asked."""
 
     def __init__(
         self,
@@ -92,34 +96,50 @@ class Auditor:
         came: Leaves,
         followers: Followers,
         excluded: Collection[NodeId],
+        limit_s: float,
         draw: Draw = DRAW,
     ) -> None:
         self._session, self._ends, self._config, self._ids, self._came = session, ends, config, ids, came
         self._followers, self._excluded, self._draw = followers, set(excluded), draw
         self._said: list[Signed] = []  # by the hops, in their order
         self._us = session.route.signer.node
+        self._limit_s, self._ends_at = limit_s, asyncio.get_running_loop().time() + limit_s
 
     async def run(self) -> Audit:
-        """Takes about as long as a prefill of `ids`. Raises HopLost, ManyhandsError; deadline: the caller's."""
+        """Takes about as long as a prefill of `ids`. Nothing that goes wrong is raised: the answer stands."""
         if self._session.route.epoch > 1:
             return impossible("its route was changed: rows of nodes that left cannot be compared")
         if self._session.route.lease.lossy is not None:
             return impossible("it may have been sent rows with loss, of which hops keep no hashes")
         if not self._came.begin < len(self._ids) <= self._came.end:
             return impossible("the rows that its tokens were drawn from did not come in this attempt")
-        if (found := await self._hear() or await self._at_boundaries()) is not None:
-            return found
-        return await self._all_again()
+        return await self._within(self._by_their_words) or await self._all_again()
+
+    async def _within(self, finding: Callable[[], Awaitable[Audit | None]]) -> Audit | None:
+        """What `finding` comes to, or why it does not."""
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                return await finding()
+        except TimeoutError:
+            return impossible(f"it was not done within {self._limit_s:.0f} s")
+        except Exception as error:  # also what the ends' device raises: it ends the audit, not the answer
+            logger.warning("session=%s its audit failed: %r", self._session.name, error)
+            return impossible(str(error) or type(error).__name__)
+
+    async def _by_their_words(self) -> Audit | None:
+        """What is wrong by what the hops say alone."""
+        return await self._hear() or await self._at_boundaries()
 
     async def _all_again(self) -> Audit:
-        """Have others compute what each hop did, side by side: the first that did something else. This machine's own hops, and
-        those of layers that no other node has, are left out."""
+        """Have others compute what each hop did, side by side: the worst that is found. This machine's own hops, and those of
+        layers that no other node has, are left out."""
         hops = [hop.offer for hop in self._session.route.hops]
         others = [index for index, hop in enumerate(hops) if hop.node != self._us]
-        found = await asyncio.gather(*(self._again(index) for index in others))
+        found = await asyncio.gather(*(self._within(partial(self._again, index)) for index in others))
         audits = [audit for audit in found if audit is not None]
         alone = [str(hops[index].info.span) for index, audit in zip(others, found, strict=True) if audit is None]
-        return next((audit for audit in audits if audit.outcome != "passed"), _all_passed(audits, alone))
+        worst = min(audits, key=lambda audit: WORST_FIRST.index(audit.outcome), default=None)
+        return _all_passed(audits, alone) if worst is None or worst.outcome == "passed" else worst
 
     async def _hear(self) -> Audit | None:
         """What all hops attest (`_said`). None unless one says nothing, as no honest hop does."""

@@ -1,14 +1,12 @@
 """Which answers of an origin are audited (audit.py), and what follows from that."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
-from manyhands.errors import ManyhandsError
 from manyhands.origin.answer import Answer
-from manyhands.origin.audit import DRAW, Audit, Auditor, Draw, impossible
+from manyhands.origin.audit import DRAW, Audit, Auditor, Draw
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.loop import Generation
 from manyhands.origin.repair import RepairExecutor
@@ -43,9 +41,9 @@ class Audits:
         if not session.route.lease.attests or self._ends is None or self._draw() >= self._config.audit:
             return
         ids = generation.ledger[: generation.committed]
-        followers, excluded = healer.followers, healer.excluded
-        auditor = Auditor(session, self._ends, self._config, ids, generation.came, followers, excluded, self._draw)
-        answer.audit = await _within(self._config.patience_s + (answer.timings.total_s or 0.0), auditor)
+        limit_s, around = self._config.patience_s + (answer.timings.total_s or 0.0), (healer.followers, healer.excluded)
+        auditor = Auditor(session, self._ends, self._config, ids, generation.came, *around, limit_s, self._draw)
+        answer.audit = await auditor.run()
         self._note(answer, answer.audit, session)
 
     def _note(self, answer: Answer, audit: Audit, session: Session) -> None:
@@ -56,13 +54,3 @@ class Audits:
         if audit.outcome == "failed":
             for offer in audit.nodes:
                 self._evict(offer.node)
-
-
-async def _within(limit_s: float, auditor: Auditor) -> Audit:
-    try:
-        async with asyncio.timeout(limit_s):
-            return await auditor.run()
-    except TimeoutError:
-        return impossible(f"it was not done within {limit_s:.0f} s")
-    except ManyhandsError as error:
-        return impossible(str(error))
