@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manyhands.core import NodeAddr, NodeId
-from manyhands.errors import ShardUnavailable
+from manyhands.errors import ProtocolError, ShardUnavailable, StateGone
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.audit import Audit
 from manyhands.origin.node import FullNode
@@ -219,5 +219,62 @@ def test_what_fails_in_an_audit_costs_no_answer(bench: Bench, where: str, monkey
             audit = await audited(bench, scene)
             assert scene.answers[-1].token_ids == bench.wanted["hot", 0]
             assert (audit.outcome, audit.detail) == ("impossible", "no room")
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("how", ["dies", "fails", "blames", "goes back"])
+def test_no_hop_undoes_what_it_has_signed(bench: Bench, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers, learns by that that the answer is audited, and tries to end the audit."""
+    plain = Attesting.on_attest
+    faults = {
+        "fails": (ShardUnavailable.code, None),
+        "blames": (ProtocolError.code, 0),
+        "goes back": (StateGone.code, None),
+    }
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            wrong = scene.hops[1]
+            (host,) = wrong.hosts
+
+            def regret(self: Attesting, message: Attest, link: Link, now: float) -> bool:
+                plain(self, message, link, now)
+                place = host.meant(message, link.peer) if host in self._hosts else None
+                if place is not None and how == "dies":
+                    asyncio.get_running_loop().call_later(0.01, scene.faults.die, wrong)
+                elif place is not None:
+                    place.fault(faults[how][0], "it cannot be", faults[how][1])
+                return True
+
+            monkeypatch.setattr(Attesting, "on_attest", regret)
+            scene.faults.poison(wrong, "nudge")
+            audit = await audited(bench, scene)
+            assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == ids([wrong]), audit
+            assert scene.swarm.origin.routes.evicted == {wrong.transport.node}
+
+    bench.play(main)
+
+
+def test_a_hop_that_is_gone_as_it_is_asked_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: nothing is waited for."""
+    plain = Attesting.on_attest
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            (host,), asked_at = scene.hops[1].hosts, list[float]()
+
+            def go(self: Attesting, message: Attest, link: Link, now: float) -> bool:
+                if host not in self._hosts:
+                    return plain(self, message, link, now)
+                asked_at.append(now)
+                scene.faults.die(scene.hops[1])
+                return True
+
+            monkeypatch.setattr(Attesting, "on_attest", go)
+            audit = await audited(bench, scene)
+            assert audit.outcome == "disputed" and [offer.name for offer in audit.nodes] == ["n1"], audit
+            assert asyncio.get_running_loop().time() < asked_at[0] + 1
+            assert scene.answers[-1].token_ids == bench.wanted["hot", 0]
 
     bench.play(main)

@@ -19,11 +19,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from manyhands.config import RequestConfig
 from manyhands.core import UNPROVEN, NodeId, Span
+from manyhands.errors import PipelineAborted
 from manyhands.net.transport import try_send
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.first_rows import embedded, feed_first, prefill_parts
 from manyhands.origin.route import Hop
-from manyhands.origin.session import Session
+from manyhands.origin.session import HopLost, Session
 from manyhands.origin.standby import Standby
 from manyhands.origin.standby_search import Followers
 from manyhands.route.offer import Offer
@@ -164,8 +165,8 @@ class Auditor:
         try_send(hop.control, Attest(*asked))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                while (node, index) not in session.attested:
-                    await session.wait()
+                while (node, index) not in session.attested and not hop.control.is_closed:
+                    await self._stirred()
         if (said := session.attested.get((node, index))) is None:
             return None
         right = Attested(*asked, info.model, info.precision, info.span, said.given, said.made, said.signature)
@@ -247,7 +248,7 @@ class Auditor:
         if hop.arithmetic.endswith(UNPROVEN):
             return None  # its bits need not be another's
         while (standby := await self._recruit(span, asked)) is not None:
-            if await self._follow(standby, hop):
+            if await self._follow(standby, index):
                 repeated = await self._ask(index, standby.hop)
                 if self._session.standbys.by_span.get(span) is standby:  # else it left meanwhile
                     self._session.standbys.dismiss(span)
@@ -273,9 +274,12 @@ class Auditor:
         asked.add(node)
         return by_node[node]
 
-    async def _follow(self, standby: Standby, hop: Hop) -> bool:
-        """Whether `standby` computes all that `hop` has, in the same arithmetic; False once it is let go."""
-        session, span, until = self._session, hop.offer.info.span, len(self._ids)
+    async def _follow(self, standby: Standby, index: int) -> bool:
+        """Whether `standby` computes all that hop `index` has, in the same arithmetic; False once it is let go. Raises HopLost
+        once the hop before, which is to feed it, is gone. What hops say of the route now ends nothing."""
+        session, hops, until = self._session, self._session.route.hops, len(self._ids)
+        hop, before = hops[index], hops[index - 1] if index else None
+        span = hop.offer.info.span
         while standby.computed < until:
             if session.standbys.by_span.get(span) is not standby:
                 return False
@@ -284,9 +288,17 @@ class Auditor:
                 return False
             if standby.hop.epoch == session.route.epoch and standby.computed == standby.fed:
                 await self._feed(standby, span, min(until, standby.fed + MAX_FEED_ROWS))
+            elif before is not None and before.control.is_closed:
+                raise HopLost(f"{before.offer.name} is gone, and with it the rows that came to {hop.offer.name}")
             else:
-                await session.wait()
+                await self._stirred()
         return True
+
+    async def _stirred(self) -> None:
+        """Until something comes. Raises PipelineAborted once the session has ended."""
+        if self._session.is_closed:
+            raise PipelineAborted("the session has ended")
+        await self._session.stirred()
 
     async def _feed(self, standby: Standby, span: Span, until: int) -> None:
         if span.start > 0:

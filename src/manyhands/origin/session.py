@@ -220,11 +220,15 @@ class Session:
         if self._error is not None:
             raise self._error
         self._raise_losses()
-        self._arrived.clear()
-        await self._arrived.wait()
+        await self.stirred()
         if self._error is not None and not self.returns.results:
             raise self._error
         self._raise_losses()
+
+    async def stirred(self) -> None:
+        """Until something comes, of whatever kind."""
+        self._arrived.clear()
+        await self._arrived.wait()
 
     def _raise_losses(self) -> None:
         doubts = {index: doubt.reason for index, doubt in self.doubts.items()}
