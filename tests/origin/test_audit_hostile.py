@@ -3,23 +3,27 @@
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import ProtocolError, ShardUnavailable, StateGone
 from manyhands.net.transport import Link, try_send
+from manyhands.origin import Origin
 from manyhands.origin.audit import Audit
 from manyhands.origin.node import FullNode
 from manyhands.origin.route import Hop, Lease
 from manyhands.route.offer import Offer
+from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.attest_message import Attest, Attested
 from manyhands.worker import attesting, feeding
 from manyhands.worker.attesting import Attesting
+from manyhands.worker.execute import Device
 from manyhands.worker.session import HopSession
 from tests.kill import REQUEST, Bench, Scene, kept_models
+from tests.origin.test_adoption import LONG, begin, go_on
 
 AUDITED = replace(REQUEST, audit=1.0)
 TWO = ["0-5", "0-5"]
@@ -57,6 +61,19 @@ def backwards(place: HopSession, standby: Link, start: int, until: int) -> None:
         turned = b"".join(rows[at : at + width] for at in range(0, len(rows), width)[::-1])
         again = place.addressed(step, step._replace(payload=step.payload._replace(data=turned)))
         try_send(standby, again._replace(reply_from=until, committed=until))
+
+
+class OtherTokens:
+    """Ends that embed the token after each."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        return self._plain.embed([(i + 1) % 256 for i in ids])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
 
 
 # -- auditors ---------------------------------------------------------------------------------------------------------
@@ -276,5 +293,29 @@ def test_a_hop_that_is_gone_as_it_is_asked_is_named(bench: Bench, monkeypatch: p
             assert audit.outcome == "disputed" and [offer.name for offer in audit.nodes] == ["n1"], audit
             assert asyncio.get_running_loop().time() < asked_at[0] + 1
             assert scene.answers[-1].token_ids == bench.wanted["hot", 0]
+
+    bench.play(main)
+
+
+# -- origins ----------------------------------------------------------------------------------------------------------
+
+
+def test_hops_do_not_answer_for_what_another_origin_sent_them(bench: Bench) -> None:
+    """An origin sends rows of other tokens than it says. Another one, which goes on with that session, audits its answer: hop 0
+    was given other rows than this origin would have sent it, and is not to blame."""
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            device = Device.start(1)
+            async with memory_node(scene.swarm.network, "other", request=AUDITED) as node:
+                false, honest = scene.swarm.origin, Origin(node, scene.swarm.origin.model, device, scene.swarm.addrs)
+                assert false.ends is not None
+                false.ends.ends = cast(Any, OtherTokens(false.ends.ends))
+                cut = await begin(false, LONG, 9)
+                answer = await go_on(honest, LONG, cut, 9)
+                assert answer.redrawn and answer.cached_tokens
+                assert answer.audit is not None and answer.audit.outcome == "impossible", answer.audit
+                assert not honest.routes.evicted
+            device.close()
 
     bench.play(main)

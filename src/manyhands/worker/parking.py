@@ -51,6 +51,10 @@ class Parked:
     leaves: HopLeaves | None = None
     is_kept: bool = True  # until it is dropped; who copies it then stops
 
+    def hashes(self, origin: NodeId, positions: int) -> HopLeaves | None:
+        """Those of the first `positions`. None to any `origin` but that which sent their rows: it may have sent others."""
+        return self.leaves.first(positions) if self.leaves is not None and origin == self.owner else None
+
 
 Key = tuple[SessionId, Span]
 

@@ -160,7 +160,7 @@ class HopSession:
             self.log.begin_with(parked.log, until)
         if cached:
             self._firm, self.bounds, self._ids = cached, parked.bounds.copy(), list(parked.ids[:cached])
-            self.leaves = self.leaves and parked.leaves and parked.leaves.first(cached)
+            self.leaves = self.leaves and parked.hashes(self.origin.peer, cached)
         return self._replay(min(opened.replay_until, until))
 
     def answer_open(self, arithmetic: str, *, has_log: bool, cached: int = 0) -> None:
