@@ -319,3 +319,20 @@ def test_hops_do_not_answer_for_what_another_origin_sent_them(bench: Bench) -> N
             device.close()
 
     bench.play(main)
+
+
+def test_what_hops_have_cached_of_wrong_numbers_is_not_gone_on_with(bench: Bench) -> None:
+    """The first turn is not audited. Another answer is: the node is found. What hop 2 has cached of its numbers goes, too."""
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            draw(scene, 1.0)
+            scene.faults.poison(wrong := scene.hops[1], "nudge")
+            await scene.ask("hot", tenant="someone")
+            draw(scene, 0.0)
+            audit = await audited(bench, scene)
+            assert scene.answers[0].audit is None and audit.outcome == "failed"
+            assert scene.swarm.origin.routes.evicted == {wrong.transport.node}
+            assert await scene.ask("hot", tenant="someone") == bench.wanted["hot", 0]
+
+    bench.play(main)

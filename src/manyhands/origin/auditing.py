@@ -17,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 
 class Audits:
-    """Audits a share of the answers ([request] audit), each drawn when it has ended. `evict`: use a node no more."""
+    """Audits a share of the answers ([request] audit), each drawn when it has ended. `distrust`: use a node no more."""
 
     def __init__(
         self,
         config: RequestConfig,
         ends: EndsBatcher | None,
-        evict: Callable[[NodeId], object],
+        distrust: Callable[[NodeId], object],
         draw: Draw = DRAW,
     ) -> None:
-        self._config, self._ends, self._evict, self._draw = config, ends, evict, draw
+        self._config, self._ends, self._distrust, self._draw = config, ends, distrust, draw
 
     @property
     def are_wanted(self) -> bool:
@@ -53,4 +53,4 @@ class Audits:
             answer.events.append(Event("audit", names, len(answer.token_ids), f"{audit.outcome}: {audit.detail}"))
         if audit.outcome == "failed":
             for offer in audit.nodes:
-                self._evict(offer.node)
+                self._distrust(offer.node)

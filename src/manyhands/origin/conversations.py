@@ -101,6 +101,10 @@ class Conversations:
         if self._used_at.pop(conversation, None) is not None:
             self._used_at[conversation] = now
 
+    def lose_over(self, node: NodeId) -> list[ParkedConversation]:
+        """Forget those whose route has a hop on `node`, and return them."""
+        return [self.lose(one) for one in list(self._used_at) if any(hop.node == node for hop in one.route)]
+
     def lose(self, conversation: ParkedConversation) -> ParkedConversation:
         """Forget it, and return it."""
         self._used_at.pop(conversation, None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manyhands.core import UNPROVEN, Exactness, NodeAddr, PathKind, SamplingParams, Span
+from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
 from manyhands.errors import BadRequest, ContextOverflow, ExperimentalDisabled
 from manyhands.origin.adoption import Adoption
 from manyhands.origin.answer import Answer, Token
@@ -69,7 +69,7 @@ class Origin:
         if self._ends is not None:
             node.start(self._ends.run())
         self._loss_guard = LossGuard(node.requests, self._ends)
-        self._audits = Audits(node.request, self._ends, self.routes.evict)
+        self._audits = Audits(node.request, self._ends, self._distrust)
 
     async def add_fallback(self, folder: Path, device: Device) -> None:
         """Keep the whole model of `folder` at hand on this machine, loaded only when no other node can go on.
@@ -235,6 +235,11 @@ class Origin:
             if adopted is not None:
                 return adopted
         return await self.reuse.open(tenant, request.prompt, lease, around, first)
+
+    def _distrust(self, node: NodeId) -> None:
+        """`node` computed wrong numbers: use it no more, nor what others have cached of them."""
+        self.routes.evict(node)
+        self.reuse.distrust(node)
 
     def _received(self, adoption: Adoption | None) -> ReceivedGuesses | None:
         if adoption is None or adoption.received is None:

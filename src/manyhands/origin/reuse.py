@@ -134,7 +134,14 @@ class Reuse:
         self._sessions.close(session, name, len(ids))
         lossy = session.route.lease.lossy if session.route.boundaries else None
         conversation = ParkedConversation(tenant, name, np.array(ids, np.int32), route, exactness, lossy)
-        for old in self.conversations.add(conversation, time.monotonic()):
+        self._forget(self.conversations.add(conversation, time.monotonic()))
+
+    def distrust(self, node: NodeId) -> None:
+        """`node` computed wrong numbers: go on with nothing that hops have computed from them."""
+        self._forget(self.conversations.lose_over(node))
+
+    def _forget(self, gone: Sequence[ParkedConversation]) -> None:
+        for old in gone:
             self._sessions.forget(old.name, old.route)
 
 
