@@ -24,7 +24,8 @@ class Attest:
 @dataclass(frozen=True, slots=True)
 class Attested:
     """The answer to Attest: the roots of the rows that came (`given`) and of those that layers `span` of `model` made of them
-    (`made`), signed by the node that says so (signed.py). None: not all of these positions were computed here."""
+    (`made`), signed by the node that says so (signed.py). None: not all of these positions were computed here, or some are
+    being computed."""
 
     session: SessionId
     epoch: int

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -28,12 +29,16 @@ class Attesting:
         node.handle(Attest, lambda message, link: self.on_attest(message, link, asyncio.get_running_loop().time()))
 
     def on_attest(self, message: Attest, link: Link, now: float) -> bool:
-        """Answer the session's origin, unless the place did so less than ATTEST_S ago."""
+        """Answer the session's origin, unless the place did so less than ATTEST_S ago. Of rows that are being computed nothing
+        is said: what came is noted before what is made of it."""
         for host in self._hosts:
             place = host.meant(message, link.peer)
             if place is not None and now >= self._answered.get(place, -math.inf) + ATTEST_S:
-                self._answered[place] = now
-                try_send(link, self._signer.attest(_attested(place, message)))
+                self._answered[place], said = now, _attested(place, message)
+                changes_from = host.engine.computes_from(place)
+                if changes_from is not None and changes_from < message.until:
+                    said = replace(said, given=None, made=None)
+                try_send(link, self._signer.attest(said))
         return True
 
 
