@@ -263,7 +263,8 @@ def test_nodes_of_another_arithmetic_class_are_not_compared(bench: Bench, monkey
     bench.play(main)
 
 
-def test_this_machine_is_believed(bench: Bench) -> None:
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_this_machine_is_believed(bench: Bench, path: PathKind) -> None:
     """Where it holds the layers itself it needs no third."""
 
     async def main() -> None:
@@ -274,7 +275,7 @@ def test_this_machine_is_believed(bench: Bench) -> None:
             device = Device.start(1)
             await origin.host_own(bench.folder, Span(0, 6), device)
             scene.faults.poison(wrong := scene.hops[1], "nudge")
-            await scene.ask("hot", route=route)
+            await scene.ask("hot", route=route, path=path)
             audit = audit_of(scene)
             assert audit.outcome == "failed" and [offer.node for offer in audit.nodes] == [wrong.transport.node]
             assert "this machine" in audit.detail and len(audit.evidence) == 2

@@ -195,10 +195,9 @@ class Sessions:
         session = self.active.get(message.session)
         if session is None:
             return False
-        me = self._node.transport.node
-        is_to_forward = session.route.lease.path == "star" and not (
-            link.peer == me == session.route.node_of(message.hop)
-        )
+        me, hop = self._node.transport.node, message.hop
+        is_mine = link.peer == me and (session.route.node_of(hop) == me or session.standbys.is_from(hop, link))
+        is_to_forward = session.route.lease.path == "star" and not is_mine
         if message.hop != ORIGIN_HOP and not is_to_forward:
             return False
         session.on_step(message, link)
