@@ -308,7 +308,7 @@ class Auditor:
 
 def _all_passed(passed: Sequence[Audit], alone: Sequence[str]) -> Audit:
     """Nothing was wrong with what `passed`; no other node has the layers `alone`."""
-    left_out = [f"no other node that can be reached holds layers {', '.join(alone)}"] if alone else []
+    left_out = [f"no other node of their arithmetic class could compute layers {', '.join(alone)}"] if alone else []
     if not passed:
         return impossible(left_out[0] if alone else "all layers were computed on this machine")
     details = "; ".join([*(each.detail for each in passed), *left_out])
