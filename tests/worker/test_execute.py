@@ -20,9 +20,11 @@ from manyhands.errors import BadRequest, Corruption, ProtocolError, StateGone
 from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.attest_message import Root
 from manyhands.wire.rows import rows_payload
 from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
 from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
+from manyhands.worker.leaves import HopLeaves
 from manyhands.worker.runner import load_ends
 from manyhands.worker.thread import computing, current_scope
 from tests.waiting import GUARD_S
@@ -419,3 +421,23 @@ def test_what_a_job_held_is_free_once_it_is_done() -> None:
         asyncio.run(main())
     finally:
         gc.enable()
+
+
+def test_of_a_step_that_is_not_computed_no_hashes_are_kept(folder: Path) -> None:
+    """It goes back to the beginning, with rows that are refused once their results are there. (The hashes of the rows that came
+    stayed, beside those of older results: what the node signs of them would have been false.)"""
+    model = SpanModel(folder, Span(0, 2), "bf16", False, 1)
+    cache, leaves = model.runner.new_cache(64), HopLeaves.new()
+
+    def run(rows: Tensor) -> Result | Exception:
+        work = Work(cache, Span(0, 2), 0, len(rows), 0, encode_tensor(rows), None, False, leaves=leaves)
+        return model.run([work])[0]
+
+    def roots() -> tuple[Root | None, Root | None]:
+        return leaves.given.root(0, 8), leaves.made.root(0, 8)
+
+    assert isinstance(run(hidden(8, 1)), Result) and None not in (before := roots())
+    other = hidden(8, 2)
+    other[0] = 0
+    assert isinstance(run(other), BadRequest) and roots() == before
+    assert isinstance(run(hidden(8, 2)), Result) and not set(roots()) & set(before)

@@ -30,7 +30,7 @@ class Attesting:
 
     def on_attest(self, message: Attest, link: Link, now: float) -> bool:
         """Answer the session's origin, unless the place did so less than ATTEST_S ago. Of rows that are being computed nothing
-        is said: what came is noted before what is made of it."""
+        is said: what came may be noted, and what is made of it not yet."""
         for host in self._hosts:
             place = host.meant(message, link.peer)
             if place is not None and now >= self._answered.get(place, -math.inf) + ATTEST_S:

@@ -218,9 +218,13 @@ class SpanModel:
             return [one for one in put if isinstance(one, Exception)]
         rows = self.runner.step(b"".join(given), pieces, self.num_threads)
         results: list[Result | Exception] = []
+        came = iter(given)
         for work, first in zip(works, put, strict=True):
             try:
-                taken = first if isinstance(first, Exception) else self._take(rows[first : first + work.count], work)
+                if isinstance(first, Exception):
+                    taken: Result | Exception = first
+                else:
+                    taken = self._take(rows[first : first + work.count], work, next(came))
             except (BadRequest, Corruption, ProtocolError) as error:
                 taken = error.with_traceback(None)
             results.append(taken)
@@ -244,19 +248,18 @@ class SpanModel:
         rows = bytes(data)
         judge = norms if work.bounds is None else work.bounds.admit
         judge(rows, work.count, dtype, f"hidden states at position {work.position}")
-        if work.leaves is not None:
-            work.leaves.given.note(work.position, rows, work.count)
         return rows
 
-    def _take(self, rows: Rows, work: Work) -> Result:
-        """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
+    def _take(self, rows: Rows, work: Work, given: bytes) -> Result:
+        """All `rows`, that were made of those `given`, for the next hop; for the origin only the wanted ones, as hidden states,
+        ids or logits."""
         if work.bounds is None and work.position == 0 and not numbers(rows[:1], self.wire_dtype).any():
             raise BadRequest(
                 "the first token is all zeros in this model, which no other hop could tell from a broken node: "
                 "begin the prompt with another one"
             )
         if work.leaves is not None:
-            work.leaves.made.note(work.position, rows.tobytes(), work.count)
+            work.leaves.note(work.position, given, rows.tobytes(), work.count)
         if not work.is_last:
             payload = Payload(self.wire_dtype, self.hidden_size, rows.tobytes())
             if work.rounding is not None or work.uplink_Bps is not None:  # never of a decode step alone

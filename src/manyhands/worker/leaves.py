@@ -60,6 +60,11 @@ class HopLeaves(NamedTuple):
     def new(cls) -> Self:
         return cls(Leaves(), Leaves())
 
+    def note(self, position: int, given: bytes, made: bytes, count: int) -> None:
+        """As Leaves.note, of both. Only of a step that was computed: else what is signed (attesting.py) would be false."""
+        self.given.note(position, given, count)
+        self.made.note(position, made, count)
+
     def first(self, positions: int) -> Self:
         """A copy of those before `positions`."""
         return type(self)(self.given.first(positions), self.made.first(positions))
