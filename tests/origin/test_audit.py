@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from manyhands.checkpoint.config_fields import read_facts
-from manyhands.core import NodeAddr, PathKind, Span
+from manyhands.core import NodeAddr, PathKind, SamplingParams, Span
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.audit import Audit
 from manyhands.testing.faulty_device import PoisonedModel, spoiled
@@ -19,8 +19,10 @@ from manyhands.wire.signed import Signer
 from manyhands.worker import attesting, feeding
 from manyhands.worker.attesting import Attesting
 from manyhands.worker.execute import Device, Result, Work
+from manyhands.worker.feeding import MAX_FEED_ROWS
 from manyhands.worker.session import HopSession
 from tests.kill import CUT, REQUEST, Bench, Scene, kept_models
+from tests.worker.pipeline import random_ids
 
 AUDITED = replace(REQUEST, audit=1.0)
 
@@ -297,3 +299,18 @@ def test_families_with_states_and_with_what_goes_beside_rows(family: str, tmp_pa
                 assert audit.outcome == "passed" and len(audit.spans) == 3
 
         model.play(main)
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_a_long_answer_is_computed_again_in_parts(bench: Bench, path: PathKind) -> None:
+    """More rows than a hop feeds at once."""
+    prompt = tuple(random_ids(MAX_FEED_ROWS + 400, seed=9))
+
+    async def main() -> None:
+        async with bench.scene(request=AUDITED) as scene:
+            origin = scene.swarm.origin
+            answer = await origin.complete(origin.request_ids(prompt, SamplingParams(max_tokens=20)), path=path)
+            assert answer.audit is not None and answer.audit.outcome == "passed", answer.audit
+            assert len(answer.audit.spans) == 3
+
+    bench.play(main)

@@ -24,6 +24,7 @@ from manyhands.worker.execute import Device
 from manyhands.worker.session import HopSession
 from tests.kill import REQUEST, Bench, Scene, kept_models
 from tests.origin.test_adoption import LONG, begin, go_on
+from tests.waiting import until
 
 AUDITED = replace(REQUEST, audit=1.0)
 TWO = ["0-5", "0-5"]
@@ -334,5 +335,20 @@ def test_what_hops_have_cached_of_wrong_numbers_is_not_gone_on_with(bench: Bench
             assert scene.answers[0].audit is None and audit.outcome == "failed"
             assert scene.swarm.origin.routes.evicted == {wrong.transport.node}
             assert await scene.ask("hot", tenant="someone") == bench.wanted["hot", 0]
+
+    bench.play(main)
+
+
+def test_a_client_that_leaves_during_the_audit_leaves_no_lease(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.scene(request=AUDITED) as scene:  # looks for leases in the end
+            (host,) = scene.hops[3].hosts
+            host.step = lambda *_: None  # type: ignore[method-assign]
+            asked = asyncio.ensure_future(scene.ask("hot"))
+            await until(lambda: host.num_sessions == 3)  # one for each hop
+            assert scene.answers[0].token_ids == bench.wanted["hot", 0] and not asked.done()
+            asked.cancel()
+            await asyncio.wait((asked,))
+            assert asked.cancelled() and scene.answers[0].audit is None and not scene.swarm.origin.node.sessions
 
     bench.play(main)
