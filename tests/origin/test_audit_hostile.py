@@ -22,7 +22,7 @@ from manyhands.worker import attesting, feeding
 from manyhands.worker.attesting import Attesting
 from manyhands.worker.execute import Device
 from manyhands.worker.session import HopSession
-from tests.kill import REQUEST, Bench, Scene, kept_models
+from tests.kill import NEW, REQUEST, Bench, Scene, kept_models, request_of
 from tests.origin.test_adoption import LONG, begin, go_on
 from tests.waiting import until
 
@@ -334,6 +334,27 @@ def test_what_hops_have_cached_of_wrong_numbers_is_not_gone_on_with(bench: Bench
             audit = await audited(bench, scene)
             assert scene.answers[0].audit is None and audit.outcome == "failed"
             assert scene.swarm.origin.routes.evicted == {wrong.transport.node}
+            assert await scene.ask("hot", tenant="someone") == bench.wanted["hot", 0]
+
+    bench.play(main)
+
+
+def test_what_a_session_computed_of_wrong_numbers_before_its_repair_is_not_kept(bench: Bench) -> None:
+    """An answer of someone else is under way over the node that is found, and goes on over another one."""
+
+    async def main() -> None:
+        async with bench.scene(spares=TWO, request=AUDITED) as scene:
+            origin = scene.swarm.origin
+            scene.faults.poison(wrong := scene.hops[1], "nudge")
+            answer = origin.answer(origin.request_ids(*request_of("hot", 0)))
+            tokens = origin.stream(answer, tenant="someone")
+            for _ in range(5):
+                await anext(tokens)
+            draw(scene, 0.0)
+            await audited(bench, scene)
+            assert origin.routes.evicted == {wrong.transport.node}
+            draw(scene, 1.0)
+            assert len([token async for token in tokens]) == NEW - 5 and answer.repairs
             assert await scene.ask("hot", tenant="someone") == bench.wanted["hot", 0]
 
     bench.play(main)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -58,6 +59,7 @@ class Reuse:
     def __init__(self, sessions: Sessions) -> None:
         self.conversations = Conversations()
         self._sessions = sessions
+        self._spoilt = WeakSet[Session]()  # that ran over a node that computed wrong numbers
 
     async def open(
         self, tenant: str | None, prompt: Sequence[int], lease: Lease, around: Around, first: First | None = None
@@ -123,7 +125,7 @@ class Reuse:
     def park(self, tenant: str | None, session: Session, ids: Sequence[int], exactness: Exactness) -> None:
         """End the session. If every hop has cached `ids`, it is parked for the next request of `tenant`; without one, for
         a while, for the origin that adopts it, if its lease has a handle."""
-        if not ids or not _is_sound(session):
+        if not ids or not _is_sound(session) or session in self._spoilt:
             self._sessions.close(session)
             return
         if tenant is None:
@@ -137,8 +139,11 @@ class Reuse:
         self._forget(self.conversations.add(conversation, time.monotonic()))
 
     def distrust(self, node: NodeId) -> None:
-        """`node` computed wrong numbers: go on with nothing that hops have computed from them."""
+        """`node` computed wrong numbers: go on with nothing that hops have computed from them, and park nothing of that."""
         self._forget(self.conversations.lose_over(node))
+        for session in self._sessions.active.values():
+            if any(hop.offer.node == node for hop in session.route.hops):
+                self._spoilt.add(session)
 
     def _forget(self, gone: Sequence[ParkedConversation]) -> None:
         for old in gone:
