@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import CONFIG_MAPPING, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from manyhands.errors import ModelError
@@ -249,3 +249,31 @@ def test_a_scaling_beside_tables_is_refused_where_transformers_takes_it_for_all_
     config = json.loads(tiny_config(family, layers=4, context=512).to_json_string())
     with pytest.raises(ModelError, match=r"rope_scaling is \{.*, only None is supported"):
         build_program({**config, "rope_scaling": TABLES})
+
+
+@pytest.mark.parametrize(
+    ("family", "is_read"),
+    [
+        ("dots1", False),
+        ("exaone_moe", False),
+        ("glm4_moe", True),
+        ("hy_v3", False),
+        ("minimax", False),
+        ("solar_open", True),
+    ],
+)
+def test_a_part_of_a_head_turns_where_the_class_in_transformers_reads_it(family: str, is_read: bool) -> None:
+    """Elsewhere whole heads turn there, whatever their rotary fields say of a part."""
+    from manyhands.testing.tiny import tiny_config
+
+    rotary = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    made = tiny_config(family, layers=3, context=512, head_dim=16, rope_parameters=rotary)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(made).model.rotary_emb.inv_freq
+    config = json.loads(made.to_json_string())
+    assert len(theirs) == (4 if is_read else 8)
+    if is_read:
+        assert len(build_program(config).ropes[0].frequencies) == 4
+        return
+    with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5, only 1\.0 is supported"):
+        build_program(config)

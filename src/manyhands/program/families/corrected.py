@@ -41,7 +41,7 @@ def solar_open(f: Fields) -> Program:
     s, norm = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     style = AttentionStyle(head_scale(s.head), bias=f.flag("attention_bias"))
     blocks = ExpertBlocks.read(f, grouped_route(f), [True] * s.layers)
-    return with_blocks(f, s, norm, RopeReader(f, theta=1000000.0), [style] * s.layers, blocks)
+    return with_blocks(f, s, norm, RopeReader(f, theta=1000000.0), [style] * s.layers, blocks, partial=True)
 
 
 def hy_v3(f: Fields) -> Program:

@@ -91,6 +91,8 @@ def _program(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window"))
     turned = f.count("rotary_dim", s.head, low=2, high=s.head)
     rope = RopeReader(f, theta=1000000.0, fraction=turned / s.head)
+    table = rope.plain(s.head, partial=turned < s.head)
+    f.only("rotary_dim", table.width)
     f.only("postnorm", True)
     f.ignore("block_size")  # positions that transformers sums at once
 
@@ -111,7 +113,7 @@ def _program(f: Fields) -> Program:
             Add((Term("m", beta["mlp"]),)),
         )
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
+    return assemble(f, s, norm, rope, [table], EndsStyle(), layer)
 
 
 def _lightning(n: TensorNames, s: Sizes, act: Activation, i: int) -> Ops:

@@ -122,8 +122,11 @@ def with_blocks(
     styles: Sequence[AttentionStyle],
     blocks: ExpertBlocks | None = None,
     ropes: list[Rope] | None = None,
+    *,
+    partial: bool = False,
 ) -> Program:
-    """A family of ExpertBlocks (None: those of glm4_moe), with one style of attention a layer, and one table unless `ropes`."""
+    """A family of ExpertBlocks (None: those of glm4_moe), with one style of attention a layer, and one table unless `ropes`:
+    with `partial` of a part of a head."""
     blocks = blocks or ExpertBlocks.read(f, grouped_route(f), from_layer(f, s))
 
     def layer(n: TensorNames, i: int) -> Ops:
@@ -131,7 +134,7 @@ def with_blocks(
         first = Branch(attention(n, s, styles[i], "h", "a"), "a", before)
         return sequential(first, blocks.branch(n, s, norm, i))
 
-    return assemble(f, s, norm, rope, ropes or [rope.plain(s.head, partial=True)], EndsStyle(), layer)
+    return assemble(f, s, norm, rope, ropes or [rope.plain(s.head, partial=partial)], EndsStyle(), layer)
 
 
 def glm4_moe(f: Fields) -> Program:
@@ -142,7 +145,7 @@ def glm4_moe(f: Fields) -> Program:
     heads = norm if f.flag("use_qk_norm") else None
     style = AttentionStyle(head_scale(s.head), bias=f.flag("attention_bias"), head_norm=heads)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
-    return with_blocks(f, s, norm, rope, [style] * s.layers)
+    return with_blocks(f, s, norm, rope, [style] * s.layers, partial=True)
 
 
 def dots1(f: Fields) -> Program:
