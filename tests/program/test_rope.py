@@ -277,3 +277,16 @@ def test_a_part_of_a_head_turns_where_the_class_in_transformers_reads_it(family:
         return
     with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5, only 1\.0 is supported"):
         build_program(config)
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m3_vl_text", "qwen4_exp_text"])
+def test_a_part_that_turns_in_proportion_may_stand_outside(family: str) -> None:
+    from manyhands.testing.tiny import tiny_config
+
+    config = json.loads(tiny_config(family, layers=3, context=512).to_json_string())
+    config |= {"partial_rotary_factor": 0.25, "rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}
+    made = CONFIG_MAPPING[family].from_dict(copy.deepcopy(config))
+    wanted, factor = ROPE_INIT_FUNCTIONS["proportional"](made, torch.device("cpu"))
+    (ours,) = build_program(config).ropes
+    assert factor == ours.factor == 1.0 and 0.0 in ours.frequencies
+    torch.testing.assert_close(torch.tensor(ours.frequencies), wanted, rtol=3e-7, atol=0)

@@ -190,10 +190,9 @@ class RopeReader:
         inner.ignore("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim")
         return Rope(tuple(_frequencies(base, width)))
 
-    @staticmethod
-    def _proportional(inner: Fields, base: float, width: int) -> Rope:
+    def _proportional(self, inner: Fields, base: float, width: int) -> Rope:
         """A table of whole heads, of which a part turns: pairs are those of the whole head, and the others have frequency 0."""
-        part, factor = inner.number("partial_rotary_factor", 1.0), inner.number("factor", 1.0)
+        part, factor = inner.number("partial_rotary_factor", self._fraction), inner.number("factor", 1.0)
         turned = int(part * width // 2)
         if part > 1.0 or width % 2:
             raise inner.refuse(
