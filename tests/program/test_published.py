@@ -545,6 +545,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("mimo_v2_flash", "layernorm_epsilon", 1e-6),
         ("mimo_v2_flash", "n_shared_experts", 1),
         ("mimo_v2_flash", "num_key_value_heads", 4),
+        ("mimo_v2_flash", "rope_parameters", {"full_attention": {"rope_type": "linear", "factor": 2.0}}),
         ("mimo_v2_flash", "swa_num_key_value_heads", 1),
         ("mimo_v2_flash", "swa_rope_theta", 1000),
         ("qwen4_exp_text", "attn_output_gate", False),

@@ -154,6 +154,7 @@ def mimo_v2_flash(f: Fields) -> Program:
         raise f.refuse("num_key_value_heads", f"half a divisor of the {s.heads} attention heads is needed")
     rope = RopeReader(f, fraction=_FLASH_FRACTION)
     ropes = [rope.by_type(kind, s.head, theta=base, scaled=True, partial=True) for kind, base in _FLASH_BASES.items()]
+    _check_scaled(f)
 
     def layer(n: TensorNames, i: int) -> Ops:
         sinks, window = n.vector("self_attn.attention_sink_bias", s.heads), found[i]
@@ -163,6 +164,16 @@ def mimo_v2_flash(f: Fields) -> Program:
         return sequential(Branch(body, "a", before), blocks.branch(n, s, norm, i))
 
     return assemble(f, s, norm, rope, ropes, EndsStyle(), layer)
+
+
+def _check_scaled(f: Fields) -> None:
+    """Raises ModelError for a scaled table that does not say which part of a head turns: in transformers all of it does then,
+    not the published part as without a scaling."""
+    for kind in _FLASH_BASES:
+        table = f.raw("rope_parameters").get(kind) or {}
+        is_scaled = table.get("rope_type", table.get("type", "default")) != "default"
+        if is_scaled and not ("partial_rotary_factor" in table or f.has("partial_rotary_factor")):
+            raise f.refuse("rope_parameters", f"partial_rotary_factor is needed where {kind} is scaled")
 
 
 def _flash_windows(f: Fields, layers: int) -> list[int | None]:
