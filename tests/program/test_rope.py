@@ -143,6 +143,10 @@ def test_scalings_that_switch_hold_the_model_to_the_length_before(kind: str) -> 
         ({**LONG, "short_factor": "x" * 8}, "short_factor is .*, a list of 8 positive numbers"),
         ({"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings is None"),
         ({**LONG, "short_factor": [1.0] * 8}, "factor is None"),
+        (
+            {**LONG, "short_factor": [1.0] * 8, "factor": 2.0, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings is 1, a whole number from 2 is needed",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(given: dict[str, Any], message: str) -> None:

@@ -277,6 +277,8 @@ class RopeReader:
         inner.ignore(*(("long_mscale",) if self._scaled else ()))
         given = inner.number("short_mscale") if self._scaled else inner.optional("attention_factor")
         if given is None:
+            if original == 1 and factor > 1.0:
+                raise inner.refuse(_ORIGINAL, "a whole number from 2 is needed")
             given = 1.0 if factor <= 1.0 else math.sqrt(1.0 + log(factor) / log(original))
         self.context = min(self.context, original)
         pairs = zip(factors, _powers(base, width), strict=True)
