@@ -529,6 +529,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("hy_v4", "swiglu_limit", 0.0),
         ("bailing_hybrid", "architectures", ["BailingMoeV2_5ForCausalLM"]),
         ("bailing_hybrid", "expert_swiglu_limit_list", [0, 0, 4.0]),
+        ("bailing_hybrid", "expert_swiglu_limit_list", 4.0),
         ("bailing_hybrid", "gated_attention_proj_granularity_type", "element_wise"),
         ("bailing_hybrid", "kda_lower_bound", 0.0),
         ("bailing_hybrid", "linear_attention", "gla"),

@@ -105,7 +105,8 @@ def _as_trained(f: Fields, z: LatentSizes, blocks: ExpertBlocks) -> None:
     for name, value in _TRAINED.items():
         f.only(name, value)
     for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
-        if any(f.raw(name) or ()):  # which the publisher's server applies, and transformers does not
+        given = f.raw(name, [])
+        if not isinstance(given, list) or any(given):  # the publisher's server applies them, and transformers does not
             raise f.refuse(name, "limits of gates have no recipe in this family")
     f.only("moe_shared_expert_intermediate_size", blocks.inner * blocks.shared)
     f.only("rotary_dim", z.rotary)
