@@ -116,6 +116,23 @@ def test_an_original_length_outside_is_not_that_of_tables_by_type() -> None:
     torch.testing.assert_close(torch.tensor(ours.frequencies), wanted, rtol=3e-6, atol=0)
 
 
+def test_a_length_before_a_scaling_is_not_guessed_of_one_by_lings_name() -> None:
+    """transformers reads model_max_length behind rotary fields, for which the family's own length counts then."""
+    from manyhands.testing.tiny import tiny_config
+
+    config = json.loads(tiny_config("bailing_hybrid", layers=3, context=512).to_json_string())
+    config["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    del config["model_max_length"]
+    given = {**config, "max_position_embeddings": 512}
+    for name, length in (("max_position_embeddings", 512), ("model_max_length", 1 << 18)):
+        theirs = CONFIG_MAPPING["bailing_hybrid"].from_dict(copy.deepcopy({**config, name: 512}))
+        assert theirs.rope_parameters["original_max_position_embeddings"] == length
+    stated = {**given["rope_parameters"], "original_max_position_embeddings": 512}
+    assert build_program(given) == build_program({**given, "rope_parameters": stated})
+    with pytest.raises(ModelError, match="original_max_position_embeddings is None, a whole number from 1"):
+        build_program({**config, "model_max_length": 512})
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_scalings_that_switch_hold_the_model_to_the_length_before(kind: str) -> None:
     given = {"rope_type": kind, "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

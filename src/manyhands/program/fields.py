@@ -93,6 +93,10 @@ class Fields:
         """Whether the field is there and not null."""
         return name in self._values
 
+    def is_renamed(self, name: str) -> bool:
+        """Whether the config has the field by the family's own name for it."""
+        return name in self._own_names
+
     def is_null(self, name: str) -> bool:
         """Whether the field is there, and null."""
         return name in self._null

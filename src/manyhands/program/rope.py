@@ -79,7 +79,8 @@ class RopeReader:
         text are equal; with `scaled` longrope has factors of tables of its own."""
         self.fields = fields
         self.context = fields.count("max_position_embeddings", 2048)
-        self._length = self.context if fields.has("max_position_embeddings") else None  # a scaling does not guess it
+        by_usual_name = fields.has("max_position_embeddings") and not fields.is_renamed("max_position_embeddings")
+        self._length = self.context if by_usual_name else None  # which a scaling takes for the length before it
         self._outer_original = fields.optional_count("original_max_position_embeddings", original)
         self._theta = theta
         self._fraction = fraction
