@@ -78,7 +78,10 @@ def _own_names(f: Fields) -> None:
 
 
 def _linear_style(f: Fields, s: Sizes, eps: float) -> LinearStyle:
-    """transformers writes these fields by other names, which go before those of published configs."""
+    """transformers writes these fields by other names, which go before those of published configs, also where they are null."""
+    for name in ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"):
+        if f.is_null(name):
+            raise f.refuse(name, "a whole number is needed")
     heads = f.count("linear_num_heads", s.heads, high=4096)
     width = f.count("linear_head_dim", f.count("head_dim", 128, high=1 << 14), high=1 << 14)
     taps = f.count("linear_conv_kernel_dim", f.count("short_conv_kernel_size", 4, high=32), high=32)
