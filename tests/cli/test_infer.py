@@ -71,6 +71,7 @@ def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]
     ("arguments", "said"),
     [
         (["tales", "-p", "x", "--api", "http://127.0.0.1:9", "--dtype", "fp32"], "--dtype is for an origin"),
+        (["-p", "x", "--api", "http://127.0.0.1:9", "--cache-dtype", "w8"], "--cache-dtype is for an origin"),
         (["-p", "x", "--api", "127.0.0.1:9"], "--api is '127.0.0.1:9'"),
         (["-p", ""], "the prompt is empty"),
         (["-p", "x", "--draft", "model:x"], "a gateway takes auto, off, suffix or model"),

@@ -31,7 +31,6 @@ Api = Annotated[
     ),
 ]
 ASKING = "asking the gateway for its models"
-OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "device")
 
 
 @grouped
@@ -56,7 +55,7 @@ def chat(
         computing.use_device()
         source = _from_swarm(model, ticket, wishes, computing, routing)
     else:
-        options.check_no_origin(context, OF_AN_ORIGIN)
+        options.check_no_origin(context)
         draft = options.draft_asked(context, routing)
         with doing(ASKING):  # while Python loads what asks
             from manyhands.cli.chat_source import GatewaySource

@@ -24,7 +24,6 @@ Api = Annotated[
     str,
     typer.Option("--api", envvar="MANYHANDS_API", help="Ask this gateway; default: of a node that runs here."),
 ]
-OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "device")
 
 
 @grouped
@@ -52,7 +51,7 @@ def infer(
 
             options.run(_infer(swarm_origin(model, ticket, computing, routing), prompt, params, path, as_json))
         return
-    options.check_no_origin(context, OF_AN_ORIGIN)
+    options.check_no_origin(context)
     draft = options.draft_asked(context, routing)
     from manyhands.cli.infer_gateway import infer_by_gateway
 

@@ -232,10 +232,10 @@ def given_of(context: typer.Context) -> frozenset[str]:
     return frozenset(each.name for each in fields(Sampling) if is_given(context, each.name))
 
 
-def check_no_origin(context: typer.Context, names: tuple[str, ...]) -> None:
+def check_no_origin(context: typer.Context) -> None:
     """Raise BadRequest if an option of an origin stands on the command line, and a gateway is asked."""
-    of_routes = [each.name for each in fields(RouteOptions) if each.name != "draft"]
-    if idle := sorted(name for name in (*names, *of_routes) if is_given(context, name)):
+    names = {"ticket", *(each.name for group in (Computing, RouteOptions) for each in fields(group))}
+    if idle := sorted(name for name in names - {"path", "draft"} if is_given(context, name)):
         raise BadRequest(
             f"--{idle[0].replace('_', '-')} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
         )
