@@ -21,6 +21,7 @@ from manyhands.core import NodeId
 from manyhands.errors import BadRequest
 from manyhands.net.tls import TlsPolicy
 from manyhands.swarm import record
+from tests.test_docs import leaves
 
 
 def home(path: Path) -> dict[str, str]:
@@ -237,14 +238,41 @@ def test_config_shows_what_is_in_force_and_hides_secrets(tmp_path: Path, monkeyp
     assert {s["source"] for s in told["settings"] if s["key"] == "max_sessions"} == {str(tmp_path / NAME)}
 
 
-def test_options_beat_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """jobs says which gateway it tried."""
+ASK_A_GATEWAY = [
+    ("jobs",),
+    ("status",),
+    ("chat",),
+    ("infer", "-p", "x"),
+    ("plan", "tales", "--swarm"),
+    ("page",),
+    ("code",),
+    ("switch", "on"),
+]
+
+
+@pytest.mark.parametrize("command", ASK_A_GATEWAY, ids=lambda command: command[0])
+def test_options_beat_environment_and_file(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command says which gateway it tried."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path, '[api]\nurl = "http://127.0.0.1:1"\n')
-    assert "127.0.0.1:1 " in str(run(tmp_path, "jobs").exception)
-    assert "127.0.0.1:2 " in str(run(tmp_path, "jobs", MANYHANDS_API="http://127.0.0.1:2").exception)
-    told = run(tmp_path, "jobs", "--api", "http://127.0.0.1:3", MANYHANDS_API="http://127.0.0.1:2")
+    assert "127.0.0.1:1 " in str(run(tmp_path, *command).exception)
+    assert "127.0.0.1:2 " in str(run(tmp_path, *command, MANYHANDS_API="http://127.0.0.1:2").exception)
+    told = run(tmp_path, *command, "--api", "http://127.0.0.1:3", MANYHANDS_API="http://127.0.0.1:2")
     assert "127.0.0.1:3 " in str(told.exception)
+
+
+def test_an_option_that_a_setting_s_variable_gives_is_given_by_the_file_too() -> None:
+    """`chat` and `infer` asked the default gateway, whatever [api] url said."""
+    settings = {variable(s, field.name): (s, field.name) for s, kind in SECTIONS.items() for field in fields(kind)}
+    found = set()
+    for path, command in leaves(typer.main.get_command(app)):
+        for parameter in command.params:
+            if where := settings.get(parameter.envvar):
+                found.add(where)
+                assert CONFIGURED.get(path, {}).get(parameter.name) == where, f"{path} {parameter.name}"
+    assert found == {("swarm", "ticket"), ("api", "url"), ("api", "key")}
 
 
 def test_a_broken_file_stops_commands_but_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
