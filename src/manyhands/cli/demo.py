@@ -117,7 +117,7 @@ async def _tell(script: Script, origin: "Origin", running: "Sequence[NodeProcess
 
     answer = origin.answer(_request(script, origin))
     injector = FaultInjector([fault], running, answer)
-    last, pause_s, repaired = time.monotonic(), 0.0, 0
+    last, pause_s, repaired, is_within_line = time.monotonic(), 0.0, 0, True
     flow = Flow(width_of(sys.stdout))
     typer.echo("" if script.is_question else flow.feed(script.text), nl=False)
     async for token in origin.stream(answer):
@@ -125,13 +125,15 @@ async def _tell(script: Script, origin: "Origin", running: "Sequence[NodeProcess
         pause_s, last = max(pause_s, now - last if len(answer.token_ids) > 1 else 0.0), now
         if len(answer.repairs) > repaired:
             names = ", ".join(answer.repairs[-1].replacement)
-            typer.echo(flow.end(), nl=False)
+            typer.echo(flow.end() + "\n\n" * is_within_line, nl=False)
             typer.secho(f"── {names} has taken over: {pause_s:.2f} s without a word, and it goes on\n", fg="green")
             repaired = len(answer.repairs)
         typer.echo(flow.feed(for_stdout(token.text)), nl=False)
+        is_within_line |= bool(token.text)
         for name in injector.check():
             layers = next(offer.info.span for offer in answer.route if offer.name == name)
             typer.secho(f"{flow.end()}\n\n── {name} is killed (kill -9): layers {layers} are gone", fg="red")
+            is_within_line = False
     speed = answer.timings.decode_tokens_per_s(len(answer.token_ids)) or 0.0
     said = f"{len(answer.token_ids)} tokens · {speed:.0f} tokens/s · longest pause {pause_s:.2f} s"
     typer.echo(flow.end())
