@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "local": "Run a model cut over several node processes on this machine.",
     "serve": "Host layers of a model for those who hold the ticket.",
     "infer": "Ask a model to go on from a prompt: of a gateway or a swarm.",
-    "chat": "Talk with a model of a gateway, a swarm or this machine.",
+    "chat": "Talk with a model of a gateway or a swarm.",
     "pull": "Fetch a model to this machine: a short name, a hub id.",
     "list": "The models of this machine, and who in the swarm has which layers.",
     "show": "What a model is, how large, and where it lies.",
