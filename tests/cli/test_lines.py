@@ -3,12 +3,13 @@
 import errno
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from manyhands import cli
-from manyhands.cli import app
+from manyhands.cli import app, lines, plan_swarm, workers
 from manyhands.cli.client import refusal_of
 from manyhands.cli.gateway import say_api
 from manyhands.cli.lines import Flow, error_line, fitted
@@ -33,6 +34,36 @@ def test_words_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert " ".join(line.strip() for line in lines) == f"manyhands: {text}"
     assert all(line.startswith("  ") for line in lines[1:])
     assert error_line(BadRequest(text), io.StringIO()) == f"manyhands: {text}"
+
+
+WORKER = {
+    "name": "desk",
+    "worker_id": "5316ad0a2a1e5759",
+    "status": "active",
+    "sessions": 0,
+    "rtt_ms": 0.73,
+    "address": "127.0.0.1:37305",
+    "spans": [{"model": "smollm2", "layers": "0-14", "is_spare": False, "free_positions": 65536}],
+}
+TOLD: dict[str, Any] = {
+    "workers": [WORKER],
+    "scheduler": {"routes": {}},
+    "after": None,
+    "advice": ["desk alone is fastest: expect 485 tokens/s; shared (laptop 0, desk 1-11) it would be 23.3"],
+}
+
+
+@pytest.mark.parametrize("words", ["list", "show tales", "key list", "workers", "plan tales --swarm"])
+def test_commands_break_no_word_of_a_narrow_terminal(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    monkeypatch.setattr(lines, "width_of", lambda out: 40)
+    for asking in (workers, plan_swarm):
+        monkeypatch.setattr(asking, "ask", lambda *_: TOLD)
+    shown = CliRunner().invoke(app, words.split(), catch_exceptions=False).stdout
+    assert shown.strip()
+    assert [line for line in shown.splitlines() if len(line) > 40 and len(line.split()) > 2] == []
 
 
 def test_what_stands_below_a_line_is_indented(monkeypatch: pytest.MonkeyPatch) -> None:

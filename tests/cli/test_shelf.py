@@ -54,6 +54,12 @@ def test_a_file_is_listed_shown_and_forgotten(tmp_path: Path) -> None:
     assert file.exists() and str(file) not in run("list")
 
 
+def test_a_swarm_without_a_name_is_said_to_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`local --api` and `serve --api` have none: it was "in swarm :"."""
+    monkeypatch.setattr(shelf, "_swarm", lambda: {**VIEW, "swarm": ""})
+    assert "\nserved here:\n" in run("list")
+
+
 def test_a_model_in_parts_is_one_model(tmp_path: Path) -> None:
     """Pulled by one part, shown by another, and counted with all of them; its folder names it too."""
     file, _ = tiny_gguf("llama", tmp_path / "tiny.gguf")

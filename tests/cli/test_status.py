@@ -52,6 +52,8 @@ def shown(told: dict[str, Any], width: int = 140) -> str:
 def test_nodes_layers_load_and_way_are_shown() -> None:
     text = shown(view())
     assert "swarm home  4 nodes (gossip) · 2 requests run here · API http://127.0.0.1:8000" in text
+    by_hand = shown({**view(sessions=1), "swarm": ""})  # as `local` and `serve --api` have it
+    assert "swarm 4 nodes (gossip) · 1 request runs here" in by_hand
     assert "tales  bf16, 24 layers" in text
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "████████················ 0-7" in rows["desk"] and "here" in rows["desk"]

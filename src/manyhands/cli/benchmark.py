@@ -13,6 +13,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, ask, headers_for, print_json, running_api
+from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.plain import figure_of, one_line
@@ -144,7 +145,8 @@ def _mean(values: Iterator[float]) -> float | None:
 
 def _print_outcome(outcome: Outcome, prompt: str) -> None:
     told = one_line(outcome.error or f"{outcome.tokens} tokens over {' > '.join(outcome.workers)}")
-    typer.secho(f"{outcome.latency_s:7.2f} s  {told}  ({prompt[:40]})", dim=outcome.error is None, err=True)
+    line = f"{outcome.latency_s:7.2f} s  {told}  ({prompt[:40]})"
+    typer.secho(fitted(line, sys.stderr), dim=outcome.error is None, err=True)
 
 
 def _table(told: dict[str, Any]) -> "Table":

@@ -65,7 +65,7 @@ class ChatHistory:
                 self._system = argument
                 typer.echo("from now on" if argument else "nothing said")
             case "stats":
-                typer.echo(str(self._stats))
+                typer.echo(fitted(str(self._stats), sys.stdout))
             case "save":
                 self._save(argument)
             case "model":
@@ -88,7 +88,7 @@ class ChatHistory:
             return
         if name in known:
             self._source.model = name
-            typer.echo(f"from now on {introduced(name)}")
+            typer.echo(fitted(f"from now on {introduced(name)}", sys.stdout))
         elif name:
             typer.echo(f"there is no {name!r:.80} here")
         typer.echo("\n".join(one_line(f"{'*' if one == self._source.model else ' '} {one}") for one in known))

@@ -9,7 +9,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, ask, print_json
-from manyhands.cli.lines import rows_within, width_of
+from manyhands.cli.lines import fitted, rows_within, width_of
 from manyhands.config import MAX_HOPS
 from manyhands.plain import figure_of, one_line
 
@@ -34,9 +34,9 @@ def jobs(
         typer.echo("no request has come to this gateway yet")
         return
     heading, *lines = job_lines(told["jobs"], time.time(), width_of(sys.stdout))
-    typer.echo(heading)
+    typer.echo(fitted(heading, sys.stdout))
     for job, line in zip(told["jobs"], lines, strict=True):
-        typer.secho(line, fg=COLOURS.get(job["status"]))
+        typer.secho(fitted(line, sys.stdout), fg=COLOURS.get(job["status"]))
 
 
 def job_lines(found: Sequence[Mapping[str, Any]], now: float, width: int | None) -> list[str]:

@@ -1,11 +1,13 @@
 """`manyhands key`: who may use the gateway of this machine."""
 
 import json
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from manyhands.cli.lines import fitted
 from manyhands.cli.options import Json
 from manyhands.errors import BadRequest
 
@@ -53,15 +55,14 @@ def list_(as_json: Json = False) -> None:
         typer.echo(json.dumps({"keys": shown}))
         return
     if not keys:
-        typer.echo(
-            "no keys: this machine's gateway asks for none, and lets no other machine in (manyhands key add NAME)"
-        )
+        said = "no keys: this machine's gateway asks for none, and lets no other machine in (manyhands key add NAME)"
+        typer.echo(fitted(said, sys.stdout))
     for key in keys:
         limits = [f"{name} {value}" for name, value in asdict(key.quota).items() if value is not None]
         limits += [f"only {', '.join(key.models)}"] if key.models else []
         limits += ["admin"] if key.is_admin else []
         state = f"revoked {_day(key.revoked)}" if key.revoked else f"since {_day(key.created)}"
-        typer.echo(f"{key.name}  {state}" + (f"  {'; '.join(limits)}" if limits else ""))
+        typer.echo(fitted(f"{key.name}  {state}" + (f"  {'; '.join(limits)}" if limits else ""), sys.stdout))
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`manyhands plan`: what to expect of a set of machines, before anything is loaded."""
 
 import json
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import ApiKey, running_api
+from manyhands.cli.lines import fitted
 from manyhands.cli.plan_swarm import plan_swarm
 from manyhands.cli.progress import doing
 from manyhands.errors import BadRequest
@@ -199,7 +201,7 @@ def _show(
         _show_hops(console, task, plans.ranked[0])
         _show_ranking(console, plans)
     for line in said:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        typer.echo(fitted(line, sys.stdout))
     _show_precisions(checkpoint, precisions)
 
 

@@ -1,10 +1,12 @@
 """`manyhands plan MODEL --swarm` and `--apply`: the swarm that runs, as its gateway plans for it."""
 
+import sys
 from typing import Any
 
 import typer
 
 from manyhands.cli.client import ask, print_json
+from manyhands.cli.lines import fitted
 from manyhands.plain import figure_of, one_line
 
 
@@ -16,14 +18,13 @@ def plan_swarm(api: str, key: str, body: dict[str, Any], *, as_json: bool) -> No
         return
     from rich.console import Console
 
-    console = Console()
     if told["after"] is not None:
-        console.print(_hops(told))
+        Console().print(_hops(told))
     for line in told["advice"]:
-        console.print(one_line(line, 2000), highlight=False, markup=False, soft_wrap=True)
+        typer.echo(fitted(one_line(line, 2000), sys.stdout))
     if (applied := told.get("applied")) is not None:
         for line in applied_lines(applied):
-            typer.echo(line)
+            typer.echo(fitted(line, sys.stdout))
 
 
 def applied_lines(applied: dict[str, Any]) -> list[str]:

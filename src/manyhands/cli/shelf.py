@@ -1,6 +1,7 @@
 """`manyhands pull`, `list`, `rm`, `show`: the models of this machine, and who in the swarm has which layers."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.lines import columns
+from manyhands.cli.lines import columns, fitted
 from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, ManyhandsError
@@ -48,10 +49,8 @@ def list_(as_json: options.Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"models": [_object(each) for each in found], "swarm": _holders(swarm)}))
         return
-    for line in columns([("NAME", "SIZE", "LAYERS", "WHERE"), *map(_row, found)]):
-        typer.echo(line)
-    for line in (*_said_of(swarm), *_absent(found)):
-        typer.echo(line)
+    for line in (*columns([("NAME", "SIZE", "LAYERS", "WHERE"), *map(_row, found)]), *_said_of(swarm), *_absent(found)):
+        typer.echo(fitted(line, sys.stdout))
 
 
 def rm(model: Name, as_json: options.Json = False) -> None:
@@ -92,7 +91,7 @@ def show(model: options.Model, as_json: options.Json = False) -> None:
         *(("held by", _nodes(nodes)) for nodes in held.values()),
     ]
     for line in columns([(name, one_line(text, 400)) for name, text in rows]):
-        typer.echo(line)
+        typer.echo(fitted(line, sys.stdout))
 
 
 # -- what is known ----------------------------------------------------------------------------------------------------
@@ -162,7 +161,8 @@ def _said_of(view: Mapping[str, Any] | None) -> list[str]:
     holders = _holders(view)
     if view is None or not holders:
         return []
-    lines = ["", f"in swarm {one_line(view['swarm'])}:"]
+    name = one_line(view["swarm"])  # that of `local` and `serve` has none
+    lines = ["", f"in swarm {name}:" if name else "served here:"]
     return lines + [f"  {one_line(model, 80)}  {_nodes(nodes)}" for model, nodes in sorted(holders.items())]
 
 

@@ -56,14 +56,15 @@ def _cells(shown: Sequence[str]) -> int:
 
 
 def _head(view: dict[str, Any]) -> Text:
-    count = len(view["nodes"])
+    count, running = len(view["nodes"]), view["sessions"]
     parts = [
         f"{count} node{'s' * (count != 1)} ({one_line(view['directory'])})",
-        f"{view['sessions']} requests run here",
+        f"{running} request{'s' * (running != 1)} run{'s' * (running == 1)} here",
     ]
     if view["api"]:
         parts.append(one_line(f"API {view['api']}"))
-    return Text.assemble("swarm ", (one_line(view["swarm"]), "bold"), "  ", " · ".join(parts))
+    name = one_line(view["swarm"])  # that of `local` and `serve` has none
+    return Text.assemble("swarm ", (name, "bold"), "  " * bool(name), " · ".join(parts))
 
 
 def _title(model: dict[str, Any]) -> Text:

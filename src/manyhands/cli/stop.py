@@ -4,10 +4,12 @@ import contextlib
 import os
 import select
 import signal
+import sys
 from typing import Annotated
 
 import typer
 
+from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
 from manyhands.cli.runfile import nodes_here, only_node, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
@@ -40,10 +42,11 @@ def stop(
                 stack.enter_context(doing(f"{name} hands its sessions over"))
                 has_left = _wait(process, wait - SHOWN_S)
     if not has_left:
-        typer.echo(
+        said = (
             f"{name} has not left after {wait:g} s: it hands sessions over, or has some that no other node can take; "
             f"manyhands stop {name} --now ends it at once"
         )
+        typer.echo(fitted(said, sys.stdout))
         raise typer.Exit(1)
     typer.echo(f"{name} has left")
 

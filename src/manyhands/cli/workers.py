@@ -29,11 +29,12 @@ def workers(context: typer.Context, api: Api = "", api_key: ApiKey = "", as_json
         print_json(told)
         return
     heading, *lines = rows_within(width_of(sys.stdout), HEADINGS, [_cells(one) for one in told["workers"]], NUM_FIRST)
-    typer.echo(heading)
+    typer.echo(fitted(heading, sys.stdout))
     for worker, line in zip(told["workers"], lines, strict=True):
-        typer.secho(line, fg=_COLOURS.get(worker["status"], "red"))
+        typer.secho(fitted(line, sys.stdout), fg=_COLOURS.get(worker["status"], "red"))
     if not told["scheduler"]["routes"]:
-        typer.echo("none yet: a gateway asks nodes once a model is asked for here; `manyhands status` shows the swarm")
+        said = "none yet: a gateway asks nodes once a model is asked for here; `manyhands status` shows the swarm"
+        typer.echo(fitted(said, sys.stdout))
     for model, route in told["scheduler"]["routes"].items():
         hops = "  ->  ".join(f"{hop['name']} ({hop['layers']})" for hop in route or ())
         said = one_line(f"{model}: {hops or 'no route now'}", 4000)
@@ -85,7 +86,7 @@ def _say(told: Any, as_json: bool, sentence: str) -> None:
     if as_json:
         print_json(told)
     else:
-        print(one_line(sentence, 2000))
+        print(fitted(one_line(sentence, 2000), sys.stdout))
 
 
 def _finishing(told: dict[str, Any]) -> str:
