@@ -16,6 +16,7 @@ from manyhands.cli.gateway import ApiOptions
 from manyhands.cli.grouped import grouped
 from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address
 from manyhands.cli.reporter import Reporter, tell_invitation
+from manyhands.cli.runfile import run_file
 from manyhands.config import RequestConfig
 from manyhands.core import NodeAddr, NodeId, SamplingParams
 from manyhands.errors import BadRequest
@@ -84,10 +85,14 @@ def test_a_port_that_a_node_of_this_user_has_is_told_with_its_name(
         addr = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BadRequest, match=f"{addr} is in use or not of this machine: choose another --api"):
             ApiOptions().member_plan(addr)
-        running = Running("desk", os.getpid(), NodeId("1f" * 32), "home", "127.0.0.1:1", f"http://{addr}")
+        running = Running("home-7", os.getpid(), NodeId("1f" * 32), "home", "127.0.0.1:1", f"http://{addr}")
         with announced(tmp_path, running):
-            with pytest.raises(BadRequest, match=f"{addr} is in use by the node desk, which runs here already"):
-                ApiOptions().member_plan(addr)
+            with pytest.raises(BadRequest, match=rf"in use by home-7, which runs .*: `kill {os.getpid()}` ends it"):
+                ApiOptions().plan(addr)  # no node can be stopped by that name
+            (tmp_path / "key").touch()
+            with run_file("desk", tmp_path / "key"):
+                with pytest.raises(BadRequest, match=r"by the node desk, which runs .*: `manyhands stop desk` ends it"):
+                    ApiOptions().member_plan(addr)
 
 
 def test_lattice9s_short_options() -> None:

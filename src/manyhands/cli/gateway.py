@@ -85,7 +85,8 @@ class ApiOptions:
             raise BadRequest(f"--{given[0].replace('_', '-')} is for the HTTP API: open it with --api HOST:PORT")
 
     def plan(self, api: str) -> "ApiPlan":
-        """Where --api says. Raises BadRequest for an option that means nothing without it, and as check_exposure does."""
+        """Where --api says. Raises BadRequest, before anything is loaded, for an address that is taken and for an option that
+        means nothing without it, and as check_exposure does."""
         names = self.names
         if not api:
             self.check_alone("insecure", "job_file", "trace", "log_json", "allow_host", "cors")
@@ -94,6 +95,8 @@ class ApiOptions:
 
         addr = options.address("--api", api)
         check_exposure(addr.host, _keys(), insecure=self.insecure)
+        if addr.port and ":" not in addr.host and not is_free(addr.port, addr.host):
+            raise BadRequest(_in_use(addr))
         self._check_watchers()
         return ApiPlan(addr, self.insecure, self.job_file, self.trace, self.log_json, names)
 
@@ -114,11 +117,7 @@ class ApiOptions:
         Raises BadRequest, now and not when the model is loaded, for what cannot be opened or has no meaning.
         """
         if api not in ("", "off"):
-            plan = self.plan(api)
-            assert plan.addr is not None
-            if plan.addr.port and ":" not in plan.addr.host and not is_free(plan.addr.port, plan.addr.host):
-                raise BadRequest(_in_use(plan.addr))
-            return plan
+            return self.plan(api)
         self.check_alone("job_file", "trace", "log_json")
         addr = None if api == "off" else NodeAddr("127.0.0.1", 0)
         return ApiPlan(addr, self.insecure, names=self.names, is_told=False)
@@ -126,16 +125,20 @@ class ApiOptions:
 
 def _in_use(addr: NodeAddr) -> str:
     """Why the API cannot be opened at `addr`: a node of this user's that has it, or what is known else."""
-    from manyhands.config import home_from_env
+    from manyhands.cli.runfile import run_path, running_names, running_pid
     from manyhands.member.home import list_running
 
     for running in list_running(home_from_env()):
         if running.api.rstrip("/").endswith(f":{addr.port}"):
+            # `local` can be stopped by no name, `serve` by another one than its API has.
+            names = [name for name in running_names() if running_pid(run_path(name)) == running.pid]
+            who = f"the node {names[0]}" if names else running.name
+            end = f"manyhands stop {names[0]}" if names else f"kill {running.pid}"
             return (
-                f"{addr} is in use by the node {running.name}, which runs here already (process {running.pid}): "
-                f"`manyhands stop {running.name}` ends it; for a second node give --name NAME --key FILE --api HOST:PORT"
+                f"{addr} is in use by {who}, which runs here already (process {running.pid}): `{end}` ends it; "
+                "for a second one choose another --api HOST:PORT"
             )
-    return f"{addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off"
+    return f"{addr} is in use or not of this machine: choose another --api HOST:PORT"
 
 
 @dataclass(frozen=True, slots=True)
