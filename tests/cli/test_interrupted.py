@@ -1,10 +1,13 @@
 """Ctrl-C while the hub does not answer: the command ends at once, and what has arrived is not asked for again."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from huggingface_hub import constants
@@ -75,3 +78,37 @@ def test_a_fetch_that_is_interrupted_goes_on_where_it_was(
         again = sum(end - start for name, start, end in hub.ranges[before:] if name == first.name)
     assert again < first.stat().st_size / 2, "its header"
     assert build_manifest(folder, home=home).id == build_manifest(sharded, home=home).id
+
+
+class Models(BaseHTTPRequestHandler):
+    """A gateway with one model."""
+
+    def do_GET(self) -> None:
+        told = json.dumps({"data": [{"id": "tales"}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_chat_ends_while_its_pipe_is_silent(tmp_path: Path) -> None:
+    """It stayed until the pipe's other end closed, and then ended with the traceback of a thread."""
+    server = HTTPServer(("127.0.0.1", 0), Models)
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    command = [sys.executable, "-m", "manyhands", "chat", "--api", f"http://127.0.0.1:{server.server_port}"]
+    pipe = subprocess.PIPE
+    env = os.environ | {"MANYHANDS_HOME": str(tmp_path)}
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert "talking with tales" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            code = process.wait(END_S)  # its stdin is open all the while
+        finally:
+            process.kill()
+            server.shutdown()
+            server.server_close()
+        assert (code, process.stderr.read()) == (130, "")

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from manyhands.aside import aside
 from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import Source, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, cut_off, introduced, parse
@@ -144,7 +145,7 @@ def prompt_of(has_history: bool) -> Ask:
     if not _at_terminal():
 
         async def read() -> str:
-            line: str = await asyncio.to_thread(sys.stdin.readline)
+            line: str = await aside(sys.stdin.readline)
             if not line:
                 raise EOFError
             return line
