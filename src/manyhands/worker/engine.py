@@ -233,10 +233,9 @@ class Engine:
         works = [taken.work for taken in batch]
         kind = self.model.kind(works)
         free_s = batch[0].session.pace.usual_s or 0.0 if len(self._sessions) == 1 else 0.0
-        is_short = kind is not None and self._shortness.is_short(kind, free_s)
         began = time.monotonic()  # uvloop's clock counts milliseconds
         self._began_at = asyncio.get_running_loop().time()
-        if is_short and self.device.computes_here:
+        if kind is not None and self._shortness.is_short(kind, free_s) and self.device.computes_here:
             self._computed(batch, *attempt(timed, self.model, works), began, kind)
         else:
             self._is_busy, self._on_device = True, batch
