@@ -687,6 +687,8 @@ def options(draw: random.Random, family: str) -> Options:
         kinds = kinds[: out["layers"]]
         draw.shuffle(kinds)
         out |= {"layer_types": kinds, "rope_parameters": scaling(draw, hidden // heads)}
+    if family.startswith("gemma4_"):  # of few gates one may cancel, and the norm behind magnifies what that rounds
+        out["intermediate_size"] = max(50, out["intermediate_size"])
     if family == "gemma3n_text":
         # Of few gates above the cut one may be so near to it that the norm behind is one of its rounding.
         layers, shares = out["layers"], [0.0, 0.0, 0.05, 0.5, 0.8]
