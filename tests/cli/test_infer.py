@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +14,11 @@ from bench.colony import Colony, colony
 from manyhands.cli import app
 from manyhands.cli.client import GatewayError
 from manyhands.cli.infer_gateway import Telling, figures, infer_by_gateway
+from manyhands.cli.options import Computing
+from manyhands.cli.swarm_origin import _unknown
 from manyhands.core import SamplingParams
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, ShardUnavailable
+from manyhands.swarm.ticket import Ticket
 from tests.api.served import make_model, served
 
 
@@ -117,3 +122,16 @@ def test_every_machine_asks_by_the_name_that_status_shows(folder: Path, monkeypa
                 await scene(town)
 
     asyncio.run(main())
+
+
+def test_nodes_that_were_started_by_hand_are_said_to_hold_a_model() -> None:
+    """They have no records: it was "serves no model yet: run `manyhands up MODEL`", although they answer for one."""
+    offers = [SimpleNamespace(info=SimpleNamespace(model_name="tales"))] * 2
+    requests = SimpleNamespace(known_offers=lambda addrs, excluded: offers)
+    node = SimpleNamespace(requests=requests)
+    member: Any = SimpleNamespace(records=list, ticket=Ticket.new("home"), node=node)
+    with pytest.raises(BadRequest, match="hold tales and have no directory: name MODEL"):
+        asyncio.run(_unknown(member, "", Computing()))
+    offers.clear()
+    with pytest.raises(ShardUnavailable, match="serves no model yet"):
+        asyncio.run(_unknown(member, "", Computing()))

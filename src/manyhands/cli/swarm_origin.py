@@ -128,6 +128,10 @@ async def _unknown(member: "Member", model: str, computing: options.Computing) -
     if "/" in model:
         return await _local(model, computing)
     served = sorted({kind.name for kind in kinds_of(member.records())})
+    linked = member.node.requests.known_offers(list(member.ticket.addresses), ())  # nodes of `serve` have no records
+    by_hand = one_line(", ".join(sorted({offer.info.model_name for offer in linked})), 300)
+    if not model and by_hand:
+        raise BadRequest(f"the nodes of this ticket hold {by_hand} and have no directory: name MODEL, as it lies here")
     if not model:
         raise ShardUnavailable(
             f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on a machine of it"
