@@ -34,6 +34,11 @@ def figure_of(value: float) -> str:
     return f"{value:.{0 if value >= 99.95 else 1 if value >= 0.995 else 2}f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of something for people: 1 token, 2 tokens."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def size_of(num_bytes: float, *, is_limit: bool = False) -> str:
     """Bytes for people: 3.2 GB. `is_limit`: rounded up, so that what is shown is enough."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -16,6 +16,7 @@ from manyhands.cli.lines import Flow, error_line, fitted
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.home import save_ticket
+from manyhands.plain import counted
 from manyhands.swarm.ticket import Ticket
 
 
@@ -130,3 +131,8 @@ def test_a_command_says_where_a_key_goes() -> None:
     told = refusal_of({"message": "this gateway needs a key", "code": "invalid_api_key"}, 401)
     assert "--api-key mhk_" in str(told) and "MANYHANDS_API_KEY" in str(told) and told.code == "invalid_api_key"
     assert "--api-key" not in str(refusal_of({"message": "busy", "code": "busy"}, 503))
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 tokens"), (1, "1 token"), (2, "2 tokens")])
+def test_one_is_not_many(count: int, said: str) -> None:
+    assert counted(count, "token") == said

@@ -16,7 +16,7 @@ from manyhands.cli.client import call, check_address
 from manyhands.cli.show import audit_line, is_doubtful
 from manyhands.core import MAX_TOKENS, PathKind
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
-from manyhands.plain import figure_of, one_line
+from manyhands.plain import counted, figure_of, one_line
 
 if TYPE_CHECKING:
     from manyhands.origin import Answer, Origin
@@ -70,7 +70,7 @@ class Stats:
             return "no answer yet"
         speed = f"{figure_of((self.tokens - 1) / (self.total_s - self.first_s))} tokens/s" if self.tokens > 1 else ""
         parts = [
-            f"{self.tokens} tokens",
+            counted(self.tokens, "token"),
             speed,
             f"first after {self.first_s:.3f} s",
             f"longest pause {self.pause_s:.1f} s" if self.repairs or self.pause_s >= SHOWN_PAUSE_S else "",

@@ -13,7 +13,7 @@ from manyhands.cli.client import GatewayError, call, check_address, print_json, 
 from manyhands.cli.lines import Flow, explained, fitted, width_of
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import PathKind, SamplingParams
-from manyhands.plain import figure_of, one_line, without_controls
+from manyhands.plain import counted, figure_of, one_line, without_controls
 
 
 async def infer_by_gateway(
@@ -96,10 +96,10 @@ def figures(done: Mapping[str, Any]) -> str:
     timings, repairs = done["timings"], len(done["reshard_events"])
     speed, first = timings.get("decode_tokens_per_s"), timings.get("ttft_ms")
     parts = [
-        f"{done['tokens_generated']} tokens",
+        counted(done["tokens_generated"], "token"),
         f"{figure_of(speed)} tokens/s" if speed else "",
         f"first after {first / 1e3:.3f} s" if first is not None else "",
-        f"{repairs} repair{'s' * (repairs > 1)}" if repairs else "",
+        counted(repairs, "repair") if repairs else "",
         explained(done["exactness"]),
         f"finish: {done['finish_reason']}",
     ]

@@ -10,7 +10,7 @@ import typer
 
 from manyhands.cli.lines import Flow, explained, fitted, width_of
 from manyhands.origin import Answer, Origin
-from manyhands.plain import figure_of, one_line, without_controls
+from manyhands.plain import counted, figure_of, one_line, without_controls
 
 if TYPE_CHECKING:
     from manyhands.origin.repair_plan import Event
@@ -85,7 +85,7 @@ def print_route(offers: "Sequence[Offer]") -> None:
 def print_figures(answer: Answer, load_s: float) -> None:
     speed = answer.timings.decode_tokens_per_s(len(answer.token_ids))
     parts = [
-        f"{len(answer.token_ids)} tokens",
+        counted(len(answer.token_ids), "token"),
         f"{figure_of(speed)} tokens/s" if speed else "",
         f"first after {answer.timings.ttft_s:.3f} s" if answer.timings.ttft_s is not None else "",
         f"loaded in {load_s:.1f} s",

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyhands.core import Span
-from manyhands.plain import one_line, size_of
+from manyhands.plain import counted, one_line, size_of
 
 MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
 # The columns beside name, strip and layers, with their widths; those that a narrow terminal is shown without, in order.
@@ -56,10 +56,10 @@ def _cells(shown: Sequence[str]) -> int:
 
 
 def _head(view: dict[str, Any]) -> Text:
-    count, running = len(view["nodes"]), view["sessions"]
+    running = view["sessions"]
     parts = [
-        f"{count} node{'s' * (count != 1)} ({one_line(view['directory'])})",
-        f"{running} request{'s' * (running != 1)} run{'s' * (running == 1)} here",
+        f"{counted(len(view['nodes']), 'node')} ({one_line(view['directory'])})",
+        f"{counted(running, 'request')} run{'s' * (running == 1)} here",
     ]
     if view["api"]:
         parts.append(one_line(f"API {view['api']}"))
