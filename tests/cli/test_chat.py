@@ -177,7 +177,7 @@ def test_a_conversation_and_its_commands(tmp_path: Path, capsys: pytest.CaptureF
     assert file.read_text().startswith("**system**\n\nbe brief\n\n**user**\n\none two")
     said = capsys.readouterr()
     assert "no answer yet" in said.out and "onetwo\n" in said.out and "File exists" in said.out
-    assert "* other" in said.out and "there is no 'none' here" in said.out and "1 tokens" in said.out
+    assert "* other" in said.out and "there is no 'none' here" in said.out and "1 token ·" in said.out
     assert "manyhands: too long" in said.err
 
 
