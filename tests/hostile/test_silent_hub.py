@@ -22,7 +22,7 @@ from manyhands.cli import membership
 from manyhands.cli.membership import _meet, _weights
 from manyhands.cli.reporter import Reporter
 from manyhands.core import NodeAddr
-from manyhands.errors import LinkClosed, ShardUnavailable
+from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable
 from manyhands.member import bootstrap
 from manyhands.member.bootstrap import Bootstrap
 from manyhands.net.certificate import server_context
@@ -141,6 +141,18 @@ def test_a_member_that_links_and_says_nothing_of_the_swarm_is_named(play: Play) 
         member = await town.stack.enter_async_context(town.member(1))
         await _meet(member, None, Reporter(False))
         with pytest.raises(ShardUnavailable, match=rf"{addr.host}:{addr.port} took the call and says nothing of swarm"):
+            await _weights(member, None, town.home, Silent())
+
+    play(scene)
+
+
+def test_a_machine_that_calls_no_other_says_so(play: Play) -> None:
+    """It was said after a while that the swarm serves no model: run `manyhands up` there."""
+
+    async def scene(town: Town) -> None:
+        member = await town.stack.enter_async_context(town.member(1, scope="off"))
+        await _meet(member, None, Reporter(False))
+        with pytest.raises(BadRequest, match="join with another --scope"):
             await _weights(member, None, town.home, Silent())
 
     play(scene)

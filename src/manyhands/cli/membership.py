@@ -261,6 +261,10 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
 
     if named is not None:
         return await weights_of(named.model, named.precision, member.records(), home, bar, holders)
+    if member.config.scope == "off":
+        raise BadRequest(
+            "scope is off, so that no other node is called to say what to serve: join with another --scope"
+        )
     if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
         raise _without_model(member)
     known = known_kinds(member.records(), lambda node: member.node.pool.find(node, "control") is not None)
