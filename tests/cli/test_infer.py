@@ -68,8 +68,21 @@ def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]
     ]
     with pytest.raises(GatewayError, match="no node holds layers 3-5"):
         telling.take({"detail": "no node holds layers 3-5", "code": "shard_unavailable"})
-    done = {"timings": {}, "tokens_generated": 0, "reshard_events": [{}], "exactness": "E0", "finish_reason": "stop"}
+    done = {"timings": {}, "tokens_generated": 0, "reshard_events": [{}], "exactness": "E0", "audit": None}
+    done["finish_reason"] = "stop"
     assert figures(done) == "0 tokens · 1 repair · exactness E0 (the same bits on any nodes) · finish: stop"
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_what_an_audit_found_is_told_and_no_class_beside_a_failure(
+    outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = {"outcome": outcome, "layers": ["4-7"], "detail": "n1 did it"}
+    done = {"timings": {}, "tokens_generated": 0, "reshard_events": [], "exactness": "E0", "finish_reason": "stop"}
+    assert Telling("Once").take({**done, "audit": audit, "worker_trace": []})
+    said = capsys.readouterr().err
+    assert f"audit of layers 4-7 {outcome}: n1 did it" in said
+    assert ("exactness E0" in said) == (outcome == "passed") != ("this text may be wrong" in said)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from manyhands.cli.client import GatewayError
+from manyhands.cli.exactness import explained
 from manyhands.cli.infer_gateway import Telling
-from manyhands.cli.lines import explained
 from manyhands.cli.show import show_answer, told_of
 from manyhands.core import NodeAddr, Span
 from manyhands.errors import ShardUnavailable

@@ -13,7 +13,7 @@ from manyhands.cli.chat_events import BrokenStream, check_event, events_of
 from manyhands.cli.chat_text import waiting_for
 from manyhands.cli.chat_wishes import ChatWishes, openai_fields
 from manyhands.cli.client import call, check_address
-from manyhands.cli.show import audit_line, is_doubtful
+from manyhands.cli.exactness import audit_line, is_doubtful
 from manyhands.core import MAX_TOKENS, PathKind
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from manyhands.plain import counted, figure_of, one_line

@@ -10,7 +10,8 @@ import typer
 from manyhands.aside import aside
 from manyhands.cli.chat_events import events_of
 from manyhands.cli.client import GatewayError, call, check_address, print_json, running_api
-from manyhands.cli.lines import Flow, explained, fitted, width_of
+from manyhands.cli.exactness import explained, print_audit
+from manyhands.cli.lines import Flow, fitted, width_of
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import PathKind, SamplingParams
 from manyhands.plain import counted, figure_of, one_line, without_controls
@@ -68,6 +69,7 @@ class Telling:
         elif "worker_trace" in event:
             typer.echo(self._flow.end())
             self._note(figures(event))
+            print_audit(event["audit"])
             return True
         elif "detail" in event:
             if self._has_text:
@@ -100,7 +102,7 @@ def figures(done: Mapping[str, Any]) -> str:
         f"{figure_of(speed)} tokens/s" if speed else "",
         f"first after {first / 1e3:.3f} s" if first is not None else "",
         counted(repairs, "repair") if repairs else "",
-        explained(done["exactness"]),
+        explained(done["exactness"], done["audit"]),
         f"finish: {done['finish_reason']}",
     ]
     return " · ".join(part for part in parts if part)

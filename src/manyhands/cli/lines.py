@@ -79,12 +79,6 @@ def error_line(error: object, out: TextIO) -> str:
     return fitted(f"manyhands: {one_line(error, 4000)}", out)
 
 
-def explained(exactness: str) -> str:
-    """An exactness class (docs/exactness.md) in a few words."""
-    same = {"E0": "the same bits on any nodes", "E2": "equal up to rounding: the nodes compute differently"}
-    return f"exactness {exactness}" + (f" ({same[exactness]})" if exactness in same else "")
-
-
 def columns(rows: Sequence[Sequence[str]], *, of_numbers: bool = False) -> list[str]:
     """A line for each row: columns to the left, the last as long as it likes; `of_numbers`: all but the first to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

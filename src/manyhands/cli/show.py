@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from manyhands.cli.lines import Flow, explained, fitted, width_of
+from manyhands.cli.exactness import explained, print_audit
+from manyhands.cli.lines import Flow, fitted, width_of
 from manyhands.origin import Answer, Origin
 from manyhands.plain import counted, figure_of, one_line, without_controls
 
@@ -84,35 +85,18 @@ def print_route(offers: "Sequence[Offer]") -> None:
 
 def print_figures(answer: Answer, load_s: float) -> None:
     speed = answer.timings.decode_tokens_per_s(len(answer.token_ids))
+    audit = None if answer.audit is None else answer.audit.as_object()
     parts = [
         counted(len(answer.token_ids), "token"),
         f"{figure_of(speed)} tokens/s" if speed else "",
         f"first after {answer.timings.ttft_s:.3f} s" if answer.timings.ttft_s is not None else "",
         f"loaded in {load_s:.1f} s",
         _drafted(answer),
-        explained(answer.exactness),
+        explained(answer.exactness, audit),
         f"finish: {answer.finish_reason}",
     ]
     typer.secho(fitted(" · ".join(p for p in parts if p), sys.stderr), dim=True, err=True)
-    if answer.audit is not None:
-        print_audit(answer.audit.as_object())
-
-
-def audit_line(audit: Mapping[str, Any]) -> str:
-    """What an audit found (its JSON form), in a line."""
-    layers = f" of layers {', '.join(audit['layers'])}" if audit["layers"] else ""
-    return one_line(f"audit{layers} {audit['outcome']}: {audit['detail']}", 600)
-
-
-def is_doubtful(audit: Mapping[str, Any] | None) -> bool:
-    """Whether it found that something is wrong."""
-    return audit is not None and audit["outcome"] in ("failed", "disputed")
-
-
-def print_audit(audit: Mapping[str, Any]) -> None:
-    """To stderr, in red if something is wrong."""
-    is_well = not is_doubtful(audit)
-    typer.secho(fitted(audit_line(audit), sys.stderr), dim=is_well, fg=None if is_well else "red", err=True)
+    print_audit(audit)
 
 
 def _drafted(answer: Answer) -> str:
