@@ -363,6 +363,8 @@ const checks = {
     await guest.waitForSelector("dialog:not([open])", { state: "attached" });
     await guest.goto(`${told.url}/#/keys`);
     await guest.waitForSelector("text=For admins");
+    await guest.goto(`${told.url}/#/add`);
+    await guest.waitForSelector("text=No machine can join here"); // also for those whom an admin could let in elsewhere
     await guest.context().close();
 
     await page.click("button[aria-label='Revoke guest']");

@@ -56,7 +56,7 @@ export const chat = $state<{
   form: "conversation" | "text";
   temperature: number | null; // null: as the model recommends
   maxTokens: number | null; // null: a conversation may use the context, a text goes on for some lines
-  seed: string;
+  seed: number | null;
   colourBy: "slowest" | "last" | "none";
   isPlain: boolean; // answers are shown as they came, not as Markdown
   selected: { answer: number; index: number } | null; // a token; null: the newest
@@ -68,7 +68,7 @@ export const chat = $state<{
   form: "conversation",
   temperature: null,
   maxTokens: null,
-  seed: "",
+  seed: null,
   colourBy: "slowest",
   isPlain: false,
   selected: null,
@@ -116,7 +116,7 @@ function request(question: string): Record<string, unknown> {
   if (chat.temperature !== null) body.temperature = chat.temperature;
   const most = chat.maxTokens ?? (chat.form === "text" ? TEXT_TOKENS : null);
   if (most !== null) body.max_tokens = most;
-  if (/^\d+$/.test(chat.seed.trim())) body.seed = Number(chat.seed.trim());
+  if (chat.seed !== null) body.seed = chat.seed;
   if (chat.form === "text") return { ...body, prompt: question };
   const messages = [];
   for (const one of chat.answers) {
