@@ -16,7 +16,7 @@ from manyhands.checkpoint.verify import MAX_THREADS
 from manyhands.engine.library import Array
 
 HUGE: Final = 1 << 21  # bytes of a huge page, on x86-64 and most ARM systems
-MAPPING: Final = 1 << 26  # bytes of a mapping, where one array needs no more
+MAPPING: Final = 1 << 28  # bytes of a mapping, where one array needs no more
 LINE: Final = 64
 
 
