@@ -1,6 +1,6 @@
 """How long from `manyhands join` to serving? tales on loopback, in processes of their own; and how much of it is ours.
 
-ours: what the joining process says that it took once Python had loaded torch, transformers and most of this package: meeting
+ours: what the joining process says that it took once Python had loaded the libraries and most of this package: meeting
 the swarm, the claim, fetch, proof of the arithmetic, loading, measuring. import: the rest of the whole. The homes are new, so
 nothing is remembered from an earlier start.
 Run: python -m bench.join [--quick]

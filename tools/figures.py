@@ -207,7 +207,7 @@ ROWS = [
     ),
     Row("upkeep-0.5b", "the same at the 0.5B shape", _UPKEEP, "{target.percent} %"),
     Row(
-        "join-quick",
+        "join",
         "from `join` to serving, tales",
         "{join_s} s, of it ours {ours_s} s",
         "{target.join_s} s; {target.ours_s} s",
