@@ -104,6 +104,15 @@ def test_narrow_weights_give_the_same_everywhere(family: str, precision: Precisi
         assert np.array_equal(Model(folder, precision, back_end, (0, 3, LAYERS)).rows(IDS, [100, 49, 1], 4), small)
 
 
+def test_rows_of_many_sessions_are_more_than_the_positions_of_one(tmp_path: Path) -> None:
+    """Logits of all that waits are one batch: that it is longer than the context ended every request in it."""
+    folder = make_tiny("llama", tmp_path, dtype="bf16", layers=1, context=64)
+    ends = CpuEnds(read_program(folder), reader(folder), "bf16", Team(2))
+    rows = ends.embed(IDS[:65])
+    alone = [ends.logits(row.tobytes(), 1, 1) for row in rows]
+    assert np.array_equal(ends.logits(rows.tobytes(), 65, 2), np.concatenate(alone))
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     folder = make_tiny("llama", tmp_path, dtype="bf16", layers=1, context=CONTEXT)
     program, read, team = read_program(folder), reader(folder), Team(1)

@@ -1,6 +1,7 @@
 """Program -> Plan: registers by number, weights packed, one native operation after the other."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import singledispatchmethod
 
 import numpy as np
@@ -69,6 +70,7 @@ from manyhands.program.tensors import wide_weights
 
 ROW_TYPES: dict[Precision, str] = {"bf16": "bf16", "fp32": "f32", "w8": "bf16", "w4": "bf16"}
 MOST_REGISTERS = 64
+MOST_ROWS = 1 << 16  # of a call (MAX_ROWS in native/plan.h)
 
 
 def compile_layers(
@@ -113,7 +115,8 @@ def compile_head(
     logits = compiler.bound["logits"]
     if head.scale != 1.0 or head.soft_cap is not None:
         compiler.emit(library.SOFTEN, (logits,), (head.scale, head.soft_cap or 0.0))
-    return Compiled(compiler.registers(), compiler.ops, [0, len(compiler.ops)], logits, "f32")
+    registers = replace(compiler.registers(), context=MOST_ROWS)  # rows of many sessions, none at a position of its own
+    return Compiled(registers, compiler.ops, [0, len(compiler.ops)], logits, "f32")
 
 
 class _Compiler:
