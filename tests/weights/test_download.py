@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from manyhands.checkpoint import store
 from manyhands.checkpoint.folder import FILES, MANIFEST, RANKED, SINGLE, TOKENIZER, read_entries
 from manyhands.checkpoint.gguf_folder import gguf_folder
-from manyhands.checkpoint.header import LENGTH_BYTES, parse_header
+from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry, parse_header
 from manyhands.checkpoint.manifest import Manifest, TensorDigest, build_manifest, config_digest
 from manyhands.checkpoint.partition import needed_tensors
 from manyhands.checkpoint.split import split_model
@@ -218,6 +218,36 @@ def test_a_bounded_number_of_providers_is_asked_at_once(
     pulled = get(need(llama), providers, home)
     check_holds(pulled.folder, llama)
     assert max(counts) == 3 and faults(pulled, *providers) == ["lost"] * 12 + [""]
+
+
+def test_a_tensor_that_is_noted_while_its_provider_goes_stays_as_it_is(
+    llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was fetched again, and counted as there meanwhile: so did the wrong bytes of the next provider."""
+    noting, gone, mark = threading.Event(), threading.Event(), store.Store.mark
+    noted: list[str] = []
+
+    def slowly(self: store.Store, handle: BinaryIO, entry: TensorEntry) -> None:
+        noting.set()
+        assert gone.wait(10.0)
+        mark(self, handle, entry)
+        noted.append(entry.name)
+
+    async def leave(name: str, at: int, data: bytes) -> bytes:
+        if name not in first.asked[:1]:
+            return data
+        await asyncio.to_thread(noting.wait, 10.0)
+        return await vanish(name, at, data)
+
+    async def lie_again(name: str, at: int, data: bytes) -> bytes:
+        await asyncio.to_thread(gone.wait, 10.0)
+        return await (lie if name in noted else honest)(name, at, data)
+
+    monkeypatch.setattr(store.Store, "mark", slowly)
+    first, second = FromDisk("first", llama, leave), FromDisk("second", llama, lie_again)
+    pulled = asyncio.run(pull(need(llama), [first, second], home, on_blame=lambda _: gone.set()))
+    check_holds(pulled.folder, llama)
+    assert faults(pulled, first, second) == ["lost", ""] and len(noted) == len(set(noted))
 
 
 def test_a_lie_inside_a_mixed_tensor_is_found_out(llama: Path, home: Path) -> None:

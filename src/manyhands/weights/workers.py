@@ -148,14 +148,7 @@ class DownloadWorkers:
     async def _write(self, job: TensorJob, node: str, block: Data) -> None:
         job.is_writing = True
         written = self.on_disk(_put, self.handle, job.entry.start + job.done, block, job.sha256)
-        try:
-            await asyncio.shield(written)
-        except asyncio.CancelledError:
-            await asyncio.wait([written])  # the disk cannot be called off, so the bytes count
-            if written.exception() is None:
-                self._note(job, node, block)
-            raise
-        self._note(job, node, block)
+        await _then(written, lambda: self._note(job, node, block))
         if self._unsaved >= COMMIT_BYTES:
             await self.save()
 
@@ -177,13 +170,8 @@ class DownloadWorkers:
         job.is_writing = True
         got, entry = job.sha256.hexdigest(), job.entry
         if got == self.hashes[entry.name]:
-            await self.on_disk(self.store.mark, self.handle, entry)
-            wrong = await self.on_disk(_differing, self.handle, entry, job.suspects)
-            self.board.finish(job, _now())
-            for piece in wrong:
-                detail = f"tensor {entry.name}: wrong bytes {piece.start} to {piece.end}"
-                if piece.node in self._providers:  # else it was the disk
-                    self._drop(self._providers[piece.node], "garbage", detail)
+            marked = self.on_disk(self._mark, job)
+            await _then(marked, lambda: self._finish(job, marked.result()))
             return
         is_mixed = bool(job.givers - {provider.node})
         job.suspects = await self.on_disk(_fingerprints, self.handle, entry, job.pieces) if is_mixed else []
@@ -191,6 +179,18 @@ class DownloadWorkers:
         if not is_mixed:
             wanted = self.hashes[entry.name]
             raise ProviderError("garbage", f"tensor {entry.name} has SHA-256 {got[:16]}..., not {wanted[:16]}...")
+
+    def _mark(self, job: TensorJob) -> list[TensorPiece]:
+        """On disk: the tensor is whole and right. The pieces that were wrong before."""
+        self.store.mark(self.handle, job.entry)
+        return _differing(self.handle, job.entry, job.suspects)
+
+    def _finish(self, job: TensorJob, wrong: Sequence[TensorPiece]) -> None:
+        self.board.finish(job, _now())
+        for piece in wrong:
+            detail = f"tensor {job.entry.name}: wrong bytes {piece.start} to {piece.end}"
+            if piece.node in self._providers:  # else it was the disk
+                self._drop(self._providers[piece.node], "garbage", detail)
 
     def _drop(self, provider: Provider, fault: Fault, detail: str) -> None:
         self.board.drop(provider.node, is_untrusted=fault == "garbage")
@@ -202,6 +202,19 @@ class DownloadWorkers:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _then(done: "asyncio.Future[Any]", note: Callable[[], None]) -> None:
+    """Await what the disk does, and `note` that it has done it: it cannot be called off, so it counts also where the caller is
+    cancelled. Raises what it raises."""
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait([done])
+        if done.exception() is None:
+            note()
+        raise
+    note()
 
 
 def _put(handle: BinaryIO, at: int, block: Data, sha256: "hashlib._Hash") -> None:
