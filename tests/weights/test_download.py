@@ -185,6 +185,20 @@ def test_a_bad_provider_is_dropped_and_blamed_and_the_good_one_does_its_work(
     assert heard == list(pulled.blamed)
 
 
+def test_a_provider_that_fails_at_once_does_not_hold_a_pull_up(llama: Path, home: Path) -> None:
+    """As a node that could not be reached lately: its other workers are cancelled before they begin, and were counted on."""
+
+    async def unreached(name: str, at: int, data: bytes) -> bytes:
+        return data if name.endswith(".json") else await vanish(name, at, data)
+
+    async def main() -> None:
+        async with asyncio.timeout(60.0):
+            await pull(need(llama), [FromDisk("gone", llama, unreached)], home)
+
+    with pytest.raises(ShardUnavailable, match=r"no provider has tensor .* dropped: gone"):
+        run_virtual(main())
+
+
 def test_the_rest_of_a_tensor_comes_from_another(llama: Path, home: Path) -> None:
     """A provider that goes away in the middle has not worked in vain."""
     bad, good = FromDisk("bad", llama, after(9, vanish)), FromDisk("good", llama, slow(0.5))

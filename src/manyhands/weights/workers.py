@@ -90,10 +90,13 @@ class DownloadWorkers:
                     node: [group.create_task(self._worker(provider)) for _ in range(JOBS_PER_PROVIDER)]
                     for node, provider in hired.items()
                 }
-                self._num_active = sum(map(len, self._tasks.values()))
+                every = [task for tasks in self._tasks.values() for task in tasks]
+                self._num_active = len(every)
+                for task in every:
+                    task.add_done_callback(self._ended)
                 self._signal()
                 await self._over.wait()
-                for task in [task for tasks in self._tasks.values() for task in tasks]:
+                for task in every:
                     task.cancel()
         except BaseExceptionGroup as failed:
             if (error := first_of(failed, OSError)) is None:
@@ -107,15 +110,17 @@ class DownloadWorkers:
         if self.board.is_done or not self._num_active:
             self._over.set()
 
+    def _ended(self, worker: "asyncio.Task[None]") -> None:
+        """Also of one that was cancelled before it began: its provider may fail at once."""
+        self._num_active -= 1
+        self._signal()
+
     async def _worker(self, provider: Provider) -> None:
         try:
             while (job := await self._next(provider.node)) is not None:
                 await self._fetch(job, provider)
         except ProviderError as error:
             self._drop(provider, error.fault, str(error))
-        finally:
-            self._num_active -= 1
-            self._signal()
 
     async def _next(self, node: str) -> TensorJob | None:
         while (job := self.board.take(node, _now())) is None:
