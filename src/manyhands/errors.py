@@ -34,7 +34,7 @@ ManyhandsError                code            meaning
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
 
@@ -53,6 +53,14 @@ class ManyhandsError(Exception):
     node: str | None = None
     told_by: str | None = None
     may_pass = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What it says, for another process: `__init__` of some takes other arguments than it says."""
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[_E], args: tuple[Any, ...]) -> _E:
+    return kind.__new__(kind, *args)
 
 
 class BadRequest(ManyhandsError):
