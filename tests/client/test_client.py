@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -256,6 +256,71 @@ def test_ctrl_c_ends_what_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None
             client.generate("hi")
     assert source.ended.wait(TIMEOUT_S)
     client.close()
+
+
+class Paused(Unanswered):
+    """A source that opens, and whose answers end, when they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_open, self.may_end, self.is_ending = threading.Event(), threading.Event(), threading.Event()
+        self.is_left = False
+
+    async def pieces(self, *_: object) -> AsyncIterator[object]:
+        self.asked.set()
+        try:
+            while True:
+                yield backend.TextDelta("x")
+        finally:
+            self.is_ending.set()
+            await asyncio.to_thread(self.may_end.wait, TIMEOUT_S)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        await asyncio.to_thread(self.may_open.wait, TIMEOUT_S)
+        yield self
+        self.is_left = True
+
+
+def test_a_stream_that_is_cancelled_while_its_client_opens_asks_for_nothing() -> None:
+    """Its first piece was read all the same, and nothing ended what it had asked for."""
+    source = Paused()
+    client, read = manyhands.Client(source.opened), list[str]()
+    stream = client.stream("hi")
+    reader = threading.Thread(target=lambda: read.extend(piece.text for piece in stream))
+    reader.start()
+    while client._loop is None:
+        time.sleep(0.001)
+    stream.cancel()
+    source.may_open.set()
+    reader.join(TIMEOUT_S)
+    assert read == [] and stream.completion.finish_reason == "cancelled" and not source.asked.is_set()
+    client.close()
+
+
+def test_a_stream_may_be_ended_by_several_at_once() -> None:
+    """The second was told that a generator was running, and a client that closed then left open what it had."""
+    source = Paused()
+    source.may_open.set()
+    client, failed = manyhands.Client(source.opened), list[BaseException]()
+    stream = client.stream("hi")
+    next(stream)
+
+    def end(how: Callable[[], None]) -> None:
+        try:
+            how()
+        except BaseException as error:
+            failed.append(error)
+
+    enders = [threading.Thread(target=end, args=(how,)) for how in (stream.cancel, stream.cancel, client.close)]
+    for ender in enders:
+        ender.start()
+        assert source.is_ending.wait(TIMEOUT_S)
+    time.sleep(0.1)  # all of them have asked
+    source.may_end.set()
+    for ender in enders:
+        ender.join(TIMEOUT_S)
+    assert failed == [] and source.is_left and stream.completion.finish_reason == "cancelled"
 
 
 def test_a_stream_that_was_never_read_opens_nothing() -> None:

@@ -163,9 +163,11 @@ class Client:
             self._loop = None
         if loop is None or source is None:
             return
-        asyncio.run_coroutine_threadsafe(self._stop(), loop).result()
-        source.close()
-        source.over.result()
+        try:
+            asyncio.run_coroutine_threadsafe(self._stop(), loop).result()
+        finally:
+            source.close()
+            source.over.result()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -235,6 +237,7 @@ class TextStream:
         self.completion = Completion()
         self._pieces: Any = None  # the backend's generator
         self._pull: asyncio.Task[TextDelta | None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._is_over = False
 
     def __iter__(self) -> Self:
@@ -306,13 +309,13 @@ class TextStream:
     # -- on the client's loop -----------------------------------------------------------------------------------------
 
     async def _next(self) -> TextDelta | None:
-        if self._is_over:
+        backend = await self._client._backend()
+        if self._is_over:  # perhaps cancelled while the client opened
             return None
         if self._pieces is None:
-            backend = await self._client._backend()
             self._client._streams.add(self)
             self._pieces = backend.pieces(self._asked, self.completion)
-        pull = self._pull = asyncio.ensure_future(self._one())
+        pull = self._pull = asyncio.ensure_future(anext(self._pieces, None))
         try:
             await asyncio.wait((pull,))
         except asyncio.CancelledError:  # its async reader was
@@ -325,19 +328,19 @@ class TextStream:
         except BaseException:
             self._is_over = True
             raise
-        if piece is None:
-            self._is_over = True
-        else:
+        if piece is not None:
             self.completion.take(piece)
-        return piece
-
-    async def _one(self) -> TextDelta | None:
-        piece: TextDelta | None = await anext(self._pieces, None)
+        self._is_over |= piece is None
         return piece
 
     async def stop(self) -> None:
-        """End it; on the client's loop."""
-        is_new, self._is_over = not self._is_over, True
+        """End it, once for all who ask; on the client's loop."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(is_new=not self._is_over))
+            self._is_over = True
+        await asyncio.shield(self._ending)
+
+    async def _end(self, *, is_new: bool) -> None:
         if self._pull is not None and not self._pull.done():
             self._pull.cancel()
             await asyncio.wait((self._pull,))
