@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from manyhands.api.routers import compatible_routers
 from manyhands.cli.owner import owner_file
 from manyhands.client import backend
 from manyhands.client.layers import LayersRequest, own_layers
+from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from tests.api.served import MODEL, Served, make_model, served
 
@@ -321,6 +323,21 @@ def test_a_stream_may_be_ended_by_several_at_once() -> None:
     for ender in enders:
         ender.join(TIMEOUT_S)
     assert failed == [] and source.is_left and stream.completion.finish_reason == "cancelled"
+
+
+def test_a_gateway_that_says_nothing_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may be gone without a word: the answer was waited for without end."""
+    monkeypatch.setattr("manyhands.cli.chat_events.TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asked = backend.PythonRequest("hi", SamplingParams())
+        source = backend.GatewayAnswers(f"http://127.0.0.1:{silent.getsockname()[1]}", "", MODEL)
+
+        async def main() -> None:
+            with pytest.raises(LinkClosed, match="broke off"):
+                async for _ in source.pieces(asked, backend.Completion()):
+                    raise AssertionError
+
+        asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
 
 
 def test_a_stream_that_was_never_read_opens_nothing() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from manyhands.aside import aside
-from manyhands.cli.client import GatewayError, headers_for, no_gateway, refusal_of
+from manyhands.cli.client import TIMEOUT_S, GatewayError, headers_for, no_gateway, refusal_of
 from manyhands.errors import LinkClosed
 from manyhands.plain import one_line
 
@@ -34,7 +34,8 @@ async def events_of(
     """The ids and JSON objects of an event stream, from after the event `last` on ("": all of it).
 
     `note_job` is told the id of its job. A thread reads, one line at a time; leaving ends its read at once. Raises
-    GatewayError as the gateway says, BrokenStream if it is not there, or if the stream ends without its end mark.
+    GatewayError as the gateway says, BrokenStream if it is not there, says nothing for TIMEOUT_S, or if the stream ends without
+    its end mark.
     """
     connection = _connect(api)
     headers = headers_for(api, key) | ({"last-event-id": last} if last else {})
@@ -89,8 +90,9 @@ def _connect(api: str) -> http.client.HTTPConnection:
     url = urlsplit(api)
     assert url.hostname is not None  # check_address
     if url.scheme == "https":
-        return http.client.HTTPSConnection(url.hostname, url.port, context=ssl.create_default_context())
-    return http.client.HTTPConnection(url.hostname, url.port)
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(url.hostname, url.port, timeout=TIMEOUT_S, context=context)
+    return http.client.HTTPConnection(url.hostname, url.port, timeout=TIMEOUT_S)
 
 
 def _refusal(status: int, raw: bytes) -> GatewayError:
