@@ -31,6 +31,7 @@ from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from tests.api.served import MODEL, Served, make_model, served
 
 HI = [{"role": "user", "content": "hi"}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
 TIMEOUT_S = 60.0
 
 
@@ -410,6 +411,8 @@ def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
         ({"prompt": HI[0]}, "the prompt is {'role'.*; it must be"),
         ({"prompt": ["hi"]}, r"the prompt is \['hi'\]; it must be"),
         ({"prompt": [{"role": "user"}]}, "the prompt is .*; it must be"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the prompt is .*; it must be"),
+        ({"prompt": [65, "hi"]}, "the prompt is .*; it must be"),
     ],
 )
 def test_what_is_of_a_wrong_kind_is_refused_before_anything_is_sent(wrong: dict[str, Any], said: str) -> None:
@@ -444,9 +447,9 @@ def test_hidden_states_and_logits(client: manyhands.Client, tmp_path: Path, monk
             addr = await stack.enter_async_context(serving(app, "127.0.0.1", 0))
             with owner_file(tmp_path, addr.port, app.state.access.owner_secret):
                 async with manyhands.connect(f"http://{addr}") as owner:
-                    for prompt in ("hi", HI, [65, 66, 67]):
-                        told = await owner.ahidden_states(prompt, [0, 1, 2], logits=2)
-                        own = await own_layers(origin, LayersRequest(prompt, (0, 1, 2), 2))
+                    for prompt in ("hi", HI, PARTS, [65, 66, 67]):
+                        told = await owner.ahidden_states(prompt, [0, 1, 2], logits=2)  # type: ignore[arg-type]
+                        own = await own_layers(origin, LayersRequest(prompt, (0, 1, 2), 2))  # type: ignore[arg-type]
                         assert told.token_ids == own.token_ids and sorted(told.states) == [0, 1, 2]
                         assert all(np.array_equal(told.states[at], own.states[at]) for at in told.states)
                         assert told.logits is not None and own.logits is not None and told.logits.shape[0] == 2
@@ -456,6 +459,24 @@ def test_hidden_states_and_logits(client: manyhands.Client, tmp_path: Path, monk
                     assert sorted(first.states) == [0] and first.logits is None
                     with pytest.raises(ManyhandsError, match="at is"):
                         await owner.ahidden_states("hi", [-1])
+
+    asyncio.run(main())
+
+
+def test_parts_of_a_text_are_read_alike_by_a_gateway_and_by_an_origin_of_ones_own(tmp_path: Path) -> None:
+    """An origin's model was told them as Python writes a list."""
+
+    async def main() -> None:
+        async with served(make_model(tmp_path / "m")) as it:
+            own = backend.SwarmAnswers(it.swarm.origin, MODEL)
+            told = backend.GatewayAnswers(f"http://{it.addr}", "", MODEL)
+            texts = []
+            for source in (own, told):
+                made = backend.Completion()
+                asked = backend.PythonRequest(PARTS, SamplingParams(max_tokens=5))  # type: ignore[arg-type]
+                pieces: Any = source.pieces(asked, made)
+                texts.append(("".join([piece.text async for piece in pieces]), made.prompt_tokens))
+            assert texts[0] == texts[1]
 
     asyncio.run(main())
 

@@ -5,7 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from manyhands.client.layers import LayersRequest, LayerStates, Prompt, ServedHop, gateways_layers, own_layers
+from manyhands.client.layers import LayersRequest, LayerStates, Prompt, ServedHop, gateways_layers, own_layers, said_in
 from manyhands.core import PathKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ class SwarmAnswers:
         from manyhands.aside import aside
 
         origin = self._origin
-        prompt = asked.prompt if isinstance(asked.prompt, str) else [dict(message) for message in asked.prompt]
-        answer = origin.answer(await aside(origin.request, prompt, asked.params))
+        answer = origin.answer(await aside(origin.request, said_in(asked.prompt), asked.params))
         made.seed, made.prompt_tokens = asked.params.seed, len(answer.prompt)
         try:
             async with aclosing(origin.stream(answer, path=asked.path, tenant="local")) as tokens:

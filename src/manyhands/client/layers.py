@@ -28,7 +28,21 @@ def check_prompt(prompt: object) -> None:
 def _is_turn(turn: object) -> bool:
     if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
         return False
-    return isinstance(turn.get("content"), (str, list))
+    content = turn.get("content")
+    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_text, content)))
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("text"), str)
+
+
+def said_in(prompt: "Prompt | Sequence[int]") -> str | list[dict[str, str]]:
+    """A text, or a conversation whose contents are texts: parts of one are lines of their own, as a gateway has them."""
+    from manyhands.api.openai.conversation import text_of
+
+    if isinstance(prompt, str):
+        return prompt
+    return [{**turn, "content": text_of(turn["content"])} for turn in prompt if not isinstance(turn, int)]
 
 
 class ServedHop(NamedTuple):
@@ -71,7 +85,7 @@ async def own_layers(origin: "Origin", asked: LayersRequest) -> LayerStates:
     from manyhands.origin.layers import run_layers
     from manyhands.wire.rows import numbers
 
-    ids = _ids(asked.prompt) or await aside(origin.model.encode, _text(asked.prompt))
+    ids = _ids(asked.prompt) or await aside(origin.model.encode, said_in(asked.prompt))
     end = origin.model.num_layers if asked.logits else max(1, *asked.at, 1)
     made = await run_layers(origin, ids, Span(0, end), asked.at, num_logits=asked.logits)
     route = tuple(ServedHop(hop.name, hop.node, str(hop.info.span)) for hop in made.hops)
@@ -87,7 +101,7 @@ async def gateways_layers(url: str, key: str, model: str | None, asked: LayersRe
     named = {} if model is None else {"model": model}
     ids = _ids(asked.prompt)
     if not ids:
-        text = _text(asked.prompt)
+        text = said_in(asked.prompt)
         wanted = {**named, "prompt" if isinstance(text, str) else "messages": text}
         ids = tuple((await aside(call, url, key, "POST", "/tokenize", wanted))["tokens"])
     body = {**named, "input_ids": list(ids), "at": list(asked.at), "logits": asked.logits}
@@ -108,14 +122,9 @@ async def gateways_layers(url: str, key: str, model: str | None, asked: LayersRe
 
 def _ids(prompt: Prompt | Sequence[int]) -> tuple[int, ...]:
     """Token ids, if that is what the prompt is."""
-    return tuple(token for token in prompt if isinstance(token, int)) if isinstance(prompt, (list, tuple)) else ()
-
-
-def _text(prompt: Prompt | Sequence[int]) -> str | list[dict[str, str]]:
-    """A text or a conversation, if that is what the prompt is."""
-    if isinstance(prompt, str):
-        return prompt
-    return [dict(turn) for turn in prompt if not isinstance(turn, int)]
+    given = prompt if isinstance(prompt, (list, tuple)) else ()
+    ids = tuple(token for token in given if isinstance(token, int))
+    return ids if len(ids) == len(given) else ()
 
 
 def _read(tensor: Mapping[str, Any]) -> "NDArray[np.float32]":
