@@ -187,3 +187,10 @@ def test_a_head_without_end_is_not_kept() -> None:
         shown += reader.feed("y" * 100)[1]
         assert len(written) - len(shown) <= 256
     assert shown + reader.finish()[1] == written
+
+
+def test_a_name_as_long_as_a_request_may_give_is_read() -> None:
+    name = f"{'n' * 128}__{'t' * 128}"
+    channels, tools = ChannelReader({name}), ToolReader(HARMONY, {name: {}})
+    _, text = channels.feed(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}")
+    assert tools.feed(text) == [CallStart(0, name), CallArguments(0, "{}")]

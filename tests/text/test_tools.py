@@ -98,6 +98,15 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
+@pytest.mark.parametrize("dialect", [d for d in ALL if d.forms], ids=lambda d: d.name)
+def test_names_as_long_as_a_request_may_give_are_read(dialect: Dialect) -> None:
+    """A tool's and its namespace's: beyond 64 characters a call was told as text, where it was enforced too."""
+    name = f"{'n' * 128}__{'t' * 128}"
+    text = write_calls(dialect, [(name, "{}")]).removeprefix(dialect.marker if dialect.is_begun else "")
+    pieces = ToolReader(dialect, {name: {}}).feed(text)
+    assert pieces[:2] == [CallStart(0, name), CallArguments(0, "{}")]
+
+
 @pytest.mark.parametrize("dialect", WRAPPED, ids=lambda d: d.name)
 @given(places=st.lists(st.integers(0, 10_000)))
 def test_a_call_is_read_however_it_is_cut(dialect: Dialect, places: list[int]) -> None:

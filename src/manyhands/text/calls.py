@@ -13,8 +13,8 @@ from typing import Any, Final
 ARGS: Final = "[ARGS]"
 _ARGUMENTS: Final = frozenset({"arguments", "parameters"})
 _NAMES: Final = frozenset({"name", "tool_name"})
-# What may stand for a part of a form. No part is long, so no head is.
-_PARTS: Final = {"{name}": r"(?P<name>[\w-]{1,64})", "{n}": r"\d{1,9}", "{id}": r"[^\[]{0,64}"}
+# What may stand for a part of a form. No part is long, so no head is: a tool and its namespace have names of 128 characters.
+_PARTS: Final = {"{name}": r"(?P<name>[\w-]{1,258})", "{n}": r"\d{1,9}", "{id}": r"[^\[]{0,64}"}
 _SPACE: Final = r"\s{0,8}"
 
 

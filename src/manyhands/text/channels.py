@@ -17,7 +17,7 @@ from manyhands.text.reasoning import CHANNEL, END, MESSAGE, START
 
 _RECIPIENT: Final = re.compile(r"to=(functions\.)?([\w-]+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
-_MAX_HEAD: Final = 256  # characters
+_MAX_HEAD: Final = 512  # characters; a name has at most 258 (calls.py)
 _MARKS: Final = (END, START, CHANNEL)  # any of them ends a message
 _BEGINS: Final = (CHANNEL, START, "to=")  # a head; any other text goes on with an answer that the prompt has begun
 
