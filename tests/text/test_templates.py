@@ -166,9 +166,12 @@ MISTRAL_V3 = (
     "{{- '[INST] ' + (system + '\n\n' if loop.last and system is defined else '') + m.content + '[/INST]' }}"
     "{%- elif m.tool_calls is defined and m.tool_calls is not none %}{{- '[TOOL_CALLS] [' }}"
     "{%- for c in m.tool_calls %}{%- if c.id | length != 9 %}{{- raise_exception('ids have nine characters') }}{%- endif %}"
-    "{{- c.function | tojson }}{{- ', ' if not loop.last else ']' + eos_token }}{%- endfor %}"
+    "{%- set said = c.function | tojson %}{{- said[:-1] + ', \"id\": \"' + c.id + '\"}' }}"
+    "{{- ', ' if not loop.last else ']' + eos_token }}{%- endfor %}"
     "{%- elif m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}"
-    "{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS] ' + m.content + '[/TOOL_RESULTS]' }}"
+    "{%- elif m.role == 'tool' %}"
+    "{%- if m.tool_call_id | length != 9 %}{{- raise_exception('ids have nine characters') }}{%- endif %}"
+    "{{- '[TOOL_RESULTS] {\"content\": ' + m.content + ', \"call_id\": \"' + m.tool_call_id + '\"}[/TOOL_RESULTS]' }}"
     "{%- else %}{{- raise_exception('only user, assistant and tool') }}{%- endif %}{%- endfor %}"
 )
 MISTRAL_V13 = (
@@ -458,7 +461,7 @@ def test_tools_their_calls_and_results_are_said(family: str, tokenizer: Tokenize
     assert "seven metres" in said
 
 
-# What these write differs from what is read: only ids of nine characters; one call.
+# What these write differs from what is read: with ids; one call.
 @pytest.mark.parametrize("family", [name for name in TOOL_USERS if name not in ("mistral-v3", "llama-3.1")])
 def test_calls_are_said_as_they_are_read(family: str, tokenizer: Tokenizer) -> None:
     """What is made of calls, by the template or where it writes none by us, is what our reader makes calls of."""
@@ -527,11 +530,20 @@ def test_kimi_is_told_by_the_ids_of_calls_what_was_called(tokenizer: Tokenizer) 
     assert said.index("## Return of functions.tide:1\nhigh") < said.index("## Return of functions.tide:2\nhigh")
 
 
+def test_mistral_is_told_ids_of_nine_characters_whatever_they_were(tokenizer: Tokenizer) -> None:
+    """Those of every API here are longer: a conversation could not go on behind a call."""
+    ids = {"call_0123456789abcdef01234567": "ab3e625ed", "D681PevKs": "D681PevKs", "call_0": "c557a85a0"}
+    calls = [{**call()["tool_calls"][0], "id": each} for each in ids]
+    results = [{"role": "tool", "tool_call_id": each, "content": "high"} for each in ids]
+    said = say(tokenizer, "mistral-v3", USER, {**call(), "tool_calls": calls}, *results, tools=[TOOL])
+    for told in ids.values():
+        assert said.index(f'"id": "{told}"') < said.index(f'{{"content": high, "call_id": "{told}"}}')
+
+
 @pytest.mark.parametrize(
     "family, messages",
     [
         ("mistral-v3", [USER, USER]),
-        ("mistral-v3", [USER, {**call(), "tool_calls": [{**call()["tool_calls"][0], "id": "short"}]}]),
         ("mistral-v13", [ANSWER]),
         ("gemma-2", [USER, USER]),
         ("llama-3.1", [USER, {**call(), "tool_calls": call()["tool_calls"] * 2}]),

@@ -4,12 +4,13 @@ Templates differ in whether the arguments of a call are an object or JSON as a t
 that know tools but take none. What a template does is seen by rendering a call with it, once.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from manyhands.text.dialects import GEMMA4, GLM4, HARMONY, KIMI, PHI4, Dialect, find_dialect
+from manyhands.text.dialects import GEMMA4, GLM4, HARMONY, KIMI, MISTRAL, MISTRAL11, PHI4, Dialect, find_dialect
 from manyhands.text.reasoning import variables_of
 from manyhands.text.template import MAX_KEPT, ChatTemplate, RenderBudget
 
@@ -44,6 +45,8 @@ def with_calls(
     if dialect is GLM4 and not habits.writes_calls:
         return _with_metadata(messages)
     messages = [_with_calls(message, dialect, habits) if message.get("tool_calls") else message for message in messages]
+    if dialect in (MISTRAL, MISTRAL11):
+        return list(map(_with_short_ids, messages))
     return _with_named_ids(messages) if dialect is KIMI else messages
 
 
@@ -104,6 +107,21 @@ def _with_named_ids(messages: Messages) -> Messages:
             told["tool_call_id"] = ids[asked]
         out.append({**message, **told})
     return out
+
+
+def _with_short_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with ids of calls as Mistral's templates take them: of nine letters and digits."""
+    told: dict[str, Any] = {}
+    if message.get("tool_calls"):
+        told["tool_calls"] = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
+    if "tool_call_id" in message:
+        told["tool_call_id"] = _short(message["tool_call_id"])
+    return {**message, **told}
+
+
+def _short(call_id: str) -> str:
+    is_short = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+    return call_id if is_short else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _with_metadata(messages: Messages) -> Messages:
