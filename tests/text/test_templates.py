@@ -5,10 +5,12 @@ The structure of each is its publisher's (tokenizer_config.json on the hub); the
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from manyhands.api.ollama.conversation import chat_conversation
 from manyhands.errors import BadRequest
 from manyhands.text import dialects
 from manyhands.text.dialects import Dialect, find_dialect
@@ -538,6 +540,28 @@ def test_mistral_is_told_ids_of_nine_characters_whatever_they_were(tokenizer: To
     said = say(tokenizer, "mistral-v3", USER, {**call(), "tool_calls": calls}, *results, tools=[TOOL])
     for told in ids.values():
         assert said.index(f'"id": "{told}"') < said.index(f'{{"content": high, "call_id": "{told}"}}')
+
+
+def test_results_without_ids_are_told_as_those_of_their_calls(tokenizer: Tokenizer) -> None:
+    """As Ollama's programs send them: by the name of the function, or in order."""
+
+    def calls(*names: str) -> dict[str, Any]:
+        return {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": name, "arguments": {"day": 1}}} for name in names],
+        }
+
+    def result(content: str, **more: str) -> dict[str, Any]:
+        return {"role": "tool", "content": content, **more}
+
+    asked: list[Any] = [USER, calls("tide", "wind"), result("calm", tool_name="wind"), result("high")]
+    asked += [calls("tide", "tide"), result("low", tool_name="tide"), result("rising", tool_name="tide")]
+    speaker: Any = SimpleNamespace(has_levels=False, thinking=None)
+    messages = chat_conversation({"messages": asked}, speaker).messages
+    said = say(tokenizer, "command-r7b", *messages, tools=[TOOL])
+    for number, content in enumerate(("high", "calm", "low", "rising")):
+        assert f'{{"tool_call_id": "{number}", "results": {{"0": "{content}"}}}}' in said
+    assert "high" in say(tokenizer, "mistral-v3", *messages, tools=[TOOL])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def chat_conversation(given: Mapping[str, Any], speaker: Speaker) -> Conversatio
     """The conversation of /api/chat. Raises BadField."""
     tools = given.get("tools", ())
     functions, word = functions_of([tool["function"] for tool in tools], None)
-    said = [_message_of(message) for message in given["messages"]]
+    said = _with_ids([_message_of(message) for message in given["messages"]])
     is_continued = said[-1]["role"] == "assistant" and "tool_calls" not in said[-1]
     effort = effort_of(given.get("think"), speaker)
     return Conversation(
@@ -76,7 +76,22 @@ def _message_of(message: Mapping[str, Any]) -> Object:
         out["tool_call_id"] = message["tool_call_id"]
     if message.get("tool_calls"):
         out["tool_calls"] = [
-            {"id": call.get("id", f"call_{index}"), "type": "function", "function": dict(call["function"])}
-            for index, call in enumerate(message["tool_calls"])
+            {"id": call.get("id"), "type": "function", "function": dict(call["function"])}
+            for call in message["tool_calls"]
         ]
     return out
+
+
+def _with_ids(messages: list[Object]) -> list[Object]:
+    """The same, where calls have ids and results those of theirs, also where none were sent, as Ollama's programs do: a result
+    is then that of the first call before it that has none yet, of the same name if it says one."""
+    left: list[Object] = []  # calls without results
+    for number, message in enumerate(messages):
+        for index, call in enumerate(message.get("tool_calls", ())):
+            call["id"] = call["id"] or f"call_{number}_{index}"
+        left = message.get("tool_calls", left)
+        if message["role"] == "tool" and left:
+            named = [call for call in left if call["function"]["name"] == message.get("name")]
+            asked = message.setdefault("tool_call_id", (named or left)[0]["id"])
+            left = [call for call in left if call["id"] != asked]
+    return messages
