@@ -123,6 +123,29 @@ def test_the_queue(folder: Path) -> None:
     play(folder, scene, limits=LimitsConfig(max_running=1, max_queue=1, patience_s=GUARD_S))
 
 
+def test_choices_that_run_one_after_the_other_do_not_lose_patience(folder: Path) -> None:
+    """The second choice of a key that may run one at a time waited for the first, and ended both after patience_s."""
+
+    async def scene(it: Served) -> None:
+        turn, patience_s = it.swarm.origin._ends.turn, 0.3  # type: ignore[union-attr]
+
+        async def slow(*arguments: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await turn(*arguments)
+
+        it.swarm.origin._ends.turn = slow  # type: ignore[method-assign,union-attr]
+        it.gateway.limits = replace(it.gateway.limits, patience_s=patience_s)
+        status, said = await raw(it.addr, post("/v1/completions", body(8, n=3)))
+        assert status == 200 and len(json.loads(said.split(b"\r\n\r\n")[1])["choices"]) == 3
+        other = asyncio.ensure_future(raw(it.addr, post("/v1/completions", body(n=2))))
+        await until(lambda: it.gateway.num_running == 1)
+        status, said = await raw(it.addr, post("/v1/completions", body(8)))
+        assert status == 429 and b"no place within 0.3 s" in said, "another request"
+        other.cancel()
+
+    play(folder, scene, limits=LimitsConfig(concurrency=1))
+
+
 def test_a_full_queue_gives_way_to_another_key(folder: Path) -> None:
     async def scene(it: Served) -> None:
         async def run(name: str) -> str:

@@ -264,7 +264,7 @@ class Gateway:
 
     @asynccontextmanager
     async def run(self, ask: Ask) -> AsyncIterator[Run]:
-        """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s.
+        """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s (_admit).
 
         Raises ModelNotFound, Forbidden, BadRequest, ContextOverflow; RateLimited if a quota is used up, the queue is full or
         too slow.
@@ -300,28 +300,28 @@ class Gateway:
         return job
 
     async def _admit(self, job: Job, ask: Ask) -> None:
+        """Choices of one request may have to run one after the other: patience is for what other requests hold up."""
         asked_at, caller = self._clock(), ask.caller
         is_paid = ask.entry is not None and ask.entry.spend()
         self.jobs[job.id] = job
         turn = self._turns[job.id] = asyncio.get_running_loop().create_future()
         most = job.prompt_tokens + job.max_tokens - job.paid_tokens
         self._admission.ask(job.id, caller.name, caller.quota, most, asked_at, is_paid=is_paid)
-        try:
-            if not turn.done():
-                async with asyncio.timeout(self.limits.patience_s):
-                    await turn
-        except TimeoutError:
-            waited = f"no place within {self.limits.patience_s:g} s ({self.num_running} requests are running)"
-            raise RateLimited(f"{waited}: try again later", self._admission.retry_after_s()) from None
+        while not turn.done():
+            await asyncio.wait((turn,), timeout=self.limits.patience_s)
+            is_alone = ask.entry is None or all(run.entry is not ask.entry for run in self._runs.values())
+            if not turn.done() and is_alone:
+                waited = f"no place within {self.limits.patience_s:g} s ({self.num_running} requests are running)"
+                raise RateLimited(f"{waited}: try again later", self._admission.retry_after_s())
+        turn.result()
         job.queue_s = self._clock() - asked_at
 
     def _turn_has_come(self, job: str) -> None:
-        if not (turn := self._turns[job]).done():
-            turn.set_result(None)
+        self._turns[job].set_result(None)
 
     def _turn_is_lost(self, job: str, why: RateLimited) -> None:
-        if not (turn := self._turns[job]).done():
-            turn.set_exception(why)
+        self._turns[job].set_exception(why)
+        self._turns[job].exception()  # seen, so that asyncio does not log it where the client has left
 
     def _keep_looking(self) -> None:
         """Look at what runs every LOOK_S, as long as something does."""

@@ -142,7 +142,7 @@ class Run:
     """One admitted request. Made by `Gateway.run`, which also ends it."""
 
     def __init__(self, ask: Ask, job: Job, answer: Answer, origin: Origin, observers: Sequence[Observer]) -> None:
-        self.job, self.answer, self.origin = job, answer, origin
+        self.job, self.answer, self.origin, self.entry = job, answer, origin, ask.entry
         self._ask, self._observers = ask, observers
         self._last_at: float | None = None  # when the last token came
         self._timings: tuple[HopTiming, ...] = ()  # its hops'
