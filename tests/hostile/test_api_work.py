@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ import pytest
 
 from manyhands.api import formats
 from manyhands.api.anthropic import messages as anthropic
+from manyhands.api.auth import KeyRing
 from manyhands.api.http import encode
+from manyhands.api.http.app import MAX_BODIES
 from manyhands.api.ollama import generate as ollama
 from manyhands.api.preparation import prepare
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
@@ -219,6 +222,34 @@ def test_a_request_is_charged_before_it_is_worked_on(folder: Path) -> None:
         assert said == [400, 400, 429, 429] and preparing(it).num_started == 1
 
     play(folder, scene, LimitsConfig(requests_per_minute=2))
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_others(folder: Path, tmp_path: Path) -> None:
+    """One that sends large bodies and not their ends, uncharged, had those of all others refused."""
+
+    async def main() -> None:
+        keys = KeyRing(tmp_path / "keys.json")
+        mine, others = (f"Bearer {keys.add(name, 0.0)}" for name in ("mine", "others"))
+        async with (
+            served(folder, keys=keys, limits=LimitsConfig(max_body_bytes=20_000)) as it,
+            AsyncExitStack() as stack,
+        ):
+            whole = post(TEXT, body(prompt="x" * (20_000 - len(body(prompt="")))), authorization=mine)
+            for _ in range(MAX_BODIES):
+                _, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
+                stack.callback(writer.close)
+                writer.write(whole[:-1])
+                await writer.drain()
+            small = body(prompt="hi", max_tokens=2)
+            status, said = 200, b""
+            async with asyncio.timeout(GUARD_S):
+                while status == 200:  # until all that was sent has come
+                    status, said = await raw(it.addr, post(TEXT, small, authorization=mine))
+            assert status == 429 and b"are held" in said
+            status, said = await raw(it.addr, post(TEXT, small, authorization=others))
+            assert status == 200, said
+
+    asyncio.run(main())
 
 
 LOOPS = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"

@@ -7,6 +7,7 @@ Who is let in, and how much of what they send is read, is decided before any rou
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,12 @@ from manyhands.api.http.page import document, icon_path, page_files, page_router
 from manyhands.api.http.reference import render
 from manyhands.api.http.route import LARGE_PATHS, PROCESS_BYTES, PROCESS_PATH
 from manyhands.api.keys import keys_router
+from manyhands.api.run import Caller
 from manyhands.api.sign_in import REDEEM_PATH, sign_in_router
 from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
 from manyhands.errors import ManyhandsError, PipelineStalled, RateLimited, TooLarge
+from manyhands.net.admission import source_of
 from manyhands.plain import one_line
 
 logger = logging.getLogger(__name__)
@@ -45,8 +48,10 @@ OPEN_PATHS = frozenset(
 )  # and the files of the page
 # An address, a name, some layers: what routes that do not generate take.
 SMALL_BODY_BYTES = 8 << 10
-# Bodies of max_body_bytes that are held at once, while they come and until they are answered.
+# Bodies of max_body_bytes that are held at once, while they come and until they are answered; of one key, or of one address of
+# those without.
 MAX_BODIES = 16
+MAX_BODIES_OF_ONE = 8
 
 
 class _Documented(FastAPI):
@@ -157,12 +162,14 @@ class BodyGuard:
     """Admits clients with a key, and reads the body, within read_timeout_s, before a route runs.
 
     A body has at most max_body_bytes on LARGE_PATHS. Elsewhere it is parsed on the event loop, and has SMALL_BODY_BYTES, or
-    PROCESS_BYTES. All bodies that are held at once have MAX_BODIES times max_body_bytes.
+    PROCESS_BYTES. All bodies that are held at once have MAX_BODIES times max_body_bytes, those of one caller MAX_BODIES_OF_ONE
+    times.
     """
 
     def __init__(self, app: ASGIApp, limits: LimitsConfig, access: Access, open_paths: frozenset[str]) -> None:
         self._app, self._limits, self._access, self._open_paths = app, limits, access, open_paths
         self.held_bytes = 0
+        self.held_of = Counter[str]()  # by caller, of those who have any
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -180,7 +187,7 @@ class BodyGuard:
         except ManyhandsError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
-        held = _Held(self)
+        held = _Held(self, _who(state["caller"], scope))
         state["release_body"] = held.release
         try:
             body = await self._read(headers, receive, held, self._limit(scope["path"]))
@@ -217,28 +224,43 @@ class BodyGuard:
                     held.take(len(parts[-1]))
                     if held.size > limit:
                         raise TooLarge(f"the body has more than {limit} bytes, no more are read: send less")
-                    if self.held_bytes > MAX_BODIES * self._limits.max_body_bytes:
-                        raise RateLimited(f"bodies of {self.held_bytes} bytes are held now: try again later", 5.0)
+                    self._check_room(held)
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
             raise _SlowBody(f"the body did not arrive within {self._limits.read_timeout_s:g} s") from None
 
+    def _check_room(self, held: "_Held") -> None:
+        most, own = self._limits.max_body_bytes, self.held_of[held.who]
+        if own > MAX_BODIES_OF_ONE * most:
+            raise RateLimited(f"bodies of {own} bytes are held of this caller now: try again later", 5.0)
+        if self.held_bytes > MAX_BODIES * most:
+            raise RateLimited(f"bodies of {self.held_bytes} bytes are held now: try again later", 5.0)
+
+
+def _who(caller: Caller, scope: Scope) -> str:
+    """A caller by its key, else by where it is."""
+    host = scope["client"][0] if scope.get("client") else ""
+    return source_of(host) if caller.name is None else f"key {caller.name}"
+
 
 class _Held:
-    """What one request holds of the guard's `held_bytes`, until it is released."""
+    """What one request holds of the guard's `held_bytes`, until it is released. `who`: by whom it was sent."""
 
-    def __init__(self, guard: BodyGuard) -> None:
-        self._guard, self.size = guard, 0
+    def __init__(self, guard: BodyGuard, who: str) -> None:
+        self._guard, self.who, self.size = guard, who, 0
 
     def take(self, size: int) -> None:
         self.size += size
         self._guard.held_bytes += size
+        self._guard.held_of[self.who] += size
 
     def release(self) -> None:
         """The body is no longer needed. Harmless when repeated."""
         self._guard.held_bytes -= self.size
+        self._guard.held_of[self.who] -= self.size
         self.size = 0
+        self._guard.held_of += Counter()  # forgets those who have none
 
 
 class _SlowBody(PipelineStalled):
