@@ -15,10 +15,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from manyhands.api.auth import KeyRing
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.app import create_app
 from manyhands.api.http.encode import PIECE_BYTES, JsonRows
 from manyhands.api.http.sse import EventStream, Single, event_pieces
+from manyhands.api.jobs import EndedJob, History
 from manyhands.api.metrics import LINES_A_TURN, Metrics, _Watch, _Words
+from manyhands.api.native.routes import native_router
 from manyhands.api.preparation import prepare
+from manyhands.api.run import Job
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeId
 from manyhands.origin import Origin
@@ -305,3 +310,40 @@ def test_numbers_and_jobs_are_told_in_parts(folder: Path) -> None:
             assert len(names := [family.name for family in families]) == len(set(names))
 
     asyncio.run(main())
+
+
+def test_a_list_of_jobs_is_made_as_its_reader_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 jobs of long routes are 100 MB, which every reader held that took its time."""
+    made: list[str] = []
+    unpack = EndedJob.unpack
+
+    def counted(job: EndedJob) -> dict[str, Any]:
+        made.append(job.id)
+        return unpack(job)
+
+    monkeypatch.setattr(EndedJob, "unpack", counted)
+    history = History(wall_clock=lambda: 0.0)
+    for number in range(500):
+        history.ended(Job(f"{number}", "m" * 4000, "native", None, 0.0, 1, 1, ended=0.0), "done")
+    app = create_app(Gateway({}), routers=[native_router(Gateway({}), history)])
+    body, first = bytearray(), list[int]()
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/jobs",
+        "raw_path": b"/api/jobs",
+        "root_path": "",
+    }
+    scope |= {"query_string": b"limit=1000", "headers": [(b"host", b"localhost")], "http_version": "1.1"}
+    scope |= {"client": ("127.0.0.1", 1), "state": {}}
+    requests = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def asked() -> Any:
+        return requests.pop() if requests else await receive()
+
+    async def send(message: dict[str, Any]) -> None:
+        body.extend(message.get("body", b""))
+        first.extend([len(made)] * bool(body))
+
+    asyncio.run(app(scope, asked, send))  # type: ignore[arg-type]
+    assert first[0] < 50 and len(json.loads(bytes(body))["jobs"]) == len(made) == 500

@@ -1,8 +1,9 @@
 """JSON that is encoded as it grows and sent in pieces: however long an answer is, one piece of it is little work.
 
     JsonRows  ─ append(item), encoded at once ─┐
-    JsonText  ─ a long string ─────────────────┼─ pieces(value that holds them) ─► about PIECE_BYTES each
-    JsonBytes ─ encoded elsewhere ─────────────┘
+    JsonText  ─ a long string ─────────────────┤
+    JsonBytes ─ encoded elsewhere ─────────────┼─ pieces(value that holds them) ─► about PIECE_BYTES each
+    JsonItems ─ made when they are written ────┘
 
 Of a token with k alternatives an answer keeps only its row: about 60 bytes for each of the k + 1.
 """
@@ -91,6 +92,24 @@ class JsonBytes:
             yield self._data[start : start + PIECE_BYTES]
 
 
+class JsonItems:
+    """A JSON array whose items are made and encoded one by one, when their turn to be written comes."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        """`items`, which may not hold parts, are taken once."""
+        self._items = items
+
+    def parts(self) -> Iterator[bytes]:
+        """As JSON, an item at a time."""
+        before = b"["
+        for item in self._items:
+            yield before + encode(item)
+            before = b","
+        yield b"[]" if before == b"[" else b"]"
+
+
 async def whole_object(text: str) -> JsonBytes | None:
     """`text` as it stands, None unless it is a JSON object. Other work is done between parts of a long one."""
     try:
@@ -101,7 +120,7 @@ async def whole_object(text: str) -> JsonBytes | None:
     return JsonBytes(text.encode())
 
 
-Part = JsonRows | JsonText | JsonBytes
+Part = JsonRows | JsonText | JsonBytes | JsonItems
 
 
 def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[bytes]:

@@ -12,7 +12,6 @@
 Changing the swarm needs an admin's key, or the secret of the gateway's owner (access.py).
 """
 
-import asyncio
 from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any
@@ -23,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from manyhands.api.access import admins_only
 from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.encode import JsonRows
+from manyhands.api.http.encode import JsonItems
 from manyhands.api.http.route import caller_of
 from manyhands.api.http.sse import Single, Watched
 from manyhands.api.jobs import History, JobObject, job_object
@@ -46,8 +45,6 @@ from manyhands.api.native.workers import (
 from manyhands.api.run import Caller
 from manyhands.errors import BadRequest, NotFound
 
-# Of a list of jobs that are made and encoded in one turn of the event loop.
-JOBS_A_TURN = 8
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -213,16 +210,11 @@ def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
     ) -> Response:
         """Newest first, with route, timings, repairs and reshard events; never what was asked or answered."""
 
-        async def gather() -> dict[str, Any]:
-            rows = JsonRows()
-            for job in islice(visible(caller_of(request)), limit):
-                rows.append(job)
-                if len(rows) % JOBS_A_TURN == 0:
-                    await asyncio.sleep(0)
-            return {"jobs": rows}
+        async def made() -> dict[str, Any]:
+            return {"jobs": JsonItems(islice(visible(caller_of(request)), limit))}
 
         async def work() -> Single:
-            return Single(gather)
+            return Single(made)
 
         return Watched(work(), request.state.release_body)
 
