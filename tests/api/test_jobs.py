@@ -41,6 +41,15 @@ def test_the_newest_jobs_are_kept_newest_first() -> None:
     assert kept.find("job-0") is None
 
 
+def test_of_several_attempts_at_a_stream_the_last_one_is_shown() -> None:
+    """A stream that was cut and went on to its end was shown as cancelled."""
+    kept = history()
+    kept.ended(replace(job(1, 990.0), outcome="cancelled"), "cancelled")
+    kept.ended(job(1, 991.0), "done")
+    found = kept.find("job-1")
+    assert found is not None and found["status"] == "done"
+
+
 def test_old_jobs_are_forgotten() -> None:
     kept = history(now=1000.0, max_age_s=100.0)
     kept.ended(job(1, 899.0), "done")

@@ -160,7 +160,8 @@ class History:
         return (job.unpack() for job in seen)
 
     def find(self, job_id: str) -> JobObject | None:
-        return next((job.unpack() for job in self._kept() if job.id == job_id), None)
+        """The newest of that id: each attempt at a native stream has it."""
+        return next((job.unpack() for job in reversed(self._kept()) if job.id == job_id), None)
 
     def _kept(self) -> deque[EndedJob]:
         """Those that are not too old."""
