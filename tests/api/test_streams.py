@@ -21,7 +21,7 @@ from manyhands.api.limits import Quota
 from manyhands.api.native.routes import native_router
 from manyhands.api.openai.chat import openai_router
 from manyhands.api.run import Caller
-from manyhands.api.streams import FREE_RESUMPTIONS, MAX_AGE_S, MAX_REMEMBERED, Streams
+from manyhands.api.streams import FREE_RESUMPTIONS, MAX_AGE_S, MAX_REMEMBERED, Streams, TakenOver
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.origin import Origin
@@ -458,6 +458,34 @@ def test_an_answer_whose_prompt_went_with_loss_is_not_gone_on_with(folder: Path)
 def id_of(stream: Any) -> str:
     line = stream._with_id(b"x").splitlines()[0]
     return str(line.removeprefix(b"id: ").decode())
+
+
+def test_an_attempt_that_was_asked_for_first_does_not_end_a_later_one() -> None:
+    """It was prepared for longer, for a client that has come back since and reads the other one."""
+
+    async def main() -> None:
+        streams, ann, told = Streams(SECRET), Caller("ann", tenant="a"), list[str]()
+        last = id_of(streams.open(None, b"r" * 8, ann, 1, 1))
+        claims = [streams.claim(last, ann) for _ in range(2)]
+        first, second = (streams.open(claim, b"r" * 8, ann, 1, 1) for claim in claims)
+        is_over = asyncio.Event()
+
+        async def produce(name: str) -> None:
+            await is_over.wait()
+            told.append(name)
+
+        running = asyncio.ensure_future(second.run(lambda: produce("second")))
+        await asyncio.sleep(0)
+        with pytest.raises(TakenOver):
+            await asyncio.wait_for(first.run(lambda: produce("first")), GUARD_S)
+        is_over.set()
+        await running
+        assert told == ["second"]
+        third = streams.open(streams.claim(last, ann), b"r" * 8, ann, 1, 1)
+        await third.run(lambda: produce("third"))
+        assert told == ["second", "third"]
+
+    asyncio.run(main())
 
 
 def test_claims_are_bounded_in_age_number_and_memory() -> None:

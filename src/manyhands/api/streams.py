@@ -51,6 +51,7 @@ FREE_RESUMPTIONS: Final = 8
 IDS_A_TURN: Final = 1 << 14
 # Streams of one caller of which a gateway remembers how far they were resumed; the least recently used are forgotten.
 MAX_REMEMBERED: Final = 4096
+_GOES_ON: Final = "the client has come back for this stream: it goes on there"
 
 
 class TakenOver(Conflict):
@@ -60,10 +61,12 @@ class TakenOver(Conflict):
 
 
 class Claim(NamedTuple):
-    """An id that came back. `is_free`: going on is part of the request that was charged when the stream began."""
+    """An id that came back. `is_free`: going on is part of the request that was charged when the stream began. `number`: of one
+    that came later it is higher."""
 
     position: Position
     is_free: bool
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -100,6 +103,7 @@ class Streams:
     def __init__(self, secret: bytes | None = None, wall_clock: Callable[[], float] = time.time) -> None:
         self._secret = derive(secret or os.urandom(32), "streams 1")
         self._wall_clock = wall_clock
+        self._num_claims = 0
         self._callers: dict[bytes, _OfCaller] = {}  # by their digests
         self._running: dict[bytes, Stream] = {}
 
@@ -128,7 +132,8 @@ class Streams:
                 "since: send the newest id"
             )
         known.num_resumed += 1
-        return Claim(position, known.num_resumed <= FREE_RESUMPTIONS)
+        self._num_claims += 1
+        return Claim(position, known.num_resumed <= FREE_RESUMPTIONS, self._num_claims)
 
     def open(
         self, claim: Claim | None, request: bytes, caller: Caller, seed: int, num_choices: int, name: str = ""
@@ -183,7 +188,7 @@ class Stream:
         claim: Claim | None,
     ) -> None:
         self.position, self.is_resumed = position, claim is not None
-        self._is_free = claim is not None and claim.is_free
+        self._is_free, self._number = (claim.is_free, claim.number) if claim is not None else (False, 0)
         self._sealer, self._handle, self._wall_clock, self._running = sealer, handle, wall_clock, running
         self._made = [0] * len(position.choices)  # events, told or skipped
         self._choices = list(position.choices)
@@ -230,9 +235,12 @@ class Stream:
     async def run(self, produce: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Await `produce()`, which sends the events. An attempt at the stream that still runs here ends first.
 
-        Raises TakenOver once another attempt begins here.
+        Raises TakenOver once another attempt begins here, or where one runs that the client asked for later: what was to be
+        done before this one began took longer.
         """
         while (other := self._running.get(self.position.stream)) is not None:
+            if other._number > self._number:
+                raise TakenOver(_GOES_ON)
             await other._end()
         self._running[self.position.stream] = self
         self._work = work = asyncio.get_running_loop().create_task(produce())
@@ -241,7 +249,7 @@ class Stream:
         except asyncio.CancelledError:
             if not self._is_taken_over:
                 raise
-            raise TakenOver("the client has come back for this stream: it goes on there") from None
+            raise TakenOver(_GOES_ON) from None
         finally:
             del self._running[self.position.stream]
 
