@@ -12,7 +12,10 @@ import pytest
 from manyhands.api.delta import Delta
 from manyhands.api.openai.namespaces import Called
 from manyhands.api.openai.responses import _Answer
-from manyhands.text.tools import CallArguments, CallStart, Content
+from manyhands.origin import Token
+from manyhands.text.dialects import HERMES
+from manyhands.text.reasoning import Thinking, ThoughtReader
+from manyhands.text.tools import CallArguments, CallStart, Content, ToolReader
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, served
 
 TOOLS: Any = [
@@ -183,3 +186,35 @@ def test_half_of_a_pair_in_a_custom_tools_input_is_no_end_of_the_stream() -> Non
     answer, told = grown([("patch", '{"input": "a\\ud83d"}')])
     assert answer.output[0]["input"] == "a?" and b"a?" in told[-1]
     assert list(answer.events(Delta(pieces=(Content("on"),))))
+
+
+class Letters:
+    """Spells a token by its number."""
+
+    def text_of(self, token: int) -> str:
+        return str(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        return b"%d" % token
+
+
+def test_log_probabilities_are_those_of_the_text_alone() -> None:
+    """Marks around thoughts and calls, and white space beside them, were told with the text that came next."""
+    choice, made, spelling = Saying(), None, Letters()
+    answer = _Answer(made, choice, spelling, {})  # type: ignore[arg-type]
+    thinking = Thinking("<think>", "</think>", None, None, None)
+    thoughts, tools = ThoughtReader(thinking, is_open=False), ToolReader(HERMES, {"tide": {}})
+    texts = ["<think>", "hm", "</think>", "\n\n", "", "", "\U0001f642", " ok", "\n\n", "<", "b>", "\n"]
+    texts += ["<tool_call>", '{"name": "tide", "arguments": ', "{}}", "\n", "</tool_call>", "\n", "Done", ""]
+    told: list[Any] = []
+    for number, text in enumerate(texts):
+        thought, rest = thoughts.feed(text)
+        pieces = tools.feed(rest)
+        if any(isinstance(piece, CallStart) for piece in pieces):
+            choice.calls.append({"id": "call_0", "name": "tide", "arguments": ""})
+        token = Token(number, text, -1.0, ())
+        told += [b"".join(event) for event in answer.events(Delta(thought, pieces, token))]
+    deltas = [json.loads(event.partition(b"data: ")[2]) for event in told if b"output_text.delta" in event]
+    assert "".join(each["delta"] for each in deltas) == "\U0001f642 ok\n\n<b>\nDone"
+    numbers = [[int(odds["token"]) for odds in each["logprobs"]] for each in deltas]
+    assert numbers == [[4, 5, 6], [7], [8, 9, 10], [17, 18]]

@@ -116,7 +116,8 @@ class _Answer:
     _number: int = 0
     _is_open: bool = False  # the last item still grows
     _call: Mapping[str, str] = field(default_factory=dict)  # the last one that began
-    _logprobs: JsonRows = field(default_factory=JsonRows)  # of the text not told yet
+    # Texts of the last tokens, and their log probabilities, which may yet be told.
+    _untold: list[tuple[str, JsonRows]] = field(default_factory=list)
 
     @property
     def status(self) -> str:
@@ -129,9 +130,11 @@ class _Answer:
     def events(self, delta: Delta) -> Iterator[Iterator[bytes]]:
         """What one delta changes."""
         if delta.token is not None and self.spelling is not None:
-            self._logprobs.append(token_logprobs(self.spelling, delta.token))
+            odds = JsonRows()
+            odds.append(token_logprobs(self.spelling, delta.token))
+            self._untold.append((delta.token.text, odds))
         if (delta.reasoning or delta.pieces) and not any(isinstance(piece, Content) for piece in delta.pieces):
-            self._logprobs = JsonRows()  # those of thoughts and calls are not told
+            self._untold.clear()  # those of thoughts and calls are not told
         if delta.reasoning:
             yield from self._grow_thought(delta.reasoning)
         for piece in delta.pieces:
@@ -158,7 +161,7 @@ class _Answer:
                     yield from self._close("completed")
                     yield from self._open(_message())
                 part = self.output[-1]["content"][0]
-                logprobs, self._logprobs = self._logprobs, JsonRows()
+                logprobs = self._logprobs_of(text)
                 part["text"].add(text)
                 part["logprobs"].take(logprobs)
                 yield self._part_event("response.output_text.delta", delta=JsonText(text), logprobs=logprobs)
@@ -176,6 +179,18 @@ class _Answer:
             case CallArguments(_, text) if "arguments" in self.output[-1]:
                 self.output[-1]["arguments"].add(text)
                 yield self._item_event("response.function_call_arguments.delta", delta=JsonText(text))
+
+    def _logprobs_of(self, text: str) -> JsonRows:
+        """Log probabilities of the last tokens that made `text`. Those before them were marks, and white space around these."""
+        first, left = len(self._untold), len(text)
+        while first and (left > 0 or not self._untold[first - 1][0]):  # without text: bytes of a character
+            first -= 1
+            left -= len(self._untold[first][0])
+        told = JsonRows()
+        for _, odds in self._untold[first:]:
+            told.take(odds)
+        self._untold.clear()
+        return told
 
     def _grow_thought(self, text: str) -> Iterator[Iterator[bytes]]:
         if not self._has_open("reasoning"):
