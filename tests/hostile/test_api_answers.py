@@ -347,3 +347,30 @@ def test_a_list_of_jobs_is_made_as_its_reader_takes_it(monkeypatch: pytest.Monke
 
     asyncio.run(app(scope, asked, send))  # type: ignore[arg-type]
     assert first[0] < 50 and len(json.loads(bytes(body))["jobs"]) == len(made) == 500
+
+
+def test_answers_that_wait_for_a_slow_reader_count_as_its_keys(folder: Path, tmp_path: Path) -> None:
+    """Each was held for as long as its reader took, and 16 MiB of tokens are made in a second: some connections that read
+    slowly took all memory."""
+
+    async def main() -> None:
+        keys = KeyRing(tmp_path / "keys.json")
+        mine, others = (f"Bearer {keys.add(name, 0.0)}" for name in ("mine", "others"))
+        made = make_model(tmp_path / "m", context=8192)
+        limits = LimitsConfig(max_body_bytes=60_000)
+        async with served(made, keys=keys, limits=limits) as it:
+            long = json.dumps({"content": "x" * 50_000, "with_pieces": True}).encode()
+            reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port, limit=4096)
+            writer.write(post("/tokenize", long, authorization=mine))
+            async with asyncio.timeout(GUARD_S):
+                assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            small = b'{"content": "hi"}'
+            status, said = await raw_slowly(it, post("/tokenize", small, authorization=mine))
+            assert status == 429 and b"take the answers" in said
+            assert (await raw_slowly(it, post("/tokenize", small, authorization=others)))[0] == 200
+            writer.close()
+            async with asyncio.timeout(GUARD_S):
+                while status == 429:
+                    status, _ = await raw_slowly(it, post("/tokenize", small, authorization=mine))
+
+    asyncio.run(main())

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -162,8 +163,8 @@ class BodyGuard:
     """Admits clients with a key, and reads the body, within read_timeout_s, before a route runs.
 
     A body has at most max_body_bytes on LARGE_PATHS. Elsewhere it is parsed on the event loop, and has SMALL_BODY_BYTES, or
-    PROCESS_BYTES. All bodies that are held at once have MAX_BODIES times max_body_bytes, those of one caller MAX_BODIES_OF_ONE
-    times.
+    PROCESS_BYTES. All bodies that are held at once have MAX_BODIES times max_body_bytes; those of one caller, with the whole
+    answers that wait for its connections to take them, MAX_BODIES_OF_ONE times.
     """
 
     def __init__(self, app: ASGIApp, limits: LimitsConfig, access: Access, open_paths: frozenset[str]) -> None:
@@ -188,7 +189,8 @@ class BodyGuard:
             await error_response(error, scope["path"])(scope, receive, send)
             return
         held = _Held(self, _who(state["caller"], scope))
-        state["release_body"] = held.release
+        state["release_body"], state["hold_answer"] = held.release, held.wait
+        state["check_room"] = partial(self._check_room, held)
         try:
             body = await self._read(headers, receive, held, self._limit(scope["path"]))
         except ManyhandsError as error:
@@ -231,9 +233,11 @@ class BodyGuard:
             raise _SlowBody(f"the body did not arrive within {self._limits.read_timeout_s:g} s") from None
 
     def _check_room(self, held: "_Held") -> None:
+        """Raise RateLimited if too much is held, of its caller or of all."""
         most, own = self._limits.max_body_bytes, self.held_of[held.who]
         if own > MAX_BODIES_OF_ONE * most:
-            raise RateLimited(f"bodies of {own} bytes are held of this caller now: try again later", 5.0)
+            said = f"bodies and answers of {own} bytes are held for this caller now"
+            raise RateLimited(f"{said}: take the answers, or try again later", 5.0)
         if self.held_bytes > MAX_BODIES * most:
             raise RateLimited(f"bodies of {self.held_bytes} bytes are held now: try again later", 5.0)
 
@@ -245,21 +249,27 @@ def _who(caller: Caller, scope: Scope) -> str:
 
 
 class _Held:
-    """What one request holds of the guard's `held_bytes`, until it is released. `who`: by whom it was sent."""
+    """What one request holds of the guard's `held_bytes`, until it is released. `who`: by whom it was sent; `size` is the
+    body's, `waiting` the answer's."""
 
     def __init__(self, guard: BodyGuard, who: str) -> None:
-        self._guard, self.who, self.size = guard, who, 0
+        self._guard, self.who, self.size, self.waiting = guard, who, 0, 0
 
     def take(self, size: int) -> None:
         self.size += size
         self._guard.held_bytes += size
         self._guard.held_of[self.who] += size
 
+    def wait(self, size: int) -> None:
+        """So many bytes of an answer wait to be taken."""
+        self.waiting += size
+        self._guard.held_of[self.who] += size
+
     def release(self) -> None:
-        """The body is no longer needed. Harmless when repeated."""
+        """The body is no longer needed, and what there is of an answer has been taken. Harmless when repeated."""
         self._guard.held_bytes -= self.size
-        self._guard.held_of[self.who] -= self.size
-        self.size = 0
+        self._guard.held_of[self.who] -= self.size + self.waiting
+        self.size = self.waiting = 0
         self._guard.held_of += Counter()  # forgets those who have none
 
 

@@ -10,7 +10,7 @@ Of a token with k alternatives an answer keeps only its row: about 60 bytes for 
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -47,6 +47,11 @@ class JsonRows:
         """Add the items of `other`."""
         self._rows += other._rows
 
+    @property
+    def size(self) -> int:
+        """What it holds, in bytes."""
+        return sum(map(len, self._rows))
+
     def parts(self) -> Iterator[bytes]:
         """As JSON, an item at a time."""
         before = b"["
@@ -69,6 +74,11 @@ class JsonText:
         """Go on with `text`."""
         self._texts.append(text)
 
+    @property
+    def size(self) -> int:
+        """What it holds, in characters."""
+        return sum(map(len, self._texts))
+
     def parts(self) -> Iterator[bytes]:
         """As JSON, at most PIECE_BYTES characters at a time."""
         yield b'"'
@@ -81,10 +91,10 @@ class JsonText:
 class JsonBytes:
     """JSON that was encoded before: in another process, say."""
 
-    __slots__ = ("_data",)
+    __slots__ = ("_data", "size")
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self._data, self.size = data, len(data)
 
     def parts(self) -> Iterator[bytes]:
         """At most PIECE_BYTES at a time."""
@@ -96,6 +106,7 @@ class JsonItems:
     """A JSON array whose items are made and encoded one by one, when their turn to be written comes."""
 
     __slots__ = ("_items",)
+    size = 0  # nothing is held
 
     def __init__(self, items: Iterator[Any]) -> None:
         """`items`, which may not hold parts, are taken once."""
@@ -123,8 +134,13 @@ async def whole_object(text: str) -> JsonBytes | None:
 Part = JsonRows | JsonText | JsonBytes | JsonItems
 
 
-def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
-    """`value`, which may hold Parts, as compact JSON between `before` and `after`, lazily."""
+def pieces(
+    value: Any, before: bytes = b"", after: bytes = b"", note: Callable[[int], None] = lambda size: None
+) -> Iterator[bytes]:
+    """`value`, which may hold Parts, as compact JSON between `before` and `after`, lazily.
+
+    `note` is told before the first piece how much the Parts hold.
+    """
     held: list[Part] = []
 
     def hold(part: Any) -> str:
@@ -137,6 +153,7 @@ def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[byte
     if not held:
         yield b"%b%b%b" % (before, skeleton.encode(), after)
         return
+    note(sum(part.size for part in held))
     yield from _joined(_filled(skeleton.split(_HOLE), held, before, after))
 
 

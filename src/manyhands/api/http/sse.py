@@ -173,8 +173,8 @@ class Single:
         self._work = work
 
     async def send_to(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; within a Watched, which ends it when the client leaves."""
-        parts = pieces(await self._work())
+        """Send it; within a Watched, which ends it when the client leaves. Until it is taken its caller holds it (app.py)."""
+        parts = pieces(await self._work(), note=scope.get("state", {}).get("hold_answer", lambda size: None))
         out, first, second = _Out(send), next(parts), next(parts, None)
         if second is None:
             await out.write(first, [_JSON_TYPE, (b"content-length", b"%d" % len(first))], more=False)

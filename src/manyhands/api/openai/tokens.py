@@ -31,6 +31,7 @@ def tokens_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
                 model_format, made = await formats.prepare(path, body, caller_of(request), client_of(request))
 
                 async def told() -> Object:
+                    request.state.check_room()  # an answer may be long, and another is soon made
                     return shape(made, model_format.speaker.context)
 
                 return Single(told)
