@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from manyhands.api.http.body import BadField
 from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.prepare import prepare
-from manyhands.text.reasoning import find_thinking
+from manyhands.text.reasoning import Thinking, find_thinking
 from manyhands.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.api.served import MODEL, make_model
 
@@ -51,3 +52,16 @@ def test_json_follows_a_thought_that_no_token_ends(tokenizer: TextTokenizer) -> 
 )
 def test_an_answer_may_go_on_from_within_a_thought(said: str, is_open: bool, tokenizer: TextTokenizer) -> None:
     assert prepared(tokenizer, said).is_open is is_open
+
+
+def test_ollamas_think_is_refused_by_its_name_where_only_a_level_can_be_said(tokenizer: TextTokenizer) -> None:
+    """As of gpt-oss. It was refused as reasoning_effort, which no program of Ollama's sends."""
+    thinking = Thinking("<think>", "</think>", None, None, None)
+    speaker = Speaker(MODEL, tokenizer, 1024, 264, 8, "bf16", None, thinking, {}, has_levels=True, is_plain=False)
+    desk = PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: None)
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(BadField, match="think: model 'tiny' always thinks") as refusal:
+        prepare("/api/chat", json.dumps({**asked, "think": False}).encode(), desk)
+    assert refusal.value.param == "think"
+    for think in (True, "low"):
+        assert prepare("/api/chat", json.dumps({**asked, "think": think}).encode(), desk).prompts

@@ -53,10 +53,10 @@ def effort_of(think: bool | str | None, speaker: Speaker) -> str | None:
         return None
     if not can_think:
         raise BadField(f"think: model {speaker.name!r} does not support thinking: leave it out", "think")
-    has_switch = speaker.has_levels or (speaker.thinking is not None and speaker.thinking.switch is not None)
+    has_switch = speaker.thinking is not None and speaker.thinking.switch is not None
     if not has_switch and think is False:
         raise BadField(f"think: model {speaker.name!r} always thinks: leave it out", "think")
-    if not has_switch:
+    if not has_switch and not speaker.has_levels:
         return None
     return "none" if think is False else "medium" if think is True else think
 
