@@ -94,6 +94,23 @@ def test_a_repair_has_its_span_and_changes_the_hops(folder: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_stream_that_goes_on_has_its_hops_from_its_first_token_on(folder: Path) -> None:
+    """They began and ended with the request: what was drawn before is told of by no token."""
+
+    async def main() -> None:
+        async with observed(folder) as scene, served(scene) as client:
+            seen = Seen(scene)
+            body = {"prompt": PROMPT, "max_tokens": 12, "seed": 1}
+            told = await client.post("/api/infer/stream", json=body)
+            ids = [line.removeprefix("id: ") for line in told.text.splitlines() if line.startswith("id: ")]
+            again = await client.post("/api/infer/stream", json=body, headers={"last-event-id": ids[5]})
+            assert again.status_code == 200 and '"redrawn_tokens":5' in again.text
+            _, request = seen.named("request")
+            assert [event.name for event in request.events] == ["first token"] and len(seen.named("hop")) == 4
+
+    asyncio.run(main())
+
+
 def test_a_failure_is_an_error(folder: Path) -> None:
     async def main() -> None:
         async with observed(folder) as scene:

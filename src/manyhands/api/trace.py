@@ -62,7 +62,7 @@ class _Open:
     """The spans of a running job that have not ended."""
 
     def __init__(self, request: "Span") -> None:
-        self.request = request
+        self.request, self.has_begun = request, False
         self.hops: dict[tuple[str, str], Span] = {}
         self.repairs: list[tuple[Span, int]] = []  # with their beginnings, in ns
 
@@ -91,8 +91,9 @@ class Tracing:
         self._open[job.id] = _Open(span)
 
     def token(self, job: Job, token: Token) -> None:
-        if job.completion_tokens == 1:
-            self._open[job.id].request.add_event("first token", timestamp=time.time_ns())
+        if not (opened := self._open[job.id]).has_begun:  # of a stream that goes on it is not the first of all
+            opened.has_begun = True
+            opened.request.add_event("first token", timestamp=time.time_ns())
             self._follow(job)
 
     def event(self, job: Job, event: Event) -> None:
