@@ -229,3 +229,20 @@ def test_a_drafter_that_fails_ends_its_own_answer(folder: Path, greedy: list[int
             assert await other == greedy
 
     play(main)
+
+
+def test_a_stop_string_before_half_a_character_in_the_last_token_ends_the_text(folder: Path) -> None:
+    """It was cut off at the string, and said to have reached its limit."""
+
+    class Halves:
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            return (b"END\xe2\x80" * len(ids)).decode(errors="replace")
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-5") as swarm:
+            origin = swarm.origin
+            origin.model.tokenizer = Halves()  # type: ignore[assignment]
+            answer = await origin.complete(origin.request_ids(PROMPT, replace(GREEDY, max_tokens=1, stop=("END",))))
+            assert (answer.text, answer.finish_reason, answer.stopped_by) == ("", "stop", "END")
+
+    play(main)

@@ -300,7 +300,7 @@ class Origin:
                 if piece.finished is None and generation.is_last(len(answer.token_ids)):
                     text += detokenizer.flush()
                 answer.text += text
-                if piece.finished is not None:
+                if piece.finished is not None or detokenizer.stopped_by is not None:  # which the flush may have found
                     answer.finish_reason, answer.stopped_by = "stop", detokenizer.stopped_by
                 elif generation.is_last(len(answer.token_ids)):
                     answer.finish_reason = generation.finish_reason
