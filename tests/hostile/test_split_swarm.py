@@ -11,7 +11,9 @@ from manyhands.member.bootstrap import MAX_LAN_ADDRESSES, MAX_MET, REDIAL_S
 from manyhands.member.home import keep_ticket, load_ticket, save_ticket
 from manyhands.member.member import Member
 from manyhands.swarm.lan import Browser, Nearby
+from manyhands.swarm.record import BEAT_S
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
+from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Token
 from tests.member.members import Play, Town, player
 from tests.swarm.records import node_of
 
@@ -156,3 +158,22 @@ def test_the_local_network_names_only_nodes_of_this_swarm() -> None:
         addrs = (NodeAddr("10.0.0.1", 1 + number, node_of(number)),)
         browser.found[str(number)] = Nearby(each.name, each.fingerprint, node_of(number), addrs)
     assert browser.addresses(ticket) == [NodeAddr("10.0.0.1", 1, node_of(0))]
+
+
+@pytest.mark.parametrize("said", [("no host", 1), ("10.0.0.1", 0), ("", 1), ("ü" * 200, 1)])
+def test_a_member_that_says_it_is_nowhere_ends_no_other(said: tuple[str, int], play: Play, tmp_path: Path) -> None:
+    """A Hello may name any text and port. No ticket can hold such an address, which is saved for the next start."""
+
+    def hello(lane: Lane) -> Hello:
+        return Hello(PROTOCOL_VERSION, lane, "nowhere", NodeAddr(*said), (), Token("00" * 16))
+
+    async def scene(place: Town) -> None:
+        first, second = await place.open(0), await place.open(1)
+        saving = first.node.start(keep_ticket(tmp_path, first))
+        await place.network.transport(node_of(9), hello).dial(first.addresses[0], "control")
+        await asyncio.sleep(2 * BEAT_S)
+        assert not saving.done()
+        ticket = load_ticket(tmp_path)
+        assert ticket is not None and [addr.node for addr in ticket.addresses] == [first.id, second.id]
+
+    play(scene)

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
-from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable
+from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable, TicketError
 from manyhands.net.transport import Link
 from manyhands.node import Node
-from manyhands.swarm.ticket import Ticket
+from manyhands.swarm.ticket import Ticket, check_address
 
 DIAL_S = 5.0  # for one address of the ticket to answer
 # While no node is linked, and for nodes of the list that are not; else at one address known from earlier.
@@ -70,13 +70,17 @@ class Bootstrap:
         return list(self._behind)
 
     def note_linked(self, link: Link) -> None:
-        """There is a control link: remember where its node can be dialled."""
+        """There is a control link: remember where its node can be dialled, unless what it says is no address."""
         said = link.hello.listen
-        if said is not None and link.peer != self._me:
+        if said is None or link.peer == self._me:
+            return
+        addr = NodeAddr(said.host, said.port, link.peer)
+        with contextlib.suppress(TicketError):
+            check_address(addr)
             self._met.pop(link.peer, None)
-            self._met[link.peer] = NodeAddr(said.host, said.port, link.peer)
-            if len(self._met) > MAX_MET:
-                del self._met[next(iter(self._met))]
+            self._met[link.peer] = addr
+        if len(self._met) > MAX_MET:
+            del self._met[next(iter(self._met))]
 
     def stop(self) -> None:
         """Dial no more."""

@@ -49,7 +49,7 @@ class Ticket:
         if self.directory not in DIRECTORIES:
             raise TicketError(f"directory is {self.directory!r:.40}; it must be one of {', '.join(DIRECTORIES)}")
         for addr in self.addresses:
-            _check_address(addr)
+            check_address(addr)
 
     @classmethod
     def new(cls, name: str, directory: str = "") -> "Ticket":
@@ -182,8 +182,8 @@ def _encode_address(addr: NodeAddr) -> bytes:
     return bytes([len(host)]) + host + struct.pack(">H", addr.port) + node
 
 
-def _check_address(addr: NodeAddr) -> None:
-    """Refuse what could not be written as "host:port" again, or not dialled."""
+def check_address(addr: NodeAddr) -> None:
+    """Raise TicketError for what could not be written as "host:port" again, or not dialled."""
     try:
         again = NodeAddr.parse(str(addr), addr.node)
     except BadRequest as exc:
