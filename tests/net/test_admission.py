@@ -61,6 +61,16 @@ def test_a_token_is_good_once_and_memory_of_them_is_bounded() -> None:
     assert len(tokens._seen) == MAX_SEEN
 
 
+def test_a_token_is_good_once_however_it_is_written() -> None:
+    """It goes over the network in clear: else every spelling of an overheard one would open another handshake."""
+    tokens = Tokens(SECRET, os.urandom)
+    token = tokens.make()
+    tokens.check(token)
+    for again in (token.upper(), token.title(), f"{token[:2]} {token[2:]}"):
+        with pytest.raises(NotAMember, match="used before"):
+            tokens.check(again)
+
+
 def test_the_name_is_found_in_what_openssl_sends_however_it_is_cut() -> None:
     token = Tokens(SECRET, os.urandom).make()
     first = hello(token)

@@ -38,7 +38,7 @@ class Tokens:
     def __init__(self, secret: bytes, draw: Callable[[int], bytes]) -> None:
         self._key = HKDF(hashes.SHA256(), length=32, salt=None, info=b"manyhands door v1").derive(secret)
         self._draw = draw
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen: OrderedDict[bytes, None] = OrderedDict()  # whatever letters they came in
 
     def make(self) -> str:
         """A new token: TOKEN_LENGTH hex digits."""
@@ -55,9 +55,9 @@ class Tokens:
             raise NotAMember("no token in its server name")
         if not hmac.compare_digest(raw[NONCE_BYTES:], self._mac(raw[:NONCE_BYTES])):
             raise NotAMember("its token is of another swarm")
-        if token in self._seen:
+        if raw in self._seen:
             raise NotAMember("its token was used before")
-        self._seen[token] = None
+        self._seen[raw] = None
         if len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
 
