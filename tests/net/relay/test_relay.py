@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from manyhands.errors import BadRequest, Busy, LinkClosed, ProtocolError, ShardU
 from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context
 from manyhands.net.relay.relay import (
+    ALIVE,
     ANSWER,
+    BUFFER_BYTES,
     CALL,
     CALL_ID_BYTES,
     LISTEN,
@@ -569,3 +572,48 @@ def test_requests_complete_at_their_last_byte(whole: bytes) -> None:
     assert [parse_request(whole[:end]) for end in range(len(whole))] == [None] * len(whole)
     request = parse_request(whole)
     assert request is not None and request.kind == whole[:1]
+
+
+class Unread(asyncio.Transport):
+    """A connection whose far end reads nothing."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__({"socket": connection})
+        self.num_waiting, self.high, self.is_aborted = 0, 0, False
+        self.leg: RelayLeg | None = None
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high or 0
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.num_waiting += len(data)
+        if self.leg is not None and self.num_waiting > self.high:
+            self.leg.pause_writing()
+
+    def abort(self) -> None:
+        if self.leg is not None and not self.is_aborted:
+            asyncio.get_running_loop().call_soon(self.leg.connection_lost, None)
+        self.is_aborted = True
+
+
+def test_a_mailbox_that_reads_no_answer_to_its_signs_of_life_is_closed() -> None:
+    """Each is answered by a byte, of which a member that never reads could have as many wait as it likes."""
+
+    async def main() -> Unread:
+        with socket.socket() as connection:
+            unread = Unread(connection)
+            unread.leg = leg = Relay(secrets.token_bytes).leg(A)
+            leg.connection_made(unread)
+            leg.data_received(LISTEN)
+            for _ in range(2 * BUFFER_BYTES):
+                if unread.is_aborted:
+                    break
+                leg.data_received(ALIVE)
+            await asyncio.sleep(0)
+        return unread
+
+    unread = asyncio.run(main())
+    assert unread.is_aborted and unread.num_waiting <= BUFFER_BYTES + 1

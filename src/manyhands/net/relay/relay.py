@@ -192,7 +192,9 @@ class RelayLeg(asyncio.Protocol):
             self.abort()  # a mailbox says nothing else, and a caller waits for OK
 
     def pause_writing(self) -> None:
-        if self._partner is not None and self._partner._transport is not None:
+        if self._partner is None:
+            self.abort()  # a mailbox that asks for signs of life and does not read them
+        elif self._partner._transport is not None:
             self._partner._transport.pause_reading()
 
     def resume_writing(self) -> None:
