@@ -617,3 +617,32 @@ def test_a_mailbox_that_reads_no_answer_to_its_signs_of_life_is_closed() -> None
 
     unread = asyncio.run(main())
     assert unread.is_aborted and unread.num_waiting <= BUFFER_BYTES + 1
+
+
+def test_connections_without_a_request_are_bounded_over_all_nodes() -> None:
+    """A member may have any number of keys, and each connection holds TLS's memory for as long as a request may take."""
+
+    async def main() -> tuple[int, int]:
+        relay = Relay(secrets.token_bytes)
+        with socket.socket() as connection:
+
+            def call(node: NodeId) -> Unread:
+                unread = Unread(connection)
+                unread.leg = relay.leg(node)
+                unread.leg.connection_made(unread)
+                return unread
+
+            false = [call(NodeId(f"{number // 150:064x}")) for number in range(1500)]
+            honest = call(A)
+            assert honest.leg is not None
+            honest.leg.data_received(LISTEN)
+            await asyncio.sleep(0)
+            false += [call(NodeId(f"{number // 150:064x}")) for number in range(1500)]
+            found = sum(not unread.is_aborted for unread in false), honest.is_aborted
+            for unread in (*false, honest):
+                unread.abort()
+            await asyncio.sleep(0)
+            assert len(relay.requests) == 0 and not relay.num_connections
+        return found
+
+    assert asyncio.run(main()) == (RelayLimits().num_requests, False)

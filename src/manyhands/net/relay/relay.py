@@ -24,6 +24,7 @@ from typing import Generic, Literal, TypeVar, cast
 
 from manyhands.core import NodeId
 from manyhands.errors import Busy, ProtocolError, ShardUnavailable
+from manyhands.net.admission import Pending, PendingLimits
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class RelayLimits:
 
     `per_pair` counts the tunnels from one node to another, so that one that calls in vain leaves others a way to it;
     `per_caller` and `per_callee` a node's tunnels, open or ringing; `per_node` its connections to this relay. An ANSWER must
-    come within `answer_s`; so must the request after a connection has been made.
+    come within `answer_s`; so must the request after a connection has been made, for which `num_requests` wait at a time, half
+    of them of one node: beyond, the oldest of the node with the most goes.
     """
 
     num_tunnels: int = 512
@@ -54,6 +56,7 @@ class RelayLimits:
     per_callee: int = 128
     per_node: int = 192
     num_mailboxes: int = 256
+    num_requests: int = 256
     answer_s: float = 5.0
 
 
@@ -143,6 +146,8 @@ class Relay:
         self.limits = limits or RelayLimits()
         self.board: Switchboard[RelayLeg] = Switchboard(self.limits)
         self.draw = draw
+        count = self.limits.num_requests
+        self.requests: Pending[RelayLeg] = Pending(PendingLimits(count, count // 2, self.limits.answer_s))
         self.num_forwarded = 0  # bytes
         self.num_connections: Counter[NodeId] = Counter()
 
@@ -178,7 +183,11 @@ class RelayLeg(asyncio.Protocol):
         if self._relay.num_connections[self._node] > self._relay.limits.per_node:
             logger.warning("peer=%s has more than %d connections", self._node[:8], self._relay.limits.per_node)
             self.abort()
+            return
         self._expire_in(self._relay.limits.answer_s)
+        oldest = self._relay.requests.enter(self, self._node, asyncio.get_running_loop().time())
+        if oldest is not None:
+            oldest.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._partner is not None:
@@ -203,6 +212,7 @@ class RelayLeg(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expire_in(None)
+        self._relay.requests.leave(self)
         self._relay.num_connections -= Counter([self._node])
         partner = self._relay.board.leave(self)
         if partner is not None:
@@ -250,6 +260,7 @@ class RelayLeg(asyncio.Protocol):
             self.abort()
             return
         if request is not None:
+            self._relay.requests.leave(self)
             self._obey(request)
 
     def _obey(self, request: "RelayRequest") -> None:
