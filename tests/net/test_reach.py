@@ -136,6 +136,28 @@ def test_cancelling_a_race_leaves_nothing() -> None:
     assert run_virtual(main()) == 2
 
 
+def test_a_caller_that_leaves_as_the_race_is_won_leaves_no_link() -> None:
+    """A way that is given up takes a moment to end. The peer would go on using the link, which this node does not read."""
+
+    class Slow(Dialling):
+        async def __call__(self, addr: NodeAddr) -> Link:
+            try:
+                return await super().__call__(addr)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.01)
+                raise
+
+    async def main() -> list[FakeLink]:
+        dialling = Slow(one=(99, True), two=(0.1, True))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.355):
+                await race(PLAN, dialling)
+        return dialling.made
+
+    (link,) = run_virtual(main())
+    assert link.aborted is not None
+
+
 # -- the whole transport, on loopback ---------------------------------------------------------------------------------
 
 

@@ -85,6 +85,7 @@ async def race(attempts: Sequence[Attempt], dial: Callable[[NodeAddr], Awaitable
     loop = asyncio.get_running_loop()
     begin, waiting, failures = loop.time(), deque(attempts), list[str]()
     running: dict[asyncio.Task[Link], NodeAddr] = {}
+    won: Link | None = None
     try:
         while waiting or running:
             if waiting and (not running or loop.time() - begin >= waiting[0].after_s):
@@ -100,9 +101,15 @@ async def race(attempts: Sequence[Attempt], dial: Callable[[NodeAddr], Awaitable
                     del running[task]
                     continue
                 del running[task]
-                return addr, task.result()
+                won = task.result()
+                return addr, won
     finally:
-        await _drop(running)
+        try:
+            await _drop(running)
+        except BaseException:  # the caller is cancelled as the others go: no one takes the link
+            if won is not None:
+                won.abort("dial cancelled")
+            raise
     raise LinkClosed("; ".join(dict.fromkeys(failures)) or "no address is known")
 
 
@@ -118,12 +125,16 @@ async def _dial(dial: Callable[[NodeAddr], Awaitable[Link]], addr: NodeAddr) -> 
 
 
 async def _drop(running: Iterable[asyncio.Task[Link]]) -> None:
-    """Cancel attempts; a link that came all the same is closed."""
+    """Cancel attempts; a link that came all the same is closed, also if this is cancelled."""
     for task in running:
         task.cancel()
-    for result in await asyncio.gather(*running, return_exceptions=True):
-        if not isinstance(result, BaseException):
-            result.abort("another way to this peer was faster")
+        task.add_done_callback(_close)
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+def _close(task: asyncio.Task[Link]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().abort("another way to this peer was faster")
 
 
 class _Relayed:
