@@ -32,7 +32,7 @@ from manyhands.swarm.gossip import (
 )
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.news import NEWS_BYTES, VERSION, News
-from manyhands.swarm.record import Record, RecordKey
+from manyhands.swarm.record import MAX_ADDRESSES, Record, RecordKey
 from manyhands.swarm.record_store import MAX_RECORDS_PER_NODE, RecordStore
 from manyhands.swarm.statement import sign
 from manyhands.testing.clock import run_virtual
@@ -219,6 +219,16 @@ def test_a_dht_that_holds_many_keys_forgets_a_part_of_them_at_a_time(monkeypatch
         store.expire(NOW + 1000)
         assert looks[0] <= 8
     assert not len(store) and not store._keys_of and not store._stores and not store._near
+
+
+def test_a_node_is_dialled_where_its_newest_record_says_and_nowhere_else() -> None:
+    """64 records have room for 512 addresses, which would all be raced for one link."""
+    gossip = Gossip(ME, Random(1))
+    for start in range(MAX_RECORDS_PER_NODE):
+        addrs = tuple(NodeAddr(VICTIM, 1 + 8 * start + i, ATTACKER) for i in range(MAX_ADDRESSES))
+        record = record_of(1, sequence=7 + start, info=info_of(start, 99, num_layers=99), addresses=addrs)
+        assert gossip.store.put(sign(record, key_of(1)), NOW) == "new"
+    assert gossip.addresses(ATTACKER) == addrs and gossip.addresses(HONEST) == ()
 
 
 def test_gossip_takes_its_own_words_while_it_is_flooded(made_up: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

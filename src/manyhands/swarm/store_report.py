@@ -52,8 +52,9 @@ class StoreBacked(StoreReport[RecordStore]):
         """It stays at hand."""
 
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
-        """Where `node` can be dialled, as its records say, also those that are not fresh."""
-        return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
+        """Where `node` can be dialled, as its newest record says, fresh or not."""
+        held = self.held_of(node)
+        return max(held, key=lambda record: record.version).addresses if held else ()
 
     def held_of(self, node: NodeId) -> list[Record]:
         """What is held of `node`, withdrawn and stale records too."""
