@@ -18,8 +18,10 @@ from manyhands.net.transport import Link, Transport
 from manyhands.origin.routes import MAX_FAR
 from manyhands.origin.sessions import MAX_LOADED
 from manyhands.route.search import Rules
-from manyhands.swarm.dht.store import MAX_PER_PUBLISHER, DhtStore
-from manyhands.swarm.directory import Peer
+from manyhands.swarm.dht.backend import Dht
+from manyhands.swarm.dht.store import MAX_PER_PUBLISHER, DhtStore, model_key
+from manyhands.swarm.dht.wire import DhtFetch, DhtPut, encode
+from manyhands.swarm.directory import DirectoryRunner, Outgoing, Peer
 from manyhands.swarm.gossip import (
     BURST_BYTES,
     BYTES_PER_S,
@@ -31,7 +33,9 @@ from manyhands.swarm.gossip import (
     Gossip,
 )
 from manyhands.swarm.identity import NodeKey
+from manyhands.swarm.members import Members
 from manyhands.swarm.news import NEWS_BYTES, VERSION, News
+from manyhands.swarm.peer_queue import MAX_QUEUED_BYTES
 from manyhands.swarm.record import MAX_ADDRESSES, Record, RecordKey
 from manyhands.swarm.record_store import MAX_RECORDS_PER_NODE, RecordStore
 from manyhands.swarm.statement import sign
@@ -41,7 +45,7 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Lane
 from tests.hostile.test_routes import cpu_s
 from tests.member.members import room_for, town
-from tests.swarm.records import NOW, info_of, key_of, node_of, record_of
+from tests.swarm.records import NOW, announcer_of, info_of, key_of, node_of, record_of
 
 ME, ATTACKER, HONEST = node_of(0), node_of(1), node_of(2)
 VICTIM = "10.66.6.6"
@@ -229,6 +233,35 @@ def test_a_node_is_dialled_where_its_newest_record_says_and_nowhere_else() -> No
         record = record_of(1, sequence=7 + start, info=info_of(start, 99, num_layers=99), addresses=addrs)
         assert gossip.store.put(sign(record, key_of(1)), NOW) == "new"
     assert gossip.addresses(ATTACKER) == addrs and gossip.addresses(HONEST) == ()
+
+
+def test_answers_that_no_peer_reads_are_bounded_in_bytes() -> None:
+    """11 records of 4 KiB answer a question of 120 bytes."""
+    key = model_key(info_of().model)
+    long = [
+        record_of(1, info=info_of(start, 99, num_layers=99, model_name="m" * 255), device="d" * 64, addresses=tuple(
+            NodeAddr("a" * 250, 1 + i, ATTACKER) for i in range(MAX_ADDRESSES)
+        ))
+        for start in range(11)
+    ]  # fmt: skip
+    ask = encode(DhtFetch(1, key, tuple(record.key.tag + bytes(2) for record in long)))
+
+    async def never(peer: Peer, body: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> int:
+        runner = DirectoryRunner(Dht(ME, Random(1)), announcer_of(0), list, never, ME, Members())
+        async with runner:
+            runner.receive(Peer(ATTACKER), b"d" + encode(DhtPut(0, tuple(sign(each, key_of(1)) for each in long))))
+            for _ in range(100):
+                runner.receive(Peer(HONEST), b"d" + ask)
+            waiting: list[Outgoing] = []
+            while (item := runner._queues[HONEST].take()) is not None:
+                waiting.append(item)
+            return sum(len(item.body) for item in waiting)
+
+    held = run_virtual(main())
+    assert MAX_QUEUED_BYTES / 2 < held <= MAX_QUEUED_BYTES
 
 
 def test_gossip_takes_its_own_words_while_it_is_flooded(made_up: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

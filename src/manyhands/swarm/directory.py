@@ -8,7 +8,6 @@ checks them. The ticket names the back-end of a swarm (`backends.py`).
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +20,7 @@ from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.complaints import complaints, other_kinds, skews_of
 from manyhands.swarm.members import Members
+from manyhands.swarm.peer_queue import PeerQueue
 from manyhands.swarm.record import BEAT_S, Record
 from manyhands.swarm.record_store import Forks
 
@@ -30,7 +30,6 @@ MAX_BODY_BYTES = (48 << 10) - 1  # with its letter: wire.message.MAX_DIRECTORY_B
 TICK_S = 0.5
 SEND_TIMEOUT_S = 10.0  # to dial a node and hand it a body
 LEAVE_TIMEOUT_S = 2.0
-MAX_QUEUED = 64  # bodies for one peer; beyond, the oldest are dropped (back-ends repeat themselves)
 MAX_MENTIONED = 16  # models that peers named, while this node names none
 MAX_OTHERS = 64  # nodes that are remembered for keeping another directory
 _KINDS = {kind[0].encode(): kind for kind in DIRECTORIES}
@@ -170,7 +169,7 @@ class DirectoryRunner:
         self.changed = asyncio.Condition()
         self._hosted, self._send, self._me = hosted, send, me
         self._clock, self._unix_clock = clock, unix_clock
-        self._queues: dict[NodeId, deque[Outgoing]] = {}
+        self._queues: dict[NodeId, PeerQueue] = {}
         self._num_news = self._num_fresh = 0
         self._asked, self._mentioned, self._watched = set[ModelId](), set[ModelId](), set[ModelId]()
         self._others: dict[NodeId, str] = {}  # peers with another kind of directory
@@ -317,11 +316,11 @@ class DirectoryRunner:
         for item in outgoing:
             queue = self._queues.get(item.to.node)
             if queue is None:
-                queue = self._queues[item.to.node] = deque(maxlen=MAX_QUEUED)
+                queue = self._queues[item.to.node] = PeerQueue()
                 task = self._tasks.create_task(self._deliver(item.to.node, queue))
                 self._deliveries.add(task)
                 task.add_done_callback(self._deliveries.discard)
-            queue.append(item)
+            queue.put(item)
         if self.backend.num_news != self._num_news:
             self._tell_changed()
 
@@ -329,10 +328,9 @@ class DirectoryRunner:
         self._num_news = self.backend.num_news
         self._tasks.create_task(self._notify())
 
-    async def _deliver(self, node: NodeId, queue: deque[Outgoing]) -> None:
+    async def _deliver(self, node: NodeId, queue: PeerQueue) -> None:
         try:
-            while queue:
-                item = queue.popleft()
+            while (item := queue.take()) is not None:
                 await self.send(item.to, item.body)
         except ManyhandsError as exc:
             logger.info("directory: node %s: %s", node[:16], exc)
