@@ -100,6 +100,26 @@ def test_what_was_known_before_a_suspension_is_neither_dead_nor_a_ghost_after_it
     assert [record.name for record in store.records(50.1 + FRESH_S)] == ["node-0"]
 
 
+@pytest.mark.parametrize("slept_s", [HOUR_S, 8 * HOUR_S])
+def test_a_machine_that_slept_calls_no_clock_wrong(play: Play, slept_s: float) -> None:
+    """Its wall clock goes on while it sleeps, its monotonic one does not: what others said before looks a moment old, and an
+    hour by the time that stands in it. A clock that is wrong is told of as ever."""
+
+    async def scene(place: Town) -> None:
+        first, _, _ = [await place.open(i) for i in range(3)]
+        await asyncio.sleep(6)
+        for index in range(3):
+            place.clock_off_s[index] = slept_s  # the others' went on as well
+        for _ in range(30):
+            assert first.complaints() == []
+            await asyncio.sleep(1.0)
+        place.clock_off_s[1] = 2 * slept_s
+        await asyncio.sleep(30)
+        assert len(first.complaints()) == 1 and "ahead" in first.complaints()[0]
+
+    play(scene)
+
+
 def test_freshness_counts_from_arrival_whatever_the_signer_says() -> None:
     for issued in (0.0, NOW - 86_400, NOW + 86_400):
         store = RecordStore(node_of(9))

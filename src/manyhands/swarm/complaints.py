@@ -1,7 +1,8 @@
 """What a person should mend in a swarm: clocks that are off, keys that two nodes use. Pure."""
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from manyhands.core import NodeId
@@ -10,6 +11,24 @@ from manyhands.swarm.record import Record
 from manyhands.swarm.record_store import MAX_NOTES, Forks
 
 MAX_SKEW_S = 150.0  # between clocks before it is told: words of others reach a node up to 100 s late (DHT)
+JUMP_S = 1.0  # more than a clock is set by while it is held to others' (NTP)
+
+
+class ClockJumps:
+    """When this machine's clock was set, or it slept, for which its monotonic one stands still: what others had said before
+    is older by an unknown time, and cannot be compared with the clock of now."""
+
+    def __init__(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        self._clock, self._unix_clock = clock, unix_clock
+        self._ahead_s, self._jumped_at = unix_clock() - clock(), -math.inf
+
+    def since_s(self) -> float:
+        """Seconds since it last did so, by the monotonic clock. To be asked now and then."""
+        now = self._clock()
+        before_s, self._ahead_s = self._ahead_s, self._unix_clock() - now
+        if abs(self._ahead_s - before_s) > JUMP_S:
+            self._jumped_at = now
+        return now - self._jumped_at
 
 
 def skews_of(records: Iterable[Record], unix_now: float) -> dict[str, float]:

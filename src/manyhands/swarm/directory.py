@@ -18,7 +18,7 @@ from manyhands.config import DIRECTORIES
 from manyhands.core import ModelId, NodeAddr, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
-from manyhands.swarm.complaints import complaints, other_kinds, skews_of
+from manyhands.swarm.complaints import ClockJumps, complaints, other_kinds, skews_of
 from manyhands.swarm.members import Members
 from manyhands.swarm.peer_queue import PeerQueue
 from manyhands.swarm.record import BEAT_S, Record
@@ -169,6 +169,7 @@ class DirectoryRunner:
         self.changed = asyncio.Condition()
         self._hosted, self._send, self._me = hosted, send, me
         self._clock, self._unix_clock = clock, unix_clock
+        self._jumps = ClockJumps(clock, unix_clock)
         self._queues: dict[NodeId, PeerQueue] = {}
         self._num_news = self._num_fresh = 0
         self._asked, self._mentioned, self._watched = set[ModelId](), set[ModelId](), set[ModelId]()
@@ -273,7 +274,8 @@ class DirectoryRunner:
     def complaints(self) -> list[str]:
         """What a person should mend, a line each."""
         others = (record for record in self.backend.records(self._clock()) if record.node != self._me)
-        said = complaints(skews_of(others, self._unix_clock()), self.backend.forks)
+        skews = skews_of(others, self._unix_clock()) if self._jumps.since_s() > self.backend.silent_s else {}
+        said = complaints(skews, self.backend.forks)
         return said + other_kinds(self._others, self.backend.kind)
 
     def _keep_at_hand(self, model: ModelId) -> None:
@@ -294,6 +296,7 @@ class DirectoryRunner:
     async def _tick(self) -> None:
         while True:
             now, backend = self._clock(), self.backend
+            self._jumps.since_s()
             self._attend()
             self._post(backend.tick(now))
             self._publish(self.announcer.answer(backend.held_of(self._me), self._unix_clock(), now, backend.silent_s))
