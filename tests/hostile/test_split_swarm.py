@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.core import NodeAddr
-from manyhands.member.bootstrap import MAX_LAN_ADDRESSES, MAX_MET, REDIAL_S
+from manyhands.member.bootstrap import LAN_S, LOOK_S, MAX_LAN_ADDRESSES, MAX_MET, REDIAL_S
 from manyhands.member.home import keep_ticket, load_ticket, save_ticket
 from manyhands.member.member import Member
 from manyhands.swarm.lan import Browser, Nearby
@@ -175,5 +175,27 @@ def test_a_member_that_says_it_is_nowhere_ends_no_other(said: tuple[str, int], p
         assert not saving.done()
         ticket = load_ticket(tmp_path)
         assert ticket is not None and [addr.node for addr in ticket.addresses] == [first.id, second.id]
+
+    play(scene)
+
+
+def test_what_the_local_network_says_again_and_again_is_dialled_now_and_then(play: Play) -> None:
+    """Any machine of it can announce nodes of this swarm, at addresses of its choice, as often as it likes."""
+
+    async def scene(place: Town) -> None:
+        first = await place.open(0)
+        dialled: list[NodeAddr] = []
+        first.bootstrap.dial = lambda addr: note_dial(dialled, addr)  # type: ignore[method-assign]
+        for number in range(600):
+            first.found_on_lan(
+                NodeAddr("198.51.100.1", 1 + 100 * number + index, node_of(9)) for index in range(2 * MAX_LAN_ADDRESSES)
+            )
+            await asyncio.sleep(0.1)
+        assert len(dialled) <= MAX_LAN_ADDRESSES * (1 + 60 / LAN_S + 60 / REDIAL_S)
+        dialled.clear()
+        await asyncio.sleep(LAN_S + LOOK_S)
+        first.found_on_lan([NodeAddr("198.51.100.2", 1, node_of(9))])
+        await asyncio.sleep(0.1)
+        assert NodeAddr("198.51.100.2", 1, node_of(9)) in dialled, "what is new after a while is dialled at once"
 
     play(scene)

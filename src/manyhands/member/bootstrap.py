@@ -25,6 +25,7 @@ LOOK_S = 1.0
 SETTLE_S, MAX_SETTLE_S = 3.0, 60.0
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
 MAX_LAN_ADDRESSES = 32  # addresses that LAN discovery found
+LAN_S = 3.0  # between two rounds of dials because it found others: any machine of the network can say that there are
 MAX_MET = 64  # nodes that were linked, whose addresses are remembered
 
 
@@ -140,8 +141,11 @@ class Bootstrap:
         loop = asyncio.get_running_loop()
         due, slept, look_at = loop.time() + REDIAL_S, self._suspended(), loop.time()
         was_linked, settle_s, moved_at, lost_at = False, SETTLE_S, -math.inf, -math.inf
+        is_told, told_at = False, -math.inf
         while not self._has_stopped:
-            has_news = await self._hears_news()
+            is_told |= await self._hears_news()
+            has_news = is_told and loop.time() >= told_at + LAN_S
+            is_told, told_at = is_told and not has_news, loop.time() if has_news else told_at
             has_slept = (suspended := self._suspended()) - slept > SUSPENDED_S
             has_moved = (has_slept or loop.time() >= look_at) and await look()
             if has_moved:
