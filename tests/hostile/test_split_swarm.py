@@ -199,3 +199,17 @@ def test_what_the_local_network_says_again_and_again_is_dialled_now_and_then(pla
         assert NodeAddr("198.51.100.2", 1, node_of(9)) in dialled, "what is new after a while is dialled at once"
 
     play(scene)
+
+
+def test_addresses_are_saved_once_the_disk_has_room_again(play: Play, tmp_path: Path) -> None:
+    async def scene(place: Town) -> None:
+        first = await place.open(0)
+        (tmp_path / "home").write_text("a file in the place of the folder")
+        first.node.start(keep_ticket(tmp_path / "home", first))
+        await asyncio.sleep(2 * BEAT_S)
+        assert len(first.notes) == 1 and "are not remembered" in first.notes[0]
+        (tmp_path / "home").unlink()
+        await asyncio.sleep(2 * BEAT_S)
+        assert first.notes == [] and load_ticket(tmp_path / "home") is not None
+
+    play(scene)

@@ -57,20 +57,24 @@ async def keep_ticket(home: Path, member: "Member") -> NoReturn:
     """Save the ticket whenever the members that are linked change, at most once in SAVE_S.
 
     So a node that is killed and comes back at another address finds its swarm. A file that cannot be written is told in
-    `member.notes`, once.
+    `member.notes` until it can be.
     """
     import asyncio
 
     saved: Ticket | None = None
+    told: list[str] = []
     while True:
         ticket = member.remembered()
         if ticket != saved:
+            before, told = told, []
             try:
                 await asyncio.to_thread(update_ticket, home, ticket)
+                saved = ticket
             except ManyhandsError as error:
-                note = f"the addresses of members are not remembered: {error}"
-                member.notes += [note] if note not in member.notes else []
-            saved = ticket
+                told = [f"the addresses of members are not remembered: {error}"]
+            for note in before:
+                member.notes.remove(note)
+            member.notes += told
         async with member.directory.changed:
             await member.directory.changed.wait()
         await asyncio.sleep(SAVE_S)
