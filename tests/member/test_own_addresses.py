@@ -386,3 +386,23 @@ def test_without_multicast_people_are_told(play: Play, monkeypatch: pytest.Monke
         assert ["no multicast" in line for line in lines] == [True]
 
     play(scene)
+
+
+def test_a_machine_that_starts_no_thread_for_a_while_keeps_its_member(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of its user's processes: it looks at its address once a second, in a thread."""
+
+    async def refused(*_: Any, **more: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        other, laptop = await place.open(0), await place.open(1, listen=ANY)
+        with monkeypatch.context() as patch:
+            patch.setattr("manyhands.member.own_addresses.aside", refused)
+            await asyncio.sleep(2 * REDIAL_S)
+        network.host = OFFICE
+        await until(lambda: told(other, laptop) == {OFFICE})
+
+    play(scene)

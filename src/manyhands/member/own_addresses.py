@@ -92,7 +92,7 @@ class OwnAddresses:
             routed = await aside(on_default_route, is_v6=is_v6)
             host = routed or (await aside(reachable, NodeAddr("::" if is_v6 else "0.0.0.0", 0))).host
             other = None if routed else await aside(on_default_route, is_v6=not is_v6)
-        except OSError:  # no descriptor is free
+        except (OSError, RuntimeError):  # no descriptor, or no thread, is free
             return False
         self._num_unrouted = 0 if routed else self._num_unrouted + 1
         if self._seen.host and 0 < self._num_unrouted < UNROUTED_LOOKS:
