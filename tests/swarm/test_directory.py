@@ -21,7 +21,7 @@ from manyhands.swarm.directory import MAX_MENTIONED, Backend, DirectoryRunner, P
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, REFRESH_S
-from manyhands.swarm.record_store import SILENT_S
+from manyhands.swarm.record_store import SILENT_S, RecordStore
 from manyhands.swarm.statement import sign
 from manyhands.swarm.static import Static
 from manyhands.testing.clock import run_virtual
@@ -146,6 +146,21 @@ def test_a_record_of_an_earlier_run_with_a_later_stamp_is_withdrawn_once_it_is_s
     for at, sequence in ((30.0, 1), (300.0, 2)):
         again = replace(former, sequence=withdrawal.sequence + sequence)
         assert announcer.answer([again], NOW + at, at, SILENT_S) == [] and announcer.twin == again
+
+
+@pytest.mark.parametrize("lasted_s", [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0])
+def test_a_node_that_is_started_again_soon_is_not_taken_for_two(lasted_s: float) -> None:
+    """At its start a node says several things a second, each with a number of its own."""
+    for quarters in range(2, 60):
+        store = RecordStore(node_of(9))
+        for start in (0.3, 0.3 + lasted_s + quarters / 4):
+            announcer = announcer_of(0, NOW + start)
+            for after, said in ((0.0, []), (0.2, hosted(0)), (0.5, hosted(8)), (0.9, hosted(8)), (lasted_s, [])):
+                for data in announcer.announce(said, NOW + start + after):
+                    store.put(data, start + after)
+            for data in announcer.withdraw(NOW + start + lasted_s):
+                store.put(data, start + lasted_s)
+        assert not store.forks, quarters / 4
 
 
 # Who carries it

@@ -1,6 +1,7 @@
 """What a node says about itself, and when: signed records, beats between them, withdrawals. Pure: times and facts in.
 
-Times are unix seconds: they number the first record of a run, so that it exceeds those of the run before.
+Times are unix seconds: they number the first record of a run, in eighths, so that it exceeds those of the run before, also of
+one that ended soon and said more than one thing a second.
 
 A node that restarts finds its own old records in the directory. Those of a key that it no longer hosts are withdrawn at
 once (no ghosts); those with a higher number than ours (the clock went back) are exceeded. A record that was signed with our
@@ -16,6 +17,8 @@ from manyhands.core import NodeAddr, SpanInfo, SpanLoad
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, NearNode, Record, RecordKey, Scope
 from manyhands.swarm.statement import sign, with_beat
+
+NUMBERS_PER_S = 8  # between two runs; so that times 180 s apart (record_store.py: TOMBSTONE_S) are so by 16 bits, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,8 @@ class Announcer:
 
     def _sign(self, draft: Record, now: float) -> _Said:
         """Give `draft` its number and its chain of beats."""
-        self._floor = self._floor + 1 if self._floor else int(now)  # the clock may jump, numbers must not
+        # The clock may jump, numbers must not.
+        self._floor = self._floor + 1 if self._floor else int(now * NUMBERS_PER_S)
         chain = Chain(draft.node, self._floor, self._entropy(32))
         record = replace(draft, sequence=chain.sequence, issued_at=now, anchor=chain.value(0))
         return _Said(record, sign(record, self._key), chain)
