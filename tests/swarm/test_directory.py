@@ -20,7 +20,7 @@ from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.directory import MAX_MENTIONED, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
-from manyhands.swarm.record import BEAT_S, REFRESH_S
+from manyhands.swarm.record import BEAT_S, MAX_LIFETIME_S, REFRESH_S
 from manyhands.swarm.record_store import SILENT_S, RecordStore
 from manyhands.swarm.statement import sign
 from manyhands.swarm.static import Static
@@ -128,6 +128,18 @@ def test_a_twin_is_named_and_not_fought() -> None:
     for beats, at in enumerate((16.0, 21.0, 26.0, 26.0 + SILENT_S, 300.0)):
         beaten = replace(twin, beats=min(beats + 1, 3))
         assert announcer.answer([beaten], NOW + at, at, SILENT_S) == [] and announcer.twin == beaten
+
+
+def test_a_twin_that_is_gone_is_named_no_more() -> None:
+    announcer = announcer_of(0, NOW)
+    announcer.announce(hosted(0), NOW)
+    twin = record_of(sequence=10**12, issued_at=NOW + 10, info=info_of(8, 16), addresses=(address_of(0, "10.9.9.9"),))
+    for beats in range(20):
+        announcer.answer([replace(twin, beats=beats)], NOW + 11 + 5 * beats, 11.0 + 5 * beats, SILENT_S)
+    assert announcer.answer([], NOW + 200, 200.0, SILENT_S) == [] and announcer.twin is not None
+    assert announcer.answer([], NOW + 250, 11.0 + 95 + MAX_LIFETIME_S, SILENT_S) == [] and announcer.twin is None
+    back = replace(twin, sequence=10**13)
+    assert announcer.answer([back], NOW + 900, 900.0, SILENT_S) == [] and announcer.twin == back
 
 
 def test_a_record_of_an_earlier_run_with_a_later_stamp_is_withdrawn_once_it_is_silent() -> None:

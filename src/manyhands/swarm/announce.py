@@ -114,6 +114,10 @@ class Announcer:
             silent = {key for key, known in self._later.items() if clock - known.heard_at >= silent_s}
             if silent == set(self._later):
                 self.twin = None
+        elif not any(map(self._is_later, strange)) and all(
+            clock - known.heard_at >= MAX_LIFETIME_S for known in self._later.values()
+        ):
+            self.twin = None  # its owner has parted the two; should it speak again, it is named again
         ghosts = [r for r in strange if not r.is_withdrawn and r.key not in self._said]
         return [self._withdraw(ghost, now) for ghost in ghosts if not self._is_later(ghost) or ghost.key in silent]
 
