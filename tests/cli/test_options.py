@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from manyhands.cli.gateway import ApiOptions
 from manyhands.cli.grouped import grouped
-from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address
+from manyhands.cli.member_options import MemberOptions, config_of
+from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, address, settings
 from manyhands.cli.reporter import Reporter, tell_invitation
 from manyhands.cli.runfile import run_file
 from manyhands.config import RequestConfig
@@ -22,6 +23,8 @@ from manyhands.core import NodeAddr, NodeId, SamplingParams
 from manyhands.errors import BadRequest
 from manyhands.member.home import Running, announced
 from manyhands.route.offer import Rules
+from manyhands.swarm.identity import NodeKey
+from manyhands.swarm.record import MAX_ADDRESSES
 from manyhands.swarm.ticket import Ticket
 
 
@@ -156,3 +159,17 @@ def test_a_node_on_loopback_invites_no_other_machine(capsys: pytest.CaptureFixtu
         invitations: Any = SimpleNamespace(member=member, ticket=lambda ticket=ticket: ticket)
         asyncio.run(tell_invitation(invitations, Reporter(as_json=False), shows_code=True))
         assert capsys.readouterr().out.startswith(said)
+
+
+def test_a_member_names_as_many_relays_as_others_can_be_told_of() -> None:
+    """Its own address stands beside them in its records."""
+
+    def relays(count: int, *more: str) -> int:
+        wish = MemberOptions(memory="1GB", relay=[*(f"203.0.113.{i}:4040" for i in range(count)), *more])
+        return len(config_of(wish, "n", NodeKey.generate(), Ticket.new("home"), settings()).relays)
+
+    assert relays(MAX_ADDRESSES - 1) == MAX_ADDRESSES - 1
+    assert relays(MAX_ADDRESSES - 2, "https://relay.example") == MAX_ADDRESSES - 2
+    for count, more in ((MAX_ADDRESSES, ()), (MAX_ADDRESSES - 1, ("https://relay.example",))):
+        with pytest.raises(BadRequest, match="name fewer"):
+            relays(count, *more)

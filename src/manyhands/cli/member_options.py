@@ -96,12 +96,15 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
     from manyhands.place.machines import parse_bytes
     from manyhands.resources import num_cores
     from manyhands.swarm.members import Members
+    from manyhands.swarm.record import MAX_ADDRESSES
     from manyhands.worker.runner import device_name
 
     urls = [relay for relay in wish.relay or () if "://" in relay]
     named = [options.address("--relay", relay) for relay in wish.relay or () if "://" not in relay]
     if len(urls) > 1:
         raise BadRequest(f"--relay names {len(urls)} iroh relays; a node listens at one: give one URL")
+    if len(named) > (most := MAX_ADDRESSES - 1 - len(urls)):
+        raise BadRequest(f"--relay names {len(named)} members; others are told of {most} at most: name fewer")
     members = Members(
         wish.scope,  # type: ignore[arg-type]  # it checks
         frozenset(NodeId(node) for node in wish.allow or ()),
