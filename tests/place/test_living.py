@@ -6,6 +6,7 @@ import pytest
 
 from manyhands.core import NodeId, Span
 from manyhands.place.living import (
+    GATEWAY,
     better_origin,
     is_worth,
     reassignments,
@@ -86,3 +87,16 @@ def test_a_machine_without_room_for_ends_is_no_origin() -> None:
 
 def test_shares_by_rule_leave_out_machines_that_hold_no_layer() -> None:
     assert [hop.machine for hop in place(far_origin(), "uniform").hops] == ["a", "b"]
+
+
+def test_what_one_node_states_does_not_stop_the_planning_of_all() -> None:
+    """Figures at the limits of records; names that are long, alike, or those that machines are told apart by."""
+    named = ["x" * 64, "x" * 64, "a", "a", "a aaaaaa", GATEWAY]
+    others = [{**node("x"), "name": name, "node": str(i) + "a" * 63} for i, name in enumerate(named)]
+    nodes = [node("me", "0-11"), *others]
+    nodes += [node("c", spans=[{"model_id": "id", "layers": "0-11", "state": "serving", "layer_ms": 1e9}])]
+    nodes[3]["node"], nodes[4]["node"] = "a" * 64, "a" * 6 + "b" * 58
+    swarm = swarm_of({"nodes": nodes}, "id", SHAPE)
+    assert sorted(swarm.nodes.values()) == sorted(each["node"] for each in nodes)
+    assert swarm.task.fleet.origin == "me" and len(swarm.task.fleet.machines) == len(nodes)
+    assert find_plans(swarm.task).best.machines == {"me"}

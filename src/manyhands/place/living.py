@@ -6,13 +6,14 @@ of now moves no node: a move costs a download and a replay.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, Final
 
 from manyhands.core import NodeId, Span
 from manyhands.errors import Conflict
-from manyhands.place.machines import Fleet, Machine
+from manyhands.place.machines import MAX_S, Fleet, Machine
 from manyhands.place.plan import PlacementPlan, Task, evaluate
 from manyhands.place.shape import ModelShape
 
@@ -63,7 +64,7 @@ def swarm_of(view: Object, model_id: str, shape: ModelShape) -> LivingSwarm:
     machines: dict[str, Machine] = {}
     names: dict[str, NodeId] = {}
     for node in nodes:
-        label = node["name"] if node["name"] not in machines else f"{node['name']} {node['node'][:6]}"
+        label = _label(node["name"], node["node"], {*machines, GATEWAY})
         rtt_s = 0.0 if node["is_me"] else far_s if node["rtt_ms"] is None else node["rtt_ms"] / 1e3
         layer_s = speeds.get(node["node"], usual_s)
         memory = node["memory_bytes"] or _held_bytes(node, model_id, shape, tokens)
@@ -84,6 +85,13 @@ def swarm_of(view: Object, model_id: str, shape: ModelShape) -> LivingSwarm:
     fleet = Fleet(tuple(machines.values()), home, _rtts(nodes, names))
     held = {node["node"]: tuple(Span.parse(s["layers"]) for s in _spans(node, model_id)) for node in nodes}
     return LivingSwarm(Task(shape, fleet, tokens, min(PROMPT, tokens)), names, held)
+
+
+def _label(name: str, node: NodeId, taken: Collection[str]) -> str:
+    """What to call a machine: its name; where another has that, with something of its id, and a number where that is taken too,
+    for a member may have any name."""
+    others = (f"{name[:48]} {node[:6]}{more}" for more in chain([""], (f" {number}" for number in count(2))))
+    return next(label for label in chain([name], others) if label not in taken)
 
 
 def _rank(node: Object) -> tuple[bool, bool, int]:
@@ -119,9 +127,9 @@ def _held_bytes(node: Object, model_id: str, shape: ModelShape, tokens: int) -> 
 
 
 def _ends_s(shape: ModelShape, layer_s: float) -> float:
-    """Embedding and head are read once a token, as a layer is: they take as much time as their bytes."""
+    """Embedding and head are read once a token, as a layer is: they take as much time as their bytes. A node may state any."""
     layer_bytes = max(1, sum(shape.layer_bytes) // shape.num_layers)
-    return layer_s * shape.ends_bytes / layer_bytes
+    return min(MAX_S, layer_s * shape.ends_bytes / layer_bytes)
 
 
 # -- from a plan to orders --------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ OPEN_S: Final = 0.0018
 # What the first step of a session takes a hop beyond its compute and what any step takes it; of a Xeon with AMX.
 NEW_S: Final = 0.0006
 
+MAX_S: Final = 1e6  # of any figure in seconds
 # Of a file: a search among so many takes some 12 s for 80 layers, and its time grows faster than their number.
 MAX_MACHINES: Final = 256
 
@@ -94,8 +95,8 @@ class Machine:
             ("doze", 1),
         ):
             value = getattr(self, name)
-            if not low <= value <= 1e6:  # also refuses NaN
-                raise BadRequest(f"machine {self.name}: {name} is {value}; it must be between {low} and 1000000")
+            if not low <= value <= MAX_S:  # also refuses NaN
+                raise BadRequest(f"machine {self.name}: {name} is {value}; it must be between {low} and {MAX_S:.0f}")
         if not self.layer_s > 0:
             raise BadRequest(f"machine {self.name}: layer_s is 0; leave it out to have it measured, or give its speed")
         if not self.uplink_Bps > 0:
