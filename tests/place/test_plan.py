@@ -269,3 +269,16 @@ def test_alone_is_found_among_many() -> None:
 
 def test_memory_is_in_whole_bytes() -> None:
     assert machine("a", 1).memory_bytes == PROCESS_BYTES + 100 * MB
+
+
+def test_many_that_are_fast_and_hold_little_hide_none_that_hold_much() -> None:
+    """More than the hops that are tried would be needed of the fast ones alone."""
+    fast = [machine(f"fast{i}", 1, layer_ms=0.1) for i in range(40)]
+    plans = find_plans(task(*fast, machine("roomy", 40, layer_ms=5), machine("roomier", 45, layer_ms=5), layers=80))
+    assert plans.best.machines == {"roomy", "roomier"}
+
+
+def test_a_model_that_takes_more_machines_than_are_usual_is_planned() -> None:
+    plans = find_plans(task(*(machine(str(i), 2) for i in range(45)), layers=80))
+    check_cover([hop.span for hop in plans.best.hops], 80)
+    assert len(plans.best.hops) == 40

@@ -282,7 +282,16 @@ class _Search:
         return [tuple(tours.order(mask)) for mask in {*best, *(mask for mask in scores if mask.bit_count() == 1)}]
 
     def beam(self) -> list[tuple[int, ...]]:
-        """As exact(), but only of sets that grow from the BEAM most promising smaller ones, in good orders."""
+        """As exact(), but only of sets that grow from the BEAM most promising smaller ones, and of the fewest machines that
+        hold all layers; in good orders."""
+        fewest = self._fewest()
+        found = {fewest: self._promise(fewest)} | self._grown()
+        best = heapq.nsmallest(KEPT, found, key=lambda order: (found[order], order))
+        kept = {*best, *(order for order in found if len(order) == 1)}
+        return [improve(self.ways, order) if len(order) <= MAX_HOPS else order for order in kept]
+
+    def _grown(self) -> dict[tuple[int, ...], float]:
+        """Complete orders and their promise, hop by hop."""
         found: dict[tuple[int, ...], float] = {}
         frontier: list[tuple[int, ...]] = [()]
         for _ in range(min(MAX_HOPS, self.task.shape.num_layers, len(self.useful))):
@@ -294,8 +303,15 @@ class _Search:
                 break  # one hop more no longer helps
             alone = [order for order in scores if len(order) == 1 and self.fill(order)]
             found |= {order: scores[order] for order in (*complete, *alone)}
-        best = heapq.nsmallest(KEPT, found, key=lambda order: (found[order], order))
-        return [improve(self.ways, order) for order in {*best, *(order for order in found if len(order) == 1)}]
+        return found
+
+    def _fewest(self) -> tuple[int, ...]:
+        """The roomiest machines, of equals the fastest: what grows by promise may take those that hold little for ever."""
+        order: tuple[int, ...] = ()
+        for index in sorted(self.by_speed, key=lambda i: -self.capacity[i]):
+            if sum(self.capacity[i] for i in order) < self.task.shape.num_layers:
+                order = insert(self.ways, order, index)
+        return order
 
     def _others(self, order: Collection[int]) -> list[int]:
         return [index for index in range(len(self.useful)) if index not in order]
