@@ -24,13 +24,14 @@ from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import Silent as NoProgress
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli.reporter import MOST_LINES, NodeLines, Reporter
-from manyhands.config import LimitsConfig
-from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo
+from manyhands.config import BalanceConfig, LimitsConfig
+from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest, ModelError, ModelNotFound, RateLimited, ShardUnavailable
 from manyhands.member.neighbours import say_not_admitted
-from manyhands.member.view import MAX_NODES, SwarmSnapshot, missing_spans, view_of
+from manyhands.member.view import MAX_HOLDINGS, MAX_NODES, SwarmSnapshot, linked_of, missing_spans, view_of
 from manyhands.member.weights import MAX_KINDS, ServedModel, known_kinds, weights_in
 from manyhands.origin import Origin
+from manyhands.place.balance import LoadHistory, decide, may_leave
 from manyhands.place.strategy import Holding, coverage
 from manyhands.swarm.gossip import MAX_RECORDS
 from manyhands.swarm.record import MAX_LAYERS, Record
@@ -384,3 +385,24 @@ def test_normalizers_cannot_end_the_process_that_loads_them(place: str, key: str
     (folder / "tokenizer.json").write_text(json.dumps(body).replace('"normalizer"', f'"{key}"'))
     with pytest.raises(ModelError, match=r"normalizers that could make 1e\+12 characters of one"):
         load_tokenizer(folder)
+
+
+def test_a_move_is_decided_in_a_moment_whatever_linked_nodes_state() -> None:
+    """Fifty keys of a member are linked, with 64 spans each. What is weighed is bounded, and honest nodes are among it."""
+    me, honest, load = NodeId("0" * 64), [NodeId(f"{i:064x}") for i in range(1, 6)], SpanLoad(layer_s=0.001)
+    false = [
+        Holding(NodeId(f"{1000 + node:064x}"), Span(start % 60, 60 + start % 7), load)
+        for node in range(50)
+        for start in range(64)
+    ]
+    held = [Holding(node, Span(60, 80), SpanLoad(layer_s=0.01)) for node in honest]
+    mine = Holding(me, Span(0, 60), load)
+    everything = [*false, *held, mine]
+    weighed = linked_of(everything, me, {holding.node for holding in everything})
+    assert len(weighed) == MAX_HOLDINGS and weighed[0] == mine and set(held) <= set(weighed)
+    assert linked_of(everything, me, set(honest)) == [mine, *held]
+    began = time.thread_time()
+    decision = decide(mine, weighed, 80, LoadHistory(9), 1, 0.0, BalanceConfig())
+    assert may_leave(mine, None, weighed)
+    assert time.thread_time() - began < MAX_CPU_S
+    assert decision.move is not None or "another node moves" in decision.why, "all that may move were looked at"

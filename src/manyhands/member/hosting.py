@@ -24,7 +24,7 @@ from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
 from manyhands.member.room import beginning_of, bound_for, budget_of, has_room, measured_positions, own_spans, rebound
 from manyhands.member.speed import decode_layer_s
-from manyhands.member.view import SwarmSnapshot, holdings_of, view_of
+from manyhands.member.view import SwarmSnapshot, holdings_of, linked_of, view_of
 from manyhands.member.weights import ServedModel, Weights
 from manyhands.place.balance import may_leave
 from manyhands.place.budget import MemoryBudget
@@ -329,8 +329,7 @@ class Hosting:
 
     def linked_holdings(self) -> list[Holding]:
         """Those of this node and of nodes that a link is open to: any member can make records of nodes that there are not."""
-        linked = self.member.edges()
-        return [h for h in self.holdings() if h.node == self.member.id or h.node in linked]
+        return linked_of(self.holdings(), self.member.id, self.member.edges())
 
     def holdings(self) -> list[Holding]:
         kind = self.weights.kind

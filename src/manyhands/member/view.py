@@ -4,7 +4,8 @@ Each record is looked at a few times, however many there are; of a directory ful
 MAX_KINDS models are shown, those that a link is open to first. Still some 50 ms for 512 nodes: make it beside the event loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
@@ -20,6 +21,8 @@ from manyhands.swarm.complaints import MAX_SKEW_S
 from manyhands.swarm.record import NEAR_DIGITS, Record
 
 MAX_NODES: Final = 512
+# Of linked nodes, by which a node judges what it may leave and whether to move: that takes their number squared.
+MAX_HOLDINGS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,17 @@ def holdings_of(kind: ServedModel, records: Sequence[Record], *, with_spares: bo
         and kind.is_of(record)
         and (not record.info.is_spare or (with_spares and record.info.is_loaded))
     ]
+
+
+def linked_of(holdings: Sequence[Holding], me: NodeId, linked: Container[NodeId]) -> list[Holding]:
+    """Those of `me` and of `linked` nodes; of very many MAX_HOLDINGS, of each node one in turn, those of `me` first."""
+    turns: Counter[NodeId] = Counter()
+    ranked: list[tuple[bool, int, int]] = []
+    for number, holding in enumerate(holdings):
+        if holding.node == me or holding.node in linked:
+            ranked.append((holding.node != me, turns[holding.node], number))
+            turns[holding.node] += 1
+    return [holdings[number] for _, _, number in sorted(ranked)[:MAX_HOLDINGS]]
 
 
 def missing_spans(kind: ServedModel, records: Sequence[Record], *, with_spares: bool = True) -> list[Span]:
