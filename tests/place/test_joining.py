@@ -4,10 +4,12 @@ import pytest
 
 from manyhands.core import NodeId, Span
 from manyhands.errors import BadRequest
-from manyhands.place.joining import Company, JoinStrategy, share_of, strategy_of
+from manyhands.place.joining import Company, JoinStrategy, _planned_with, share_of, strategy_of
+from manyhands.place.living import MAX_MACHINES
 from manyhands.place.machines import Machine
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Holding, choose_span
+from tests.hostile.test_routes import cpu_s
 
 SHAPE = ModelShape("m", "bf16", (1_000_000,) * 12, 0, (100,) * 12, 128, 1024, process_bytes=1000)
 A, ME = NodeId("a"), NodeId("m")
@@ -37,6 +39,21 @@ def test_measured_gives_the_slower_machine_fewer_layers() -> None:
     assert share("measured", small, machine("b", 0.01, layers=3), me=machine("m", 0.001, layers=6)) == 6
     assert share("measured", small, machine("b", 0.01, layers=5), me=machine("m", 0.1, layers=6)) == 1
     assert share("measured", machine("a"), me=machine("m", 0.1)) is None, "it would only be slower with it"
+
+
+def test_made_up_nodes_make_a_plan_no_longer() -> None:
+    """Records of thousands of nodes: those that are linked are planned with, and a bounded number of others."""
+    near = [machine("a", layers=6), machine("b", 0.01, layers=3)]
+    false = [machine(f"x{number:04}", 1e-6, layers=12) for number in range(4000)]
+    company = Company(
+        ME,
+        A,
+        {NodeId(m.name): m for m in (*near, *false, machine("m", 0.001, layers=6))},
+        {frozenset[str]((ME, name)): 0.001 for name in "ab"} | {frozenset[str](("x0001", "x0002")): 0.001},
+    )
+    names = _planned_with(company)
+    assert len(names) == MAX_MACHINES and {ME, A, "b"} <= set(names)
+    assert cpu_s(lambda: share_of("measured", company, SHAPE, 64)) < 10
 
 
 def test_where_there_is_no_share_as_much_as_helps_is_taken() -> None:

@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from manyhands.aside import aside
 from manyhands.core import NodeId
 from manyhands.member.company import company_of
-from manyhands.place.joining import share_of
+from manyhands.place.joining import Share, share_of
 from manyhands.place.measure import measured_speed
-from manyhands.place.strategy import UNKNOWN_LAYER_S, SpanChoice, choose_span
+from manyhands.place.strategy import UNKNOWN_LAYER_S, Holding, SpanChoice, choose_span
 
 if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
@@ -28,14 +29,14 @@ async def claim(hosting: "Hosting") -> SpanChoice:
         hosting.announce(pinned)
         return SpanChoice(pinned, why)
     seniors, layer_s = {record.node for record in hosting.records()}, await _own_layer_s(hosting)
-    choice = _choose(hosting, seniors, layer_s)
+    choice = await _choose(hosting, seniors, layer_s)
     for _ in range(MAX_ROUNDS):
         hosting.announce(choice.span)
         if not hosting.member.edges():
             break
         await asyncio.sleep(config.settle_s)
         seniors |= {record.node for record in hosting.records() if record.node < hosting.member.id}
-        if (again := _choose(hosting, seniors, layer_s)).span == choice.span:
+        if (again := await _choose(hosting, seniors, layer_s)).span == choice.span:
             break
         choice = again
     return choice
@@ -49,11 +50,11 @@ async def _own_layer_s(hosting: "Hosting") -> float:
     return speed.layer_s
 
 
-def _choose(hosting: "Hosting", seniors: Collection[NodeId], layer_s: float) -> SpanChoice:
+async def _choose(hosting: "Hosting", seniors: Collection[NodeId], layer_s: float) -> SpanChoice:
     """What helps most beside what others serve, or claim with more right: they came first, or have the lower id."""
     config, me, budget = hosting.member.config, hosting.member.id, hosting.budget
     others = [h for h in hosting.holdings() if h.node != me and (h.is_ready or h.node in seniors)]
-    share = share_of(config.strategy, company_of(hosting, others, layer_s), hosting.weights.shape, budget.tokens)
+    share = await _share(hosting, others, layer_s)
     choice = choose_span(
         hosting.weights.shape,
         others,
@@ -65,3 +66,11 @@ def _choose(hosting: "Hosting", seniors: Collection[NodeId], layer_s: float) -> 
         share=share.num_layers if share else 0,
     )
     return choice if share is None else SpanChoice(choice.span, f"{choice.why} ({share.why})")
+
+
+async def _share(hosting: "Hosting", others: Sequence[Holding], layer_s: float) -> Share | None:
+    """As share_of; a plan is searched for beside the event loop: a second, for many nodes."""
+    strategy, shape, tokens = hosting.member.config.strategy, hosting.weights.shape, hosting.budget.tokens
+    if strategy == "cover":
+        return None
+    return await aside(share_of, strategy, company_of(hosting, others, layer_s), shape, tokens)

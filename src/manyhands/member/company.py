@@ -26,8 +26,8 @@ def company_of(hosting: "Hosting", others: Sequence[Holding], layer_s: float) ->
     member = hosting.member
     names = {h.node for h in others}
     records = {record.node: record for record in member.records() if record.node in names}
-    measured = [h.load.layer_s for h in others if h.load.layer_s] or [layer_s]
-    speeds = {h.node: h.load.layer_s or statistics.median(measured) for h in others}
+    usual_s = statistics.median([h.load.layer_s for h in others if h.load.layer_s] or [layer_s])
+    speeds = {h.node: h.load.layer_s or usual_s for h in others}
     first = next((addr.node for addr in member.ticket.addresses if addr.node in records), None)
     origin = first or member.id
     rtts = _rtts(member.id, records, {node: edge.rtt_s for node, edge in member.edges().items()})

@@ -11,6 +11,7 @@ from typing import Final, Literal, cast
 from manyhands.config import STRATEGIES
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, CutError
+from manyhands.place.living import MAX_MACHINES
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import Task, find_plans
 from manyhands.place.shape import ModelShape
@@ -63,7 +64,9 @@ def share_of(strategy: JoinStrategy, company: Company, shape: ModelShape, tokens
 
 def _planned(company: Company, shape: ModelShape, tokens: int) -> Share | None:
     """As many as the fastest plan gives `me`; None if it is faster without."""
-    fleet = Fleet(tuple(company.machines[name] for name in sorted(company.machines)), company.origin, company.rtts)
+    names = _planned_with(company)
+    rtts = {pair: rtt_s for pair, rtt_s in company.rtts.items() if pair <= set(names)}
+    fleet = Fleet(tuple(company.machines[name] for name in names), company.origin, rtts)
     try:
         plans = find_plans(Task(shape, fleet, tokens, min(PROMPT, tokens)), 1)
     except BadRequest:  # the origin's machine is too small by what is known of it
@@ -72,4 +75,15 @@ def _planned(company: Company, shape: ModelShape, tokens: int) -> Share | None:
     if hop is None:
         return None
     rate = plans.ranked[0].tokens_per_s
-    return Share(len(hop.span), f"the fastest plan for {len(company.machines)} nodes, {figure_of(rate)} tokens/s")
+    return Share(len(hop.span), f"the fastest plan for {len(names)} nodes, {figure_of(rate)} tokens/s")
+
+
+def _planned_with(company: Company) -> list[NodeId]:
+    """MAX_MACHINES at most, as a member may make records of nodes that there are not: `me` and the origin, then those that a
+    link of `me` has measured, then those with the most memory."""
+
+    def rank(name: NodeId) -> tuple[bool, bool, int]:
+        is_near = frozenset[str]((company.me, name)) in company.rtts
+        return name not in (company.me, company.origin), not is_near, -company.machines[name].memory_bytes
+
+    return sorted(sorted(company.machines, key=rank)[:MAX_MACHINES])
