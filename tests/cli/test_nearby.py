@@ -232,6 +232,12 @@ def test_where_no_code_is_shown_a_script_is_told_what_to_do(network: Network) ->
         ticket_by_code("K7W4QX", "home")
 
 
+def test_a_swarm_that_is_seen_and_shows_no_code_is_not_called_unseen(network: Network) -> None:
+    network.rows = [rows_of([DESK, OTHER])]
+    with pytest.raises(BadRequest, match="no machine of swarm lab shows a code: run `manyhands code`"):
+        ticket_by_code("K7W4QX", "lab")
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 

@@ -68,8 +68,7 @@ def chosen(rows: Sequence[Row], name: str) -> Row:
 
     Raises BadRequest if none or several fit, with what to type.
     """
-    named = [row for row in rows if name in (row.swarm, row.fingerprint) or (row.shown and name == machine(row.shown))]
-    fits = named if name else list(rows)
+    fits = _meant(rows, name)
     if len(fits) == 1:
         return fits[0]
     seen = "; ".join(row.line() for row in rows)
@@ -77,6 +76,14 @@ def chosen(rows: Sequence[Row], name: str) -> Row:
         raise BadRequest(f"--swarm {name!r:.80}: not seen on this network, which has {seen or 'none'}")
     ways = ", ".join(f"--swarm {_unique(row, rows)}" for row in fits)
     raise BadRequest(f"{len(fits)} swarms or machines fit: say which with one of {ways}")
+
+
+def _meant(rows: Sequence[Row], name: str) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if name in ("", row.swarm, row.fingerprint) or (row.shown is not None and name == machine(row.shown))
+    ]
 
 
 def _unique(row: Row, rows: Sequence[Row]) -> str:
@@ -144,7 +151,8 @@ def ticket_by_code(code: str, name: str) -> Ticket:
     Raises BadRequest, WrongCode, LinkClosed, with what to do.
     """
     rows = look(name)
-    return _ticket(chosen([row for row in rows if row.shown] or rows, name), code)
+    shown = [row for row in rows if row.shown]
+    return _ticket(chosen(shown if _meant(shown, name) else rows, name), code)
 
 
 def ask_for_code(name: str) -> Ticket:
