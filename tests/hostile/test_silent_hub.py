@@ -107,8 +107,20 @@ def test_who_does_not_answer_is_said_while_it_is_waited_for(
 async def _fails_to_meet(node: Node, addr: NodeAddr) -> None:
     ticket = Ticket(SECRET, "town", (addr,))
     calling = Bootstrap(node, node.transport.node, ticket, (), tuple, lambda: 0.0)
+
+    async def meets_no_one(is_met: Callable[[], bool], seconds: float) -> bool:
+        await asyncio.sleep(2 * membership.SILENT_S)
+        return is_met()
+
     member: Any = SimpleNamespace(
-        config=SimpleNamespace(scope="lan"), bootstrap=calling, meet=calling.call, ticket=ticket
+        config=SimpleNamespace(scope="lan"),
+        id=node.transport.node,
+        bootstrap=calling,
+        meet=calling.call,
+        ticket=ticket,
+        records=tuple,
+        wait_until=meets_no_one,
+        found_on_lan=lambda addresses: None,
     )
     with pytest.raises(ShardUnavailable, match=f"{addr}"):
         await _meet(member, None, Reporter(False))

@@ -8,10 +8,10 @@ import ifaddr
 import pytest
 
 from manyhands.core import NodeAddr
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, ShardUnavailable
 from manyhands.member.bootstrap import LOOK_S as NETWORK_LOOK_S
 from manyhands.member.bootstrap import REDIAL_S, SETTLE_S, SUSPENDED_S
-from manyhands.member.lan_presence import RETRY_S, present_on_lan
+from manyhands.member.lan_presence import RETRY_S, met_on_lan, present_on_lan
 from manyhands.member.member import Member
 from manyhands.member.neighbours import relays_among
 from manyhands.member.own_addresses import LOOK_S, MAX_RETRY_S, UNROUTED_LOOKS
@@ -404,5 +404,25 @@ def test_a_machine_that_starts_no_thread_for_a_while_keeps_its_member(
             await asyncio.sleep(2 * REDIAL_S)
         network.host = OFFICE
         await until(lambda: told(other, laptop) == {OFFICE})
+
+    play(scene)
+
+
+def test_a_swarm_that_has_moved_is_found_by_the_local_network(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The addresses of the ticket are those of last week; so is the machine's that comes back."""
+    air = Air(monkeypatch)
+
+    async def scene(place: Town) -> None:
+        home = await place.open(0)
+        place.ticket = Ticket(place.ticket.secret, "town", (NodeAddr("127.0.0.1", 999, home.id),))
+        back = await place.stack.enter_async_context(place.member(1))
+        with pytest.raises(ShardUnavailable):
+            await back.meet()
+        assert not await met_on_lan(back), "nothing is seen"
+        seen = [NodeAddr(home.addresses[0].host, home.addresses[0].port, home.id)]
+        monkeypatch.setattr("manyhands.swarm.lan.Browser.addresses", lambda browser, ticket: seen)
+        back.bootstrap.found_on_lan(seen)
+        assert await met_on_lan(back) and home.id in back.edges()
+        assert air.listening == 0
 
     play(scene)

@@ -217,15 +217,19 @@ async def _stay(
 
 
 async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
-    """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs a member."""
+    """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs a member, wherever that is by now."""
+    from manyhands.member.lan_presence import met_on_lan
+
     late = asyncio.get_running_loop().call_later(SILENT_S, _tell_silence, member, tell)
     try:
         if member.config.scope != "off":
             await member.meet()
     except ShardUnavailable as error:
-        if named is None:
+        late.cancel()
+        if named is not None:
+            tell.line(f"alone so far: {error}")
+        elif not await met_on_lan(member):
             raise
-        tell.line(f"alone so far: {error}")
     finally:
         late.cancel()
     _say_met(member, tell)

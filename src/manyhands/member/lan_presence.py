@@ -1,6 +1,7 @@
 """A member on its local network: announced there by mDNS, told of others there; anew when its machine's address changes."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +15,7 @@ from manyhands.swarm.lan import Advertised, Browser, advertise
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 30.0  # where a new network took no news
+SEEN_S, MET_S = 3.0, 5.0  # for a node of the swarm to be seen, and then to take a call and say what it serves
 
 
 @asynccontextmanager
@@ -43,6 +45,20 @@ async def present_on_lan(member: Member, model: str, say: Callable[[str], None])
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+
+async def met_on_lan(member: Member) -> bool:
+    """Whether a node of the swarm that the local network names takes a call: none may be left where the ticket says."""
+    browser = Browser(lambda: member.found_on_lan(browser.addresses(member.ticket)))
+
+    def is_met() -> bool:
+        return any(record.node != member.id for record in member.records())
+
+    with contextlib.suppress(OSError):
+        async with browser.listen():
+            if not await member.wait_until(is_met, SEEN_S) and browser.addresses(member.ticket):
+                await member.wait_until(is_met, MET_S)
+    return is_met()
 
 
 def _direct(member: Member) -> list[NodeAddr]:
