@@ -33,7 +33,7 @@ ManyhandsError                code            meaning
 └─ DiskFull                   disk_full       no room for a download
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
@@ -233,8 +233,14 @@ class ProtocolError(ManyhandsError):
 
 
 class LinkClosed(ManyhandsError):
+    """`answered`: by host and port, the nodes that have proven their keys where another node was meant."""
+
     code = "link_closed"
     http_status = 502
+
+    def __init__(self, said: str, answered: Mapping[tuple[str, int], str] | None = None) -> None:
+        super().__init__(said)
+        self.answered = answered or {}
 
 
 class TicketError(ManyhandsError):

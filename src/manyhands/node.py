@@ -147,16 +147,17 @@ class Node:
             async with asyncio.timeout(timeout_s):
                 link = await self.pool.get(NodeAddr(addr.host, addr.port, node), lane)
         except (LinkClosed, TimeoutError) as error:
-            self.note_unreachable(node, [addr])
+            self.note_unreachable(node, [addr], error)
             raise LinkClosed(str(error) or f"{addr} did not answer within {timeout_s:g} s") from error
         finally:
             self.setbacks.ended(addr)
         self.setbacks.reached(node, addr)
         return link
 
-    def note_unreachable(self, node: NodeId, addrs: Sequence[NodeAddr]) -> None:
+    def note_unreachable(self, node: NodeId, addrs: Sequence[NodeAddr], error: LinkClosed | TimeoutError) -> None:
         """A dial of `node` at `addrs` failed."""
-        self.setbacks.failed(node, addrs, asyncio.get_running_loop().time())
+        answered = error.answered if isinstance(error, LinkClosed) else {}
+        self.setbacks.failed(node, addrs, asyncio.get_running_loop().time(), answered)
         for tell in list(self._on_unreachable):
             tell(node)
 

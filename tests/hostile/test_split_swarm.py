@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.core import NodeAddr
+from manyhands.errors import LinkClosed
 from manyhands.member.bootstrap import LAN_S, LOOK_S, MAX_LAN_ADDRESSES, MAX_MET, REDIAL_S
 from manyhands.member.home import keep_ticket, load_ticket, save_ticket
 from manyhands.member.member import Member
@@ -211,5 +212,23 @@ def test_addresses_are_saved_once_the_disk_has_room_again(play: Play, tmp_path: 
         (tmp_path / "home").unlink()
         await asyncio.sleep(2 * BEAT_S)
         assert first.notes == [] and load_ticket(tmp_path / "home") is not None
+
+    play(scene)
+
+
+def test_an_address_that_made_up_nodes_claim_is_dialled_for_its_owner(play: Play) -> None:
+    """Who answered there proved its key; else a record of a made-up key for each address of others kept a node from them."""
+
+    def hello(lane: Lane) -> Hello:
+        return Hello(PROTOCOL_VERSION, lane, "owner", None, (), Token("00" * 16))
+
+    async def scene(place: Town) -> None:
+        first, owner = await place.open(0), place.network.transport(node_of(9), hello)
+        at = await owner.listen(NodeAddr("127.0.0.1", 0))
+        with pytest.raises(LinkClosed, match="expected"):
+            await first.node.reach(at, node_of(8), 1.0)
+        with pytest.raises(LinkClosed, match="lately"):
+            await first.node.reach(at, node_of(7), 1.0)
+        assert (await first.node.reach(at, node_of(9), 1.0)).peer == node_of(9)
 
     play(scene)

@@ -312,3 +312,14 @@ def test_a_node_finds_itself_whatever_its_address_is_said_to_be() -> None:
             await asyncio.gather(near.aclose(), far.aclose())
 
     asyncio.run(asyncio.wait_for(main(), GUARD_S))
+
+
+def test_who_took_the_call_in_place_of_another_is_told() -> None:
+    async def main() -> None:
+        async with reach(Book()) as one, reach(Book()) as two:
+            at = await two.listen(LOOPBACK)
+            with pytest.raises(LinkClosed, match="expected") as refused:
+                await one.dial(NodeAddr(at.host, at.port, A), "control")
+            assert refused.value.answered == {(at.host, at.port): two.node}
+
+    asyncio.run(main())

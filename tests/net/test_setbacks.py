@@ -58,3 +58,13 @@ def test_on_another_network_everything_may_be_dialled() -> None:
     setbacks.failed(ONE, [ADDR], 0.0)
     setbacks.moved()
     assert setbacks.wait_s(ONE, ADDR, 0.0) == 0.0
+
+
+def test_an_address_that_another_node_answered_at_is_left_alone_for_all_but_that_one() -> None:
+    setbacks = Setbacks()
+    made_up = [NodeId(f"{number:064x}") for number in range(9)]
+    for now, node in enumerate(made_up):
+        setbacks.failed(node, [ADDR], 400.0 * now, {(ADDR.host, ADDR.port): ONE})
+        assert setbacks.wait_s(ONE, ADDR, 400.0 * now) == 0.0 and setbacks.wait_s(TWO, ADDR, 400.0 * now) >= FIRST_S
+    setbacks.failed(ONE, [ADDR], 4000.0)
+    assert setbacks.wait_s(ONE, ADDR, 4000.0) >= FIRST_S, "it does not answer any more"

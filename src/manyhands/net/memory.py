@@ -158,7 +158,8 @@ class MemoryTransport:
         if target is None:
             raise LinkClosed(f"{addr} cannot be reached: nothing listens there")
         if addr.node not in (None, target.node):
-            raise LinkClosed(f"{addr} refused: it is node {target.node[:16]}, expected {addr.node}")
+            refusal = f"{addr} refused: it is node {target.node[:16]}, expected {addr.node}"
+            raise LinkClosed(refusal, {(addr.host, addr.port): target.node})
         near, far = self._link(lane), target._link(None)
         MemoryPipe(target.node, near).connect(MemoryPipe(self.node, far))
         try:

@@ -115,7 +115,7 @@ class LinkPool:
             await asyncio.wait([pending])
             failure = None if pending.cancelled() else pending.result()
             if failure is not None:
-                raise LinkClosed(str(failure)) from failure
+                raise LinkClosed(str(failure), failure.answered) from failure
 
     def health(self) -> dict[PeerLane, EdgeHealth]:
         """What is known of each open (peer, lane), as copies."""
@@ -142,7 +142,8 @@ class LinkPool:
             self.add(link)
             pending.set_result(None)
         except LinkClosed as exc:
-            pending.set_result(LinkClosed(str(exc)))  # not `exc`, whose traceback leads here and so to itself
+            # Not `exc`, whose traceback leads here and so to itself.
+            pending.set_result(LinkClosed(str(exc), exc.answered))
             raise
         finally:
             del self._dialling[addr, lane]

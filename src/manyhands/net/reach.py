@@ -84,6 +84,7 @@ async def race(attempts: Sequence[Attempt], dial: Callable[[NodeAddr], Awaitable
     """
     loop = asyncio.get_running_loop()
     begin, waiting, failures = loop.time(), deque(attempts), list[str]()
+    answered: dict[tuple[str, int], str] = {}
     running: dict[asyncio.Task[Link], NodeAddr] = {}
     won: Link | None = None
     try:
@@ -98,6 +99,7 @@ async def race(attempts: Sequence[Attempt], dial: Callable[[NodeAddr], Awaitable
                 # `result` would raise it: its traceback would lead to this frame, and this frame to the task that holds it.
                 if isinstance(error := task.exception(), LinkClosed):
                     failures.append(str(error))
+                    answered.update(error.answered)
                     del running[task]
                     continue
                 del running[task]
@@ -110,7 +112,7 @@ async def race(attempts: Sequence[Attempt], dial: Callable[[NodeAddr], Awaitable
             if won is not None:
                 won.abort("dial cancelled")
             raise
-    raise LinkClosed("; ".join(dict.fromkeys(failures)) or "no address is known")
+    raise LinkClosed("; ".join(dict.fromkeys(failures)) or "no address is known", answered)
 
 
 async def _dial(dial: Callable[[NodeAddr], Awaitable[Link]], addr: NodeAddr) -> Link:

@@ -8,10 +8,13 @@ open, nor one that is being dialled for another.
 
 When a link to a node opens, from either side, the node may be dialled again at once, and the address where it was last not
 reached FIRST_S after that: no sooner, for a node may name an address that is not its own, and open links as often as it likes.
+
+Where another node than the one that was meant proved its key, the address is left alone for all but that one: a member that
+names the addresses of others in records of made-up keys keeps no node from them.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from manyhands.core import NodeAddr, NodeId
@@ -23,14 +26,16 @@ DIAL_S = 20.0  # a dial takes less: one that was begun when it was allowed, and 
 AGAIN_S = 1.0  # until an address that is being dialled for another node is asked about again
 MAX_REMEMBERED = 8192  # nodes and addresses that failed, and addresses that are proven; the oldest are forgotten first
 Endpoint = tuple[str, int]  # host and port
+NO_ONE: Mapping[Endpoint, str] = {}
 
 
 class _Failure(NamedTuple):
-    """`node`: for which an address was dialled last, if that is known."""
+    """`node`: for which an address was dialled last, if that is known. `owner`: which proved its key there."""
 
     wait_s: float
     until: float
     node: NodeId | None
+    owner: str | None = None
 
 
 _NEVER = _Failure(0.0, -math.inf, None)
@@ -47,20 +52,25 @@ class Setbacks:
     def __len__(self) -> int:
         return len(self._failures) + len(self._proven)
 
-    def failed(self, node: NodeId | None, addrs: Iterable[NodeAddr], now: float) -> None:
+    def failed(
+        self, node: NodeId | None, addrs: Iterable[NodeAddr], now: float, answered: Mapping[Endpoint, str] = NO_ONE
+    ) -> None:
         """A dial of `node` at `addrs` failed, or a session could not be opened on it. None: another peer named the addresses,
-        perhaps wrongly, so that only they are left alone."""
+        perhaps wrongly, so that only they are left alone. `answered`: which other nodes took the call."""
         meant = {(addr.host, addr.port): node or addr.node for addr in addrs}
         keys: list[NodeId | Endpoint] = [endpoint for endpoint in meant if endpoint not in self._proven]
         keys += [] if node is None else [node]
         for key in keys:
-            waited_s, until, _ = self._failures.pop(key, _Failure(0.0, now, None))
-            if now >= until + max(waited_s, DIAL_S):
-                waited_s = 0.0
-            wait_s = min(MAX_S, max(FIRST_S, 2 * waited_s))
-            self._failures[key] = _Failure(wait_s, now + wait_s, None if isinstance(key, str) else meant[key])
+            wait_s = self._further_s(key, now)
+            who = (None, None) if isinstance(key, str) else (meant[key], answered.get(key))
+            self._failures[key] = _Failure(wait_s, now + wait_s, *who)
             if len(self._failures) > MAX_REMEMBERED:
                 del self._failures[next(iter(self._failures))]
+
+    def _further_s(self, key: NodeId | Endpoint, now: float) -> float:
+        """Forget the last failure of `key`; returns how long it is left alone after one more."""
+        waited_s, until, *_ = self._failures.pop(key, _Failure(0.0, now, None))
+        return FIRST_S if now >= until + max(waited_s, DIAL_S) else min(MAX_S, max(FIRST_S, 2 * waited_s))
 
     def began(self, node: NodeId, addr: NodeAddr) -> None:
         """`node` is dialled at `addr` from now on, until `ended`."""
@@ -73,9 +83,9 @@ class Setbacks:
     def reached(self, node: NodeId, addr: NodeAddr | None = None) -> None:
         """A link to `node` is open; `addr`: where it was dialled."""
         self._failures.pop(node, None)
-        for key, (wait_s, until, meant) in self._failures.items():
+        for key, (wait_s, until, meant, owner) in self._failures.items():
             if meant == node:
-                self._failures[key] = _Failure(FIRST_S, until - wait_s + FIRST_S, node)
+                self._failures[key] = _Failure(FIRST_S, until - wait_s + FIRST_S, node, owner)
         if addr is not None:
             self.answered(addr)
             self._proven.pop((addr.host, addr.port), None)
@@ -111,7 +121,8 @@ class Setbacks:
             return MAX_S
         if self._dialled.get(endpoint, node) != node:
             return AGAIN_S
-        ends = max(self._failures.get(node, _NEVER).until, self._failures.get(endpoint, _NEVER).until)
+        there = self._failures.get(endpoint, _NEVER)
+        ends = max(self._failures.get(node, _NEVER).until, there.until if there.owner != node else -math.inf)
         return max(0.0, ends - now)
 
 

@@ -144,8 +144,9 @@ class TlsTransport:
             raise
 
     async def _dial(self, addr: NodeAddr, lane: Lane, connect: Callable[[FramedLink], Awaitable[None]]) -> FramedLink:
+        met: list[NodeId] = []
         link = FramedLink(
-            Handshake(self._hello, lambda t: self._identify(t, addr.node), time.monotonic, lane, self._turn)
+            Handshake(self._hello, lambda t: self._identify(t, addr.node, met), time.monotonic, lane, self._turn)
         )
         try:
             await connect(link)
@@ -157,7 +158,7 @@ class TlsTransport:
         except ValueError as exc:  # a host that no resolver takes, from a peer's record or message
             raise LinkClosed(f"{str(addr)[:80]!r} cannot be dialled: {exc}") from exc
         except LinkClosed as exc:
-            raise LinkClosed(f"{addr} refused: {exc}") from exc
+            raise LinkClosed(f"{addr} refused: {exc}", {(addr.host, addr.port): met[0]} if met else None) from exc
         except BaseException:
             link.abort("dial cancelled")
             raise
@@ -181,10 +182,15 @@ class TlsTransport:
             ssl_shutdown_timeout=SHUTDOWN_S,
         )
 
-    def _identify(self, transport: asyncio.BaseTransport, expected: NodeId | None) -> NodeId:
-        """The peer's NodeId, from its verified certificate. Raises LinkClosed if it is not wanted."""
+    def _identify(
+        self, transport: asyncio.BaseTransport, expected: NodeId | None, met: list[NodeId] | None = None
+    ) -> NodeId:
+        """The peer's NodeId, from its verified certificate. Raises LinkClosed if it is not wanted; `met` gets that of another
+        than `expected`."""
         peer = peer_of(transport.get_extra_info("ssl_object").getpeercert(binary_form=True))
         if expected is not None and peer != expected:
+            if met is not None:
+                met.append(peer)
             raise LinkClosed(f"it is node {peer[:16]}, expected {expected[:16]}")
         if not self._policy.admits(peer):
             raise LinkClosed(f"node {peer[:16]} is not admitted by this node's allow and deny lists")

@@ -149,7 +149,7 @@ class Sessions:
                 control = await self._node.pool.get(offer.addr, "control")
                 data = await self._node.pool.get(offer.addr, "data") if needs_data else None
         except (LinkClosed, TimeoutError) as error:
-            self._node.note_unreachable(offer.node, [offer.addr])
+            self._node.note_unreachable(offer.node, [offer.addr], error)
             refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}")
             refusal.node = offer.node
             raise refusal from error

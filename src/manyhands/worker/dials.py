@@ -35,8 +35,8 @@ class Dials:
         with self.under_way.use(asker, addr):
             try:
                 link = await self._pool.get(addr, "data")
-            except LinkClosed:
-                self._setbacks.failed(None, [addr], now)
+            except LinkClosed as error:
+                self._setbacks.failed(None, [addr], now, error.answered)
                 raise
         self._setbacks.answered(addr)
         return link
