@@ -232,3 +232,22 @@ def test_an_address_that_made_up_nodes_claim_is_dialled_for_its_owner(play: Play
         assert (await first.node.reach(at, node_of(9), 1.0)).peer == node_of(9)
 
     play(scene)
+
+
+def test_keys_that_come_and_go_make_no_node_forget_those_it_is_linked_to(play: Play) -> None:
+    """What is remembered is what the next start of this node dials."""
+
+    def hello(lane: Lane) -> Hello:
+        return Hello(PROTOCOL_VERSION, lane, "passing", NodeAddr("198.51.100.1", 1), (), Token("00" * 16))
+
+    async def scene(place: Town) -> None:
+        first, second = await place.open(0), await place.open(1)
+        for index in range(2 * MAX_MET):
+            link = await place.network.transport(node_of(10 + index), hello).dial(first.addresses[0], "control")
+            await asyncio.sleep(0.1)
+            link.abort("it goes")
+        await asyncio.sleep(0.1)
+        assert set(first.edges()) == {second.id} and len(first.bootstrap.met) == MAX_MET
+        assert second.id in {addr.node for addr in first.remembered().addresses}
+
+    play(scene)

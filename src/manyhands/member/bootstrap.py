@@ -26,7 +26,7 @@ SETTLE_S, MAX_SETTLE_S = 3.0, 60.0
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
 MAX_LAN_ADDRESSES = 32  # addresses that LAN discovery found
 LAN_S = 3.0  # between two rounds of dials because it found others: any machine of the network can say that there are
-MAX_MET = 64  # nodes that were linked, whose addresses are remembered
+MAX_MET = 64  # nodes that are or were linked, whose addresses are remembered; the latter go first
 
 
 def suspended_s() -> float:
@@ -81,7 +81,8 @@ class Bootstrap:
             self._met.pop(link.peer, None)
             self._met[link.peer] = addr
         if len(self._met) > MAX_MET:
-            del self._met[next(iter(self._met))]
+            linked = self.edges()
+            del self._met[next((node for node in self._met if node not in linked), next(iter(self._met)))]
 
     def stop(self) -> None:
         """Dial no more."""
