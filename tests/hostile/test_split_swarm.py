@@ -251,3 +251,16 @@ def test_keys_that_come_and_go_make_no_node_forget_those_it_is_linked_to(play: P
         assert second.id in {addr.node for addr in first.remembered().addresses}
 
     play(scene)
+
+
+def test_a_machine_with_another_key_is_found_where_the_ticket_names_the_old_one(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        second = await enter(place, 1, place.ticket)
+        at = second.addresses[0]
+        first = await enter(place, 0, place.ticket.with_address(NodeAddr(at.host, at.port, node_of(9))))
+        await asyncio.sleep(2 * REDIAL_S)
+        assert first.edges() == {}
+        first.found_on_lan([at])
+        await until_all_see([first, second], {"n0", "n1"}, 10)
+
+    play(scene)

@@ -117,11 +117,11 @@ class Bootstrap:
             self._news.set()
 
     def addresses(self) -> list[NodeAddr]:
-        """All that are known, of others."""
+        """All that are known, of others. At one place another node may be by now than the one that the ticket names."""
         mine = {(addr.host, addr.port) for addr in self._own()}
         known = (*self._ticket.addresses, *self._nodes, *self._on_lan, *self._met.values())
-        named = {(a.host, a.port): a for a in reversed(known) if a.node != self._me}
-        return [addr for place, addr in named.items() if place not in mine]
+        named = dict.fromkeys(addr for addr in reversed(known) if addr.node != self._me)
+        return [addr for addr in named if (addr.host, addr.port) not in mine]
 
     async def dial(self, addr: NodeAddr) -> None:
         """A link to the node at `addr`. Raises LinkClosed, TimeoutError; BadRequest if it has this node's own key."""
