@@ -26,10 +26,10 @@ from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli.reporter import MOST_LINES, NodeLines, Reporter
 from manyhands.config import BalanceConfig, LimitsConfig
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
-from manyhands.errors import BadRequest, ModelError, ModelNotFound, RateLimited, ShardUnavailable
+from manyhands.errors import BadRequest, ModelError, ModelNotFound, RateLimited, ShardUnavailable, WeightsMismatch
 from manyhands.member.neighbours import say_not_admitted
 from manyhands.member.view import MAX_HOLDINGS, MAX_NODES, SwarmSnapshot, linked_of, missing_spans, view_of
-from manyhands.member.weights import MAX_KINDS, ServedModel, known_kinds, weights_in
+from manyhands.member.weights import MAX_KINDS, ServedModel, known_kinds, weights_in, weights_of
 from manyhands.origin import Origin
 from manyhands.place.balance import LoadHistory, decide, may_leave
 from manyhands.place.strategy import Holding, coverage
@@ -406,3 +406,26 @@ def test_a_move_is_decided_in_a_moment_whatever_linked_nodes_state() -> None:
     assert may_leave(mine, None, weighed)
     assert time.thread_time() - began < MAX_CPU_S
     assert decision.move is not None or "another node moves" in decision.why, "all that may move were looked at"
+
+
+def test_a_model_of_the_same_name_keeps_no_node_from_its_own(tmp_path: Path) -> None:
+    """One record of other weights, or of another precision, under the name of a model that the swarm serves."""
+
+    async def main() -> None:
+        own = await weights_of("tales", None, (), tmp_path, NoProgress())
+        assert own.id is not None
+        info = info_of(0, 12, num_layers=12, model=own.id, model_name="tales", precision=own.precision)
+        honest = of_no_node(1, info)
+        others = [of_no_node(number, replace(info, model=model_id(9))) for number in range(2, 5)]
+        coarse = [of_no_node(number, replace(info, precision="w4")) for number in range(5, 8)]
+        for records in ([*others, honest], [honest, *coarse], [*others, *coarse, honest]):
+            found = await weights_of(
+                "tales", None, records, tmp_path, NoProgress(), is_linked=lambda node: node == honest.node
+            )
+            assert (found.id, found.precision) == (own.id, own.precision)
+        with pytest.raises(WeightsMismatch, match="serves another tales"):
+            await weights_of("tales", None, others, tmp_path, NoProgress())
+        with pytest.raises(WeightsMismatch, match="in w4, not bf16"):
+            await weights_of("tales", "bf16", coarse, tmp_path, NoProgress())
+
+    asyncio.run(main())

@@ -20,7 +20,7 @@ from manyhands.cli.progress import doing, end_lines
 from manyhands.cli.reporter import Reporter, keep_telling, tell_invitation, tell_page, tell_serving
 from manyhands.cli.signals import StopSignals
 from manyhands.config import DIRECTORIES, RequestConfig
-from manyhands.core import Precision, Span
+from manyhands.core import NodeId, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
 if TYPE_CHECKING:
@@ -263,15 +263,18 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
         found = [r for r in member.records() if kind.is_of(r) and r.node != member.id and member.book(r.node)]
         return [provider_of(member, record) for record in found]
 
+    def is_linked(node: NodeId) -> bool:
+        return member.node.pool.find(node, "control") is not None
+
     if named is not None:
-        return await weights_of(named.model, named.precision, member.records(), home, bar, holders)
+        return await weights_of(named.model, named.precision, member.records(), home, bar, holders, is_linked)
     if member.config.scope == "off":
         raise BadRequest(
             "scope is off, so that no other node is called to say what to serve: join with another --scope"
         )
     if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
         raise _without_model(member)
-    known = known_kinds(member.records(), lambda node: member.node.pool.find(node, "control") is not None)
+    known = known_kinds(member.records(), is_linked)
     kind = min(known, key=lambda kind: not missing_spans(kind, known[kind], with_spares=False))
     return await weights_in(kind, holders(kind), home, bar)
 

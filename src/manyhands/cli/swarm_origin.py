@@ -16,7 +16,7 @@ from manyhands.config import home_from_env
 from manyhands.core import Precision, Span
 from manyhands.errors import BadRequest, NotFound, ShardUnavailable, WeightsMismatch
 from manyhands.member.providers import providers_of
-from manyhands.member.weights import ServedModel, kinds_of, weights_in
+from manyhands.member.weights import ServedModel, kinds_of, known_kinds, weights_in
 from manyhands.plain import one_line
 from manyhands.swarm.ticket import Ticket
 from manyhands.weights.fetch import resolve_model
@@ -97,7 +97,8 @@ async def _named(member: "Member", model: str, computing: options.Computing) -> 
     """A model as the swarm calls it, from its nodes; else from the hub. Raises NotFound, ModelError."""
 
     def known() -> list[ServedModel]:
-        return [kind for kind in kinds_of(member.records()) if model in ("", kind.name)]
+        kinds = known_kinds(member.records(), lambda node: member.node.pool.find(node, "control") is not None)
+        return [kind for kind in kinds if model in ("", kind.name)]
 
     await member.wait_until(lambda: bool(known()), NEWS_S if not model else NEWS_S / 2)
     if not known():

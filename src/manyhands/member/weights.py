@@ -173,14 +173,15 @@ async def weights_of(
     home: Path,
     progress: HashProgress,
     ask: Callable[[ServedModel], Sequence[Provider]] = lambda kind: (),
+    is_linked: Callable[[NodeId], bool] = lambda node: True,
 ) -> Weights:
     """The model that `up` names. `dtype` None: the swarm's, else as it is stored (place/shape.py). `ask`: which nodes hold a
-    model of the swarm.
+    model of the swarm. Of several that it serves under this name those of linked nodes come first.
 
-    Raises ModelError; WeightsMismatch if the swarm serves other weights or another precision under this name.
+    Raises ModelError; WeightsMismatch if the swarm serves only other weights or another precision under this name.
     """
     label = names.label(name)
-    same = [kind for kind in kinds_of(records) if kind.name == label]
+    same = [kind for kind in known_kinds(records, is_linked) if kind.name == label]
     precision: Precision
     if dtype is not None:
         precision = dtype
@@ -189,27 +190,26 @@ async def weights_of(
     else:
         await read_aside(lambda told: bring_short(name, home, told), progress)
         precision = await aside(stored_precision, name, home)
-    for kind in same:
-        if kind.precision != precision:
-            raise WeightsMismatch(
-                f"the swarm serves {label} in {kind.precision}, not {precision}: leave --dtype out (and --cache-dtype), or "
-                "found another swarm"
-            )
+    alike = [kind for kind in same if kind.precision == precision]
+    if same and not alike:
+        raise WeightsMismatch(
+            f"the swarm serves {label} in {same[0].precision}, not {precision}: leave --dtype out (and --cache-dtype), or "
+            "found another swarm"
+        )
     local = names.model_folder(name) or names.gguf_file(name, home)
-    if local is None and name != "tales" and same and (providers := ask(same[0])):
+    if local is None and name != "tales" and alike and (providers := ask(alike[0])):
         with contextlib.suppress(ShardUnavailable):
-            return await weights_in(same[0], providers, home, progress)
+            return await weights_in(alike[0], providers, home, progress)
     await read_aside(lambda told: bring_short(name, home, told), progress)
     checkpoint = await aside(look_up, name, precision, home)
     if local is None and checkpoint.folder is None:
-        found = _weights(label, checkpoint, same[0].model if same else checkpoint.model, name)
+        found = _weights(label, checkpoint, alike[0].model if alike else checkpoint.model, name)
         return await _placed(found, home)
     folder = checkpoint.folder or names.model_folder(name)
     assert folder is not None, "a GGUF file holds its model whole"
     manifest = await read_aside(lambda told: build_manifest(folder, told, called=label), progress)
-    for kind in same:
-        if kind.model != manifest.id:
-            raise WeightsMismatch(await _told_apart(kind, manifest, ask(kind)))
+    if alike and all(kind.model != manifest.id for kind in alike):
+        raise WeightsMismatch(await _told_apart(alike[0], manifest, ask(alike[0])))
     found = _weights(label, checkpoint, manifest.id, None)
     return found if checkpoint.folder else await _placed(replace(found, part=folder), home)
 
