@@ -132,8 +132,11 @@ class Node:
 
     # -- links --------------------------------------------------------------------------------------------------------
 
-    async def reach(self, addr: NodeAddr, node: NodeId, timeout_s: float, lane: Lane = "control") -> Link:
-        """A link to `node`, dialled at `addr` if there is none.
+    async def reach(
+        self, addr: NodeAddr, node: NodeId, timeout_s: float, lane: Lane = "control", *, is_hearsay: bool = False
+    ) -> Link:
+        """A link to `node`, dialled at `addr` if there is none. `is_hearsay`: another peer named `addr`, perhaps wrongly, so
+        that a failure is one of the address and not of the node.
 
         Raises LinkClosed, at once if `node` or `addr` could not be reached lately (setbacks.py).
         """
@@ -147,19 +150,22 @@ class Node:
             async with asyncio.timeout(timeout_s):
                 link = await self.pool.get(NodeAddr(addr.host, addr.port, node), lane)
         except (LinkClosed, TimeoutError) as error:
-            self.note_unreachable(node, [addr], error)
+            self.note_unreachable(node, [addr], error, is_hearsay=is_hearsay)
             raise LinkClosed(str(error) or f"{addr} did not answer within {timeout_s:g} s") from error
         finally:
             self.setbacks.ended(addr)
         self.setbacks.reached(node, addr)
         return link
 
-    def note_unreachable(self, node: NodeId, addrs: Sequence[NodeAddr], error: LinkClosed | TimeoutError) -> None:
-        """A dial of `node` at `addrs` failed."""
+    def note_unreachable(
+        self, node: NodeId, addrs: Sequence[NodeAddr], error: LinkClosed | TimeoutError, *, is_hearsay: bool = False
+    ) -> None:
+        """A dial of `node` at `addrs` failed. `is_hearsay`: as of `reach`."""
         answered = error.answered if isinstance(error, LinkClosed) else {}
-        self.setbacks.failed(node, addrs, asyncio.get_running_loop().time(), answered)
-        for tell in list(self._on_unreachable):
-            tell(node)
+        self.setbacks.failed(None if is_hearsay else node, addrs, asyncio.get_running_loop().time(), answered)
+        if not is_hearsay:
+            for tell in list(self._on_unreachable):
+                tell(node)
 
     def _linked(self, link: Link) -> None:
         """The pool has a new link: watch and read it."""

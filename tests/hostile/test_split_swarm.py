@@ -11,6 +11,7 @@ from manyhands.errors import LinkClosed
 from manyhands.member.bootstrap import LAN_S, LOOK_S, MAX_LAN_ADDRESSES, MAX_MET, REDIAL_S
 from manyhands.member.home import keep_ticket, load_ticket, save_ticket
 from manyhands.member.member import Member
+from manyhands.swarm.directory import Peer
 from manyhands.swarm.lan import Browser, Nearby
 from manyhands.swarm.record import BEAT_S
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
@@ -262,5 +263,22 @@ def test_a_machine_with_another_key_is_found_where_the_ticket_names_the_old_one(
         assert first.edges() == {}
         first.found_on_lan([at])
         await until_all_see([first, second], {"n0", "n1"}, 10)
+
+    play(scene)
+
+
+def test_what_one_member_says_of_where_a_node_is_keeps_no_node_from_it(play: Play) -> None:
+    """A dht asks nodes where others say that they are. Its failure was one of the node, which no record helped then."""
+
+    async def scene(place: Town) -> None:
+        first, second, third = (place.member(index) for index in range(3))
+        for member in (first, second, third):
+            await place.stack.enter_async_context(member)
+        false = NodeAddr("127.0.0.1", 9)
+        with pytest.raises(LinkClosed):
+            await first.directory.send(Peer(second.id, (false,)), b"")
+        assert (await first.node.reach(second.addresses[0], second.id, 1.0)).peer == second.id
+        await first.directory.send(Peer(third.id, (false, third.addresses[0])), b"")
+        assert set(first.edges()) == {second.id, third.id}
 
     play(scene)

@@ -174,17 +174,9 @@ class Member:
             self.directory.announce()
 
     def _profile(self) -> Profile:
-        config = self.config
-        return Profile(
-            config.name,
-            (),
-            config.iroh_url,
-            config.scope,
-            config.memory_bytes,
-            config.cores,
-            config.device,
-            secrets.randbits(32),
-        )
+        config, run = self.config, secrets.randbits(32)
+        machine = config.memory_bytes, config.cores, config.device
+        return Profile(config.name, (), config.iroh_url, config.scope, *machine, run)
 
     # -- coming in ----------------------------------------------------------------------------------------------------
 
@@ -261,9 +253,10 @@ class Member:
     async def _reach(self, peer: Peer) -> Link:
         """A link to `peer`: as its records say (the transport tries every way of them), else by what others said of it."""
         reason = LinkClosed(f"node {peer.node[:16]} has no address, and it has not called")
-        for way in self.book(peer.node)[:1] or [NodeAddr(a.host, a.port, peer.node) for a in peer.addresses]:
+        book = self.book(peer.node)[:1]
+        for way in book or [NodeAddr(a.host, a.port, peer.node) for a in peer.addresses]:
             try:
-                return await self.node.reach(way, peer.node, REACH_S)
+                return await self.node.reach(way, peer.node, REACH_S, is_hearsay=not book)
             except LinkClosed as error:
                 reason = error
         raise reason

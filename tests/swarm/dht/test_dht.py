@@ -14,7 +14,16 @@ from manyhands.swarm.dht import store as dht_store
 from manyhands.swarm.dht import wire
 from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.dht.intake import MAX_PER_SECOND
-from manyhands.swarm.dht.lookup import ALPHA, FETCH_TAGS, MAX_ALPHA, MAX_ASKS, MAX_CANDIDATES, Lookup, RecordFetch
+from manyhands.swarm.dht.lookup import (
+    ALPHA,
+    FETCH_TAGS,
+    MAX_ALPHA,
+    MAX_ASKS,
+    MAX_CANDIDATES,
+    MAX_WAYS,
+    Lookup,
+    RecordFetch,
+)
 from manyhands.swarm.dht.query import Finished
 from manyhands.swarm.dht.store import STALE_S, DhtStore, model_key
 from manyhands.swarm.dht.table import CHECK_S, FORGET_S, Contact, K, Table, number
@@ -235,6 +244,49 @@ def test_a_peer_that_names_nodes_that_do_not_exist_is_not_followed() -> None:
     lookup = Lookup(target, [contact_at(faulty), contact_at(ids[0]), contact_at(ids[1])])
     assert run_lookup(lookup, answering) == sorted(ids, key=lambda p: p ^ target)[:K]
     assert lookup.num_asked < 60
+
+
+def elsewhere(peer: Peer) -> Contact:
+    """A contact of that node at an address that is not its own."""
+    contact = contact_of(Peer(peer.node, (NodeAddr("10.9.9.9", 9, peer.node),)))
+    assert contact is not None
+    return contact
+
+
+def test_a_peer_that_names_nodes_where_they_are_not_hides_none_of_them() -> None:
+    """It is asked first; the others name the same nodes where they are."""
+    ids, tables, rng = network_of()
+    target = rng.getrandbits(256)
+    answering = answers_of(tables, target)
+    faulty = min(ids, key=lambda p: p ^ target)
+    lookup = Lookup(target, [contact_at(place) for place in (faulty, *ids[:2])])
+    while asks := lookup.to_ask():
+        for contact in asks:
+            if contact != contact_at(contact.id):
+                lookup.failed(contact.id)
+            elif contact.id == faulty:
+                lookup.answered(contact.id, [elsewhere(peer_at(place)) for place in answering[faulty]])
+            else:
+                lookup.answered(contact.id, [contact_at(place) for place in answering[contact.id]])
+    assert lookup.is_done and lookup.num_asked < 60
+    assert [contact.id for contact in lookup.closest()] == sorted(ids, key=lambda p: p ^ target)[:K]
+
+
+def test_one_node_is_asked_at_few_places() -> None:
+    tellers = [contact_at((1 << 200) + index) for index in range(8)]
+    lookup, asked = Lookup(0, tellers), list[Contact]()
+    while asks := lookup.to_ask():
+        for contact in asks:
+            if contact.id == 1:
+                asked.append(contact)
+                lookup.failed(1)
+            else:
+                node = peer_at(1).node
+                named = contact_of(Peer(node, (NodeAddr("10.9.9.9", contact.id & 255 | 1 << 8, node),)))
+                assert named is not None
+                lookup.answered(contact.id, [named])
+    assert len(asked) == len(set(asked)) == MAX_WAYS and lookup.is_done
+    assert [contact.id for contact in lookup.closest()] == [teller.id for teller in tellers]
 
 
 def test_an_endless_chain_of_nearer_nodes_ends() -> None:
@@ -631,6 +683,26 @@ def test_an_answer_from_another_node_is_ignored() -> None:
     assert dht.counts.stray == 2
     out = dht.receive(peer, encode(DhtFound(question.request, lie, ())), START_S)
     assert [o.to for o in out] == [lie[0].peer]
+
+
+def test_what_others_say_of_a_node_is_no_reason_to_shun_it() -> None:
+    """One names a contact of this node, and a node that it does not know, at a false address; another where it is."""
+    dht, faulty = node_and_peer()
+    other, third = (Peer(key_of(index).node_id, record_of(index).addresses) for index in (2, 3))
+    question = decode(dht.joined(faulty, START_S)[0].body)
+    dht.joined(other, START_S)
+    told = (elsewhere(other), elsewhere(third))
+    asked = dht.receive(faulty, encode(DhtFound(question.request, told, ())), START_S)
+    assert {out.to for out in asked} == {other, elsewhere(third).peer}
+    assert not [out for out in dht.lost(third.node, START_S + 1) if out.to.node == third.node]
+    question = decode(next(out.body for out in asked if out.to == other))
+    at_last = contact_of(third)
+    assert at_last is not None
+    answer = encode(DhtFound(question.request, (elsewhere(third), at_last), ()))
+    asked = dht.receive(other, answer, START_S + 1)
+    assert [out.to for out in asked] == [third]
+    dht.joined(third, START_S + 1)
+    assert not dht.lost(third.node, START_S + 1) and dht.table.failing == [at_last]
 
 
 def test_hearsay_enters_no_table() -> None:

@@ -9,8 +9,8 @@ Every node is a place in the id space, its public key; a model is one too, the h
 What a peer cannot do. Ids come from the link, which proves the key: no node can pose as another, answer for another (a
 request is bound to its receiver), or stores for another (STORE takes the sender's own records only). DhtRecords are
 verified before they are stored, passed on or shown, and only forward: a replayed one is older than what is known.
-Contacts that others name are asked first: only nodes that answered enter, and long-lived ones are not pushed out. Floods
-meet caps per sender and second, per publisher, per key and in all.
+Contacts that others name are asked first: only nodes that answered enter, and long-lived ones are not pushed out. One named
+at a false address fails there only. Floods meet caps per sender and second, per publisher, per key and in all.
 What it can do. Members may make any number of keys (the swarm's secret admits them, nothing else does). The owner of
 the K nodes nearest to a model can hide it, not forge it; grinding keys for that costs seconds in any Kademlia
 without a price on ids. The nodes that come first fill a table, so one whose bootstrap peers are all dishonest is eclipsed.
@@ -51,7 +51,7 @@ ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of
 SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
 REFRESH_S = 30.0  # a quarter of a record's lifetime (HN-18)
 RENEW_S = 15.0  # until a new signature is stored: 60 (record.REFRESH_S) + 15 + 36 (an asker's turn) < 120, so no gap
-SHUN_S = 60.0  # a node that did not answer is not asked again on others' word, until it calls
+SHUN_S = 60.0  # a node that did not answer is not asked there again on others' word, until it calls
 RETRY_S = 2.0  # until an errand that reached no node is tried again
 MAINTAIN_S = 120.0  # between lookups that only keep the buckets filled
 PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
@@ -84,7 +84,7 @@ class Dht(StoreReport[DhtStore]):
         self._due: dict[int, float] = {}  # key -> when its next turn comes
         self._errands: dict[int, RecordQuery] = {}
         self._questions: dict[int, Question] = {}  # by request, which is also by deadline
-        self._shunned: dict[int, float] = {}  # id -> until when
+        self._shunned: dict[bytes, float] = {}  # a contact as it was named -> until when
         self._cap = SenderCap(self.counts)
         self._expire_s = self._probe_s = self._maintain_s = 0.0
         for model in interest:
@@ -141,7 +141,7 @@ class Dht(StoreReport[DhtStore]):
         if now >= self._expire_s:
             self._expire_s = now + EXPIRE_S
             self.store.expire(now)
-            self._shunned = {node: until for node, until in self._shunned.items() if until > now}
+            self._shunned = {wire: until for wire, until in self._shunned.items() if until > now}
         if not self.table.is_empty:
             out += self._maintain(now)
             for key in [key for key, due in self._due.items() if due <= now]:
@@ -219,8 +219,8 @@ class Dht(StoreReport[DhtStore]):
         if isinstance(message, DhtFound):
             if errand.is_wanted:
                 errand.listed[sender.node] = message.tags
-            told = [contact for contact in message.contacts if contact.id not in self._shunned]
-            errand.lookup.answered(number(sender.node), told)
+            told = [self.table.answering(named.id) or named for named in message.contacts]
+            errand.lookup.answered(number(sender.node), [each for each in told if each.wire not in self._shunned])
         elif isinstance(message, DhtRecords):
             self._fetched(errand, question, message.records, now)
         return self._advance(errand, now)
@@ -283,9 +283,7 @@ class Dht(StoreReport[DhtStore]):
                 self._due[errand.key] = now + RETRY_S
         elif is_ours or errand.is_wanted:
             self._published.nearest[errand.key] = near
-        if near and is_ours:
-            return self._store_at(near, self._published.newest(errand.key, now))
-        return []
+        return self._store_at(near, self._published.newest(errand.key, now)) if near and is_ours else []
 
     def _store_at(self, contacts: Iterable[Contact], records: list[bytes]) -> list[Outgoing]:
         parts = [records[begin : begin + FETCH_TAGS] for begin in range(0, len(records), FETCH_TAGS)]
@@ -298,14 +296,13 @@ class Dht(StoreReport[DhtStore]):
         return request
 
     def _ping(self, peer: Peer, now: float) -> Outgoing:
-        request = self._open(Question(peer, now, DhtPong, None))
-        return Outgoing(peer, encode(DhtPing(request)))
+        return Outgoing(peer, encode(DhtPing(self._open(Question(peer, now, DhtPong, None)))))
 
     def _seen(self, peer: Peer, now: float) -> list[Outgoing]:
         """A message of a node came over a link that proves its id. One that cannot be dialled is no contact for others."""
-        if self._shunned:
-            self._shunned.pop(number(peer.node), None)
         contact = contact_of(peer)
+        if contact is not None:
+            self._shunned.pop(contact.wire, None)
         oldest = None if contact is None else self.table.seen(contact, now)
         return [] if oldest is None else [self._ping(oldest.peer, now)]
 
@@ -328,8 +325,11 @@ class Dht(StoreReport[DhtStore]):
             return []
         self.counts.unanswered += 1
         node, errand = question.peer.node, question.errand
-        self.table.failed(number(node), now)
-        self._shunned[number(node)] = now + SHUN_S
+        known, asked = self.table.find(number(node)), contact_of(question.peer)
+        if errand is None or known == asked:  # else only what others said of it has failed
+            self.table.failed(number(node), now)
+        if asked is not None:
+            self._shunned[asked.wire] = now + SHUN_S
         if errand is None:
             self.store.suspect(node)
             return []
@@ -341,8 +341,7 @@ class Dht(StoreReport[DhtStore]):
         out: list[Outgoing] = []
         if now >= self._probe_s:
             self._probe_s = now + PROBE_S
-            failing = self.table.failing
-            if failing:
+            if failing := self.table.failing:
                 out.append(self._ping(self._rng.choice(failing).peer, now))
         if now >= self._maintain_s:
             self._maintain_s = now + MAINTAIN_S * self._rng.uniform(0.8, 1.2)

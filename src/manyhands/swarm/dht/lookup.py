@@ -6,6 +6,7 @@ The driver (backend.py) sends what `to_ask` returns and reports what came back. 
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from manyhands.core import NodeId
 from manyhands.swarm.dht.table import Contact, K
@@ -15,23 +16,48 @@ ALPHA = 3  # questions at a time (Kademlia's value), and one more for each that 
 MAX_ALPHA = 12
 MAX_ASKS = 96  # per lookup; an honest one in a swarm of 10,000 asks about 25 (bench/directory.py)
 MAX_CANDIDATES = 4 * K  # a dishonest node may name nodes without end
+MAX_WAYS = 4  # differing addresses of one candidate, each set named by another teller
 MISLED = 4  # candidates of one teller that did not answer, none that did: its other ones are dropped
 FETCH_TAGS = 11  # records per question: 11 of the largest (record.MAX_BYTES) fit into one answer
 
 
+class _Way(NamedTuple):
+    contact: Contact
+    teller: int  # that named it so first; 0: our own table
+    depth: int
+
+
 @dataclass(slots=True)
 class _Candidate:
-    contact: Contact
-    teller: int  # that named it first; 0: our own table
-    depth: int
-    state: str = "new"  # new -> asked (-> slow) -> answered | failed
+    """One node. `ways`: as it was named, in the order in which it is asked; that of number `at` is its turn."""
+
+    ways: list[_Way]
+    at: int = 0
+    state: str = "new"  # new -> asked (-> slow) -> answered | failed (-> new, if it is named elsewhere)
+
+    @property
+    def way(self) -> _Way:
+        return self.ways[self.at]
+
+    def takes(self, way: _Way) -> bool:
+        """Whether this is a further place to ask the node at, and there is room for it."""
+        is_known = any(way.contact.wire == known.contact.wire or way.teller == known.teller for known in self.ways)
+        return not is_known and self.state != "answered" and len(self.ways) < MAX_WAYS
+
+    def forget(self, teller: int) -> None:
+        """Drop what `teller` named and that was not asked yet."""
+        kept = self.at + (self.state != "new")
+        self.ways = self.ways[:kept] + [way for way in self.ways[kept:] if way.teller != teller]
+        if self.state == "new" and self.at == len(self.ways):
+            self.state = "failed"
 
 
 class Lookup:
     """The `k` live nodes nearest to `target`: ask the nearest known, learn nearer ones, until the k nearest answered.
 
-    A candidate that fails leaves the list. A teller whose candidates do not exist loses its say, so a handful of false ones
-    costs a few deadlines and does not end a lookup; nodes that exist and collude near a key can hide it.
+    A candidate that fails leaves the list, unless another teller named it at other addresses: it is asked there then. A
+    teller whose candidates do not exist loses its say, so a handful of false ones costs a few deadlines and does not end a
+    lookup; nodes that exist and collude near a key can hide it.
     """
 
     def __init__(self, target: int, start: Iterable[Contact], *, own: int = 0, k: int = K) -> None:
@@ -61,7 +87,7 @@ class Lookup:
                 candidate.state = "asked"
                 self._num_open += 1
                 self.num_asked += 1
-                asks.append(candidate.contact)
+                asks.append(candidate.way.contact)
         return asks
 
     def answered(self, node: int, told: Sequence[Contact]) -> None:
@@ -69,10 +95,11 @@ class Lookup:
         candidate = self._close(node, "answered")
         if candidate is None:
             return
-        self._credit[candidate.teller] = self._credit.get(candidate.teller, 0) + 1
+        way = candidate.way
+        self._credit[way.teller] = self._credit.get(way.teller, 0) + 1
         if self._credit.get(node, 0) > -MISLED:
             for contact in told[: self._k]:
-                self._add(contact, node, candidate.depth + 1)
+                self._add(contact, node, way.depth + 1)
 
     def slow(self, node: int) -> None:
         """`node` has not answered for a while: another may be asked meanwhile."""
@@ -86,9 +113,13 @@ class Lookup:
         candidate = self._close(node, "failed")
         if candidate is None:
             return
-        self._order.remove((node ^ self.target, node))
+        teller = candidate.way.teller
+        candidate.at += 1
+        if candidate.at < len(candidate.ways):
+            candidate.state = "new"
+        else:
+            self._order.remove((node ^ self.target, node))
         self._alpha = min(self._alpha + 1, MAX_ALPHA)
-        teller = candidate.teller
         self._credit[teller] = self._credit.get(teller, 0) - 1
         if teller and self._credit[teller] <= -MISLED:
             self._forget(teller)
@@ -104,24 +135,33 @@ class Lookup:
     def closest(self) -> list[Contact]:
         """The nearest nodes that answered, at most k, nearest first."""
         live = [self._candidates[n] for _, n in self._order]
-        return [c.contact for c in live if c.state == "answered"][: self._k]
+        return [c.way.contact for c in live if c.state == "answered"][: self._k]
 
     @property
     def hops(self) -> int:
         """How many answers one upon the other led to the nearest node that answered."""
         live = (self._candidates[n] for _, n in self._order)
-        return next((c.depth for c in live if c.state == "answered"), 0)
+        return next((c.way.depth for c in live if c.state == "answered"), 0)
 
     def _add(self, contact: Contact, teller: int, depth: int) -> None:
-        if contact.id in self._candidates or contact.id == self._own:
+        way, known = _Way(contact, teller, depth), self._candidates.get(contact.id)
+        if contact.id == self._own or (known is not None and not known.takes(way)):
             return
-        entry = (contact.id ^ self.target, contact.id)
+        if known is not None and known.state != "failed":
+            known.ways.append(way)
+        elif self._has_room(entry := (contact.id ^ self.target, contact.id)):
+            candidate = self._candidates[contact.id] = known or _Candidate([])
+            candidate.ways.append(way)
+            candidate.state = "new"
+            insort(self._order, entry)
+
+    def _has_room(self, entry: tuple[int, int]) -> bool:
+        """Whether a candidate may enter there; the farthest makes room for a nearer one."""
         if len(self._order) >= MAX_CANDIDATES:
             if entry > self._order[-1]:
-                return
+                return False
             self._drop_farthest()
-        self._candidates[contact.id] = _Candidate(contact, teller, depth)
-        insort(self._order, entry)
+        return True
 
     def _drop_farthest(self) -> None:
         """Make room; only a candidate that was not asked yet may be forgotten."""
@@ -133,10 +173,9 @@ class Lookup:
 
     def _forget(self, teller: int) -> None:
         """Drop what a misleading teller named and that was not asked yet; others may name it again."""
-        gone = {n for n, c in self._candidates.items() if c.teller == teller and c.state == "new"}
-        for node in gone:
-            del self._candidates[node]
-        self._order = [entry for entry in self._order if entry[1] not in gone]
+        for candidate in self._candidates.values():
+            candidate.forget(teller)
+        self._order = [entry for entry in self._order if self._candidates[entry[1]].state != "failed"]
 
     def _close(self, node: int, state: str) -> _Candidate | None:
         candidate = self._candidates.get(node)

@@ -70,6 +70,10 @@ class Table:
         bucket = self._buckets.get((node ^ self.own).bit_length())
         return bucket.contacts.get(node) if bucket else None
 
+    def answering(self, node: int) -> Contact | None:
+        """A contact that did not fail to answer lately."""
+        return None if node in self._failing else self.find(node)
+
     def seen(self, contact: Contact, now: float) -> Contact | None:
         """Note that a message of `contact` came. Returns a contact that should be pinged: its place is wanted."""
         node = contact.id
