@@ -113,6 +113,26 @@ def test_hops_that_have_lost_it(qwen3: Path, lost: int, log_bytes: int) -> None:
     play(main)
 
 
+@pytest.mark.parametrize("victim", range(3))
+def test_a_hop_that_dies_with_the_origin(qwen3: Path, victim: int) -> None:
+    """Another takes its place as the session is adopted. (Rows were awaited of one in the last hop's place, which had none.)"""
+
+    async def main() -> None:
+        faults = Faults()
+        options: dict[str, Any] = {"spares": ["0-5"], "wrap": faults.wrap}
+        async with swarm_of(qwen3, "0-1,2-3,4-5", **options) as swarm, another(swarm, wrap=faults.wrap) as other:
+            wanted = await ids_of(swarm, PROMPT, LONG)
+            cut = await begin(swarm.origin, LONG, 9)
+            await asyncio.sleep(0.1)
+            faults.die(swarm.hops[victim])
+            began = asyncio.get_running_loop().time()
+            answer = await go_on(other, LONG, cut, 9)
+            assert (answer.token_ids, answer.redrawn) == (wanted, 9 if victim < 2 else 0)
+            assert not answer.repairs and asyncio.get_running_loop().time() < began + 5
+
+    play(main)
+
+
 @pytest.mark.parametrize("seed", daily(range(3), range(3, 12)))
 def test_an_origin_that_dies(qwen3: Path, seed: int) -> None:
     """At a random token, with drafts in flight, perhaps after a repair: its hops keep the session, another origin adopts it."""

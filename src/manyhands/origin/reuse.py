@@ -90,14 +90,14 @@ class Reuse:
         until, own = len(prompt) + adoption.tokens - 1, len(prompt) - 1
         if not adoption.route or until < 1:
             return None
-        rows_from = own if adoption.tokens else None
-        resume = Resume(SessionId(bytes(16)), until, (), adoption.handle, rows_from)
+        resume = Resume(SessionId(bytes(16)), until, (), adoption.handle, own if adoption.tokens else None)
         try:
-            session = await self._open(await around.marked(adoption.route), resume, lease, around)
+            marked = await around.marked(adoption.route)
+            session = await self._open(marked, resume, lease, around)
         except ManyhandsError:
             return None
-        last = session.route.hops[-1]
-        redraw = max(0, (last.cached or until) - own) if last.has_log and adoption.tokens else 0
+        last = session.route.hops[-1]  # another in its place was asked for no rows
+        redraw = max(0, (last.cached or until) - own) if last.offer == marked[-1] and last.has_log else 0
         # Which tokens the others were is not known here: they are drawn anew, after those whose rows come again.
         session.begins_at = min(session.begins_at, own + redraw)
         return Resumed(_offers(session), session, adoption.exactness, redraw)
