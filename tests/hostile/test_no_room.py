@@ -119,6 +119,22 @@ def test_several_full_hops_are_replaced_at_once(bench: Bench, victims: tuple[int
     bench.play(main)
 
 
+@pytest.mark.parametrize("path", ["ring", "star"])
+@pytest.mark.parametrize("credits", [1, 2])
+def test_a_full_first_hop_is_replaced_whose_text_takes_more_steps_than_its_credits(
+    bench: Bench, credits: int, path: PathKind
+) -> None:
+    """The last token follows the text that is sent again. (It came before the end of it, for which no credits were left as the
+    lease grew: the new hop, which called the origin faulty, was replaced, and the one after it ended the request.)"""
+
+    async def main() -> None:
+        async with bench.scene(request=replace(REQUEST, credits=credits, prefill_chunk=8)) as scene:
+            grants(scene.hops[0], nothing)
+            assert await lost_of(bench, scene, path=path) == [("n0",)]
+
+    bench.play(main)
+
+
 def test_no_hop_is_replaced_while_another_keeps_the_answer_from_going_on(bench: Bench) -> None:
     async def main() -> None:
         async with bench.scene(spares=["0-1"]) as scene:

@@ -221,7 +221,7 @@ class Generation:
     async def _advance(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
         """As _take_rows, and the tokens that were drawn. At the end of the lease wait for room: without it the answer ends."""
         todo: tuple[int, Sequence[int], Payload | None] = 0, (), None
-        if not self._is_at_end:
+        if not self._is_at_end or not self._prefill.is_sent:  # the last token follows what is sent again
             todo = await self._take_rows()
         if self._is_at_end and self._finished() is None:
             self._is_full = not await self._growth.more(self._config, self._pace, self.committed)
