@@ -32,7 +32,7 @@ from manyhands.origin.standby import Standby
 from manyhands.route.search import Offer
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm, memory_node, node_id, node_key
-from manyhands.wire.message import Close, Credit, Fault, Feed, Payload, Step
+from manyhands.wire.message import Close, Credit, Fault, Feed, Open, Payload, Step
 from manyhands.wire.signed import Signer
 from manyhands.worker.execute import Device, Result, Work
 from tests.origin.scenes import GREEDY, HOT, NEW, PROMPT, all_free, expected, ids_of, play, swarm_of
@@ -405,6 +405,24 @@ def test_a_better_link_that_appears_while_the_route_opens_does_no_harm() -> None
         )
         session.on_fault(Fault(session.id, session.route.epoch, 0, Detour.code, "has a direct link to the next", 0))
         assert session.has_detour and not session.losses and not session.is_closed
+
+    play(main)
+
+
+def test_a_standby_that_is_found_while_the_route_changes_is_asked_once() -> None:
+    """It has its place in the new epoch when the route stands. (It was told of it twice, which a hop refuses, and never asked
+    again in this session.)"""
+
+    async def main() -> None:
+        links = [Notes(node_id(name)) for name in ("first", "second", "standby")]
+        hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4), Span(2, 4)), strict=True)]
+        session = Session(ORIGIN, hops[:2], Lease(MODEL, "bf16", 64, 1, "ring", "origin", None), RequestConfig())
+        for epoch in (1, 2):
+            session.route.renew(hops[:2])
+            if epoch == 1:
+                session.standbys.open(hops[2])
+            session.standbys.move()
+        assert [asked.epoch for asked in links[2].of(Open)] == [1, 2]
 
     play(main)
 

@@ -23,11 +23,12 @@ class Standby:
     """A standby for the hop with the same span. Positions [0, fed) were sent to it, all committed; it has computed some.
 
     In a star those of [passed, fed) have yet to come by here on their way to it, from the hop before. `leased`: positions of
-    its lease.
+    its lease. `asked`: the epoch of the last Open sent to it.
     """
 
     hop: Hop
     leased: int = 0
+    asked: int = 0
     fed: int = 0
     computed: int = 0
     passed: int = 0
@@ -72,7 +73,7 @@ class Standbys:
         for span, standby in list(self.by_span.items()):
             if self._route.index_of(span) is None:
                 self._drop(span)
-            else:
+            elif standby.asked < self._route.epoch:  # else it was found while the route changed, and has its place
                 standby.fed = standby.passed = standby.computed
                 self._place(standby)
 
@@ -172,11 +173,12 @@ class Standbys:
         return self.by_span.get(hops[hop].offer.info.span) if hop < len(hops) else None
 
     def _place(self, standby: Standby) -> None:
-        hop, standby.leased = standby.hop, max(standby.leased, self._route.standby_capacity)
-        index = self._route.index_of(hop.offer.info.span)
+        hop, route = standby.hop, self._route
+        standby.leased, standby.asked = max(standby.leased, route.standby_capacity), route.epoch
+        index = route.index_of(hop.offer.info.span)
         assert index is not None
         slot = Slot(hop.offer, None, emit_from=STANDBY, resume_until=standby.computed)
-        try_send(hop.control, self._route.open_message(index, slot, hop.control))
+        try_send(hop.control, route.open_message(index, slot, hop.control))
 
     def _extend(self, standby: Standby, capacity: int) -> None:
         if standby.is_open and capacity > standby.leased:
