@@ -335,6 +335,23 @@ def test_a_standby_whose_data_link_alone_breaks_is_told_to_free_its_place(bench:
     bench.play(main)
 
 
+def test_a_ring_that_becomes_a_star_keeps_no_standby_that_it_cannot_feed(bench: Bench) -> None:
+    """n3 stands by for hops 0 and 1. Hop 1 cannot reach n4, which takes the place of hop 2: rows go by way of the origin,
+    which has a data link to n3, but had none for what hop 1's standby gets. (What came for it stopped the origin's node.)"""
+
+    async def main() -> None:
+        request = replace(FOLLOWED, draft="off")
+        async with bench.scene(spares=["0-3", "4-5"], request=request) as scene:
+            scene.faults.slow(scene.hops[0], 0.01)
+            scene.faults.cut(scene.hops[1], scene.hops[4])
+            scene.faults.at("decode", scene.hops[2], lambda: scene.faults.die(scene.hops[2]), 6)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            (answer,) = scene.answers
+            assert answer.routing.is_star and [repair.replacement for repair in answer.repairs] == [("n4",)]
+
+    bench.play(main)
+
+
 def test_standbys_are_off_unless_asked_for(bench: Bench) -> None:
     async def main() -> None:
         async with bench.scene() as scene:

@@ -174,6 +174,8 @@ class Standbys:
 
     def _place(self, standby: Standby) -> None:
         hop, route = standby.hop, self._route
+        if route.lease.path == "star" and hop.data is None:  # found for a ring: what is for it has no way from here
+            return self._drop(hop.offer.info.span)
         standby.leased, standby.asked = max(standby.leased, route.standby_capacity), route.epoch
         index = route.index_of(hop.offer.info.span)
         assert index is not None
