@@ -1,19 +1,21 @@
 """A hop of a running session that answers before its rows came, or sends on steps that were never sent to it: it loses its
 place, and no honest hop does."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from manyhands.core import ORIGIN_HOP
+from manyhands.errors import AnsweredEarly, ProtocolError, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.probe import misleading
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Progress, Step
 from manyhands.worker.session import HopSession
-from tests.kill import Bench, Scene, kept_models
+from tests.kill import REQUEST, Bench, Scene, kept_models
 from tests.worker.hop import session_id
 
 SPARES = ["0-1", "2-3", "4-5"]
@@ -171,6 +173,35 @@ def test_a_hop_that_makes_up_steps_is_replaced_and_no_other(
         f"n{sender}",
         same_text=way in ("another guess", "repeated", "behind") or (way == "before" and not is_ahead),
     )
+
+
+@pytest.mark.parametrize("code", [ProtocolError.code, AnsweredEarly.code])
+@pytest.mark.parametrize("spares", [["0-5", "0-5"], ["0-5"]], ids=["another", "no other"])
+def test_a_hop_that_doubts_what_comes_as_soon_as_it_has_its_place_holds_no_repair_up(
+    bench: Bench, spares: list[str], code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first that takes a lost hop's place, in each epoch before the others have theirs. (It was told of its place anew for
+    ever.)"""
+    told, plain = list[HopSession](), HopSession.answer_open
+
+    def answer_open(place: HopSession, *args: Any, **options: Any) -> None:
+        plain(place, *args, **options)
+        if place.opened.epoch > 1 and place.opened.hop == 1 and place in [*told, place][:1]:
+            told.append(place)
+            place.fault(code, "it cannot be", None if code == AnsweredEarly.code else 0)
+
+    async def main() -> None:
+        async with bench.scene(spares=spares) as scene:
+            monkeypatch.setattr(HopSession, "answer_open", answer_open)
+            scene.faults.at("decode", scene.hops[1], lambda: scene.faults.die(scene.hops[1]), 5)
+            if len(spares) > 1:
+                assert await scene.ask("hot") == bench.wanted["hot", 0]
+            else:
+                with pytest.raises(ShardUnavailable):
+                    await scene.ask("hot")
+            assert 2 < len(told) < 200 and asyncio.get_running_loop().time() < REQUEST.patience_s + 10
+
+    bench.play(main)
 
 
 def test_who_misleads_is_before_the_first_that_was_misled() -> None:

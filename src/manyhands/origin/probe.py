@@ -59,6 +59,14 @@ async def trace(session: Session, limit_s: float) -> None:
         session.lose(hop, "; ".join(doubt.reason for doubt in told.values()), untrusted=True)
 
 
+def lose_doubtful(session: Session) -> None:
+    """As `trace`, while the route takes another shape, where a Probe would end places that were not told of it yet: hops that
+    have doubts are lost, and those before them. They may come back where no others cover."""
+    for index, doubt in session.doubts.items():
+        for each in (max(0, index - 1), index):
+            session.lose(each, doubt.reason)
+
+
 def lose_misleading(session: Session, misled: Mapping[int, str] = MappingProxyType({})) -> bool:
     """Whether a hop sent on what it was never sent, by the answers to a Probe, or by word of the hops `misled`: it is lost, and
     not to come back."""

@@ -14,10 +14,10 @@ from manyhands.errors import ManyhandsError, PipelineAborted, ShardUnavailable
 from manyhands.origin.alone import ASK_AGAIN_S, Alone
 from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
-from manyhands.origin.probe import hold_up, lose_misleading, trace
+from manyhands.origin.probe import hold_up, lose_doubtful, lose_misleading, trace
 from manyhands.origin.relief import Relief
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
-from manyhands.origin.route import Hop
+from manyhands.origin.route import MAX_SETBACKS, Hop
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.standby_search import Followers, RouteServices
 from manyhands.route.offer import Offer
@@ -50,7 +50,7 @@ class RepairExecutor:
         self.repairs: list[Repair] = []
         self.events: list[Event] = []
         self._fruitless = 0
-        self._attempts = 0  # in this repair
+        self._attempts = self._doubted = 0  # in this repair; in a row that doubts alone ended
         self._alone = Alone(config.load_timeout_s)
         self._may_rewire_at = 0.0
         self._committed = -1
@@ -77,8 +77,7 @@ class RepairExecutor:
         self._back.note_lost([session.route.hops[i].offer.node for i in session.losses])
         try:
             self._count(committed, reason)
-            self._attempts = 0
-            self._alone = Alone(self._config.load_timeout_s)
+            self._attempts, self._alone = 0, Alone(self._config.load_timeout_s)
             while session.losses or session.stuck or not all(hop.is_whole for hop in session.route.hops):
                 names = tuple(session.route.hops[i].offer.name for i in session.losses)
                 lost += names
@@ -134,7 +133,11 @@ class RepairExecutor:
             await self._reshape(plan)
         except HopLost as error:
             self._are_apart |= self._session.apart is not None
+            self._doubted += not self._session.losses
+            if self._doubted > MAX_SETBACKS:  # what the first plans did not know of logs and caches is known by now
+                lose_doubtful(self._session)
             return f"{reason}; then {error}"
+        self._doubted = 0
         self._session.route.answered(plan.slots)
         return reason
 
@@ -245,10 +248,8 @@ class RepairExecutor:
         """Whether other nodes can take the place of a hop."""
         session = self._session
         node = session.route.hops[index].offer.node  # another one that was lost may be back in its place: it stays
-        excluded, lost = (
-            self.excluded | {node},
-            {i for i, hop in enumerate(session.route.hops) if hop.offer.node == node},
-        )
+        excluded = self.excluded | {node}
+        lost = {i for i, hop in enumerate(session.route.hops) if hop.offer.node == node}
         with contextlib.suppress(ShardUnavailable):
             offers = await self._around.offers(excluded)
             route, terms = [hop.offer for hop in session.route.hops], self._around.terms()
@@ -323,9 +324,8 @@ class RepairExecutor:
     async def _reshape(self, plan: RepairPlan) -> None:
         """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""
         session, num_hops = self._session, len(plan.slots)
-        answers = await asyncio.gather(
-            *(self._hop(i, slot, num_hops) for i, slot in enumerate(plan.slots)), return_exceptions=True
-        )
+        places = (self._hop(i, slot, num_hops) for i, slot in enumerate(plan.slots))
+        answers = await asyncio.gather(*places, return_exceptions=True)
         for slot, answer in zip(plan.slots, answers, strict=True):
             if isinstance(answer, ShardUnavailable):
                 self.excluded.add(slot.offer.node)
