@@ -10,15 +10,15 @@ from typing import cast
 import pytest
 
 from manyhands.config import RequestConfig
-from manyhands.core import ORIGIN_HOP, SamplingParams
+from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams
 from manyhands.net.transport import Link, try_send
-from manyhands.origin import Answer
+from manyhands.origin import Answer, growth
 from manyhands.origin.node import FullNode
 from manyhands.origin.pace import MAX_WAIT_S
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Credit, Progress, Step
+from manyhands.wire.message import Credit, Extend, Progress, Step
 from manyhands.worker.execute import Device
 from manyhands.worker.session import HopSession
 from tests.origin.scenes import Oracle, expected, play, swarm_of
@@ -160,6 +160,28 @@ def test_a_first_hop_that_has_computed_what_it_was_never_sent_is_replaced(folder
             sessions = town.origin.node.sessions
             FalseHop(town.hops[0], answer=lambda _: next(iter(sessions.values())).returns.sent_until, pays=False)
             await answered(folder, town, "n0")
+
+    play(main)
+
+
+def test_a_hop_whose_lease_grows_instead_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a position at a time, just before the row that is due is overdue. (That woke the session, whose wait began anew.)"""
+    monkeypatch.setattr(growth, "LEASE_TOKENS", 64)
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+
+    async def main() -> None:
+        async with swarm(folder) as town:
+            FalseHop(town.hops[1], answer=lambda received: received - 1, is_honest_for=16)
+            (host,), clock = town.hops[1].hosts, asyncio.get_running_loop()
+
+            def extend(message: Extend, node: NodeId) -> None:
+                for _, place in host._places.owned(message.session, node):
+                    clock.call_later(REQUEST.step_floor_s - 0.1, place.extend, place.capacity + 1)
+
+            host.extend = extend  # type: ignore[method-assign]
+            answer = await town.origin.complete(town.origin.request_ids(PROMPT, params), draft="off")
+            assert answer.token_ids == expected(folder, PROMPT, params)
+            assert [repair.lost for repair in answer.repairs] == [("n1",)] and clock.time() < SOON_S
 
     play(main)
 

@@ -50,6 +50,8 @@ class Suspect(Protocol):
 class Intake:
     """The results of one session, for who has its `ledger`. `reached`: positions whose results, or the news of them, came."""
 
+    _awaited: tuple[int, int] | None = None  # what was sent and known as a wait ended without rows
+
     def __init__(
         self,
         session: Session,
@@ -83,11 +85,13 @@ class Intake:
 
         Raises ProtocolError for what was not due, and as `Session.next_result`.
         """
-        self._moved_at = self._due_from = self._asked_at = asyncio.get_running_loop().time()
-        is_woken = False
+        if self._awaited != self._known:  # else it is the same wait: who wakes the session again and again buys no time
+            self._moved_at = self._due_from = self._asked_at = asyncio.get_running_loop().time()
+        self._awaited, is_woken = None, False
         while True:
             await self._prefill.send(len(self._ledger))
             if is_woken and self._prefill.is_sent:
+                self._awaited = self._known
                 return []
             if (step := await self._next_step()) is None:
                 is_woken = True
@@ -112,6 +116,15 @@ class Intake:
             if self._session.route.lease.attests:
                 self.leaves.note(step.position, payload.data, step.count)
             return [step]
+
+    def repaired(self) -> None:
+        """What is awaited is sent again, and has all its time."""
+        self._awaited = None
+
+    @property
+    def _known(self) -> tuple[int, int]:
+        """The end of what was sent, and of what is committed."""
+        return self._session.returns.sent_until, len(self._ledger)
 
     def _note_progress(self, end: int) -> None:
         """Positions up to `end` have come back. Few of them buy little time: the clock of replacements goes on by what they may

@@ -216,7 +216,9 @@ class Generation:
 
     async def _repair(self) -> None:
         at_token = len(self.ledger) - len(self._request.prompt)
-        await self._send_known(await self._healer.repair(self.committed, at_token))
+        start = await self._healer.repair(self.committed, at_token)
+        self._intake.repaired()
+        await self._send_known(start)
 
     async def _advance(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
         """As _take_rows, and the tokens that were drawn. At the end of the lease wait for room: without it the answer ends."""
