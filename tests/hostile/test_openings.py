@@ -21,7 +21,9 @@ from manyhands.errors import (
 from manyhands.net.transport import Link, try_send
 from manyhands.origin import Answer
 from manyhands.origin.opener import QUICK_S
-from manyhands.testing.swarm import MemorySwarm, memory_swarm
+from manyhands.origin.route import Lease
+from manyhands.testing.faults import Faults
+from manyhands.testing.swarm import MemorySwarm, memory_node, memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Fault, Open, Step
 from manyhands.worker.early import LINK_SESSIONS
@@ -147,6 +149,39 @@ def test_a_member_that_cannot_reach_any_next_hop_costs_two_waits(
                 assert told.routing.is_star and names(told)[0] == "n0" and took_s < 2 * QUICK_S
             else:
                 assert names(told)[0] == "n8"
+
+    play(main)
+
+
+@pytest.mark.parametrize("route", [(1,), (0,), (1, 0)], ids=["first", "last", "both"])
+def test_a_session_that_wants_ends_where_they_are_not_is_refused(folder: Path, route: tuple[int, ...]) -> None:
+    """The head of the node with the first layers, the embedding of that with the last. (Its steps failed, and with them those
+    of others that shared a device step with them.)"""
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5", ends="edges", request=PLAIN) as swarm:
+            faults, is_over = Faults(), asyncio.Event()
+            calm, _ = await ask(swarm)
+            for node in swarm.hops:
+                faults.slow(node, 0.01)
+            async with memory_node(swarm.network, "member") as member:
+                offers = [o for n in swarm.addrs for o in await member.requests.survey([n])]
+                lease = Lease(swarm.origin.model.id, "bf16", 8, 1, "ring", "edges", HOT)
+
+                async def attack() -> None:
+                    while not is_over.is_set():
+                        with pytest.raises(BadRequest, match="ends"):
+                            session = await member.requests.open([offers[i] for i in route], lease)
+                            session.send(0, 1, 0, (1,), None, 1)
+                            await asyncio.sleep(0.02)
+                            member.requests.close(session)
+                        await asyncio.sleep(0.01)
+
+                attacking = asyncio.create_task(attack())
+                told, _ = await ask(swarm)
+                is_over.set()
+                await attacking
+            assert told.token_ids == calm.token_ids and not told.repairs
 
     play(main)
 

@@ -81,8 +81,15 @@ def check_fits(message: Open, info: SpanInfo) -> None:
             f"hop {message.hop} of {message.num_hops}, {message.capacity} positions, {message.credits} steps under way: "
             f"a hop is one of its route, a lease has a position or more, credits 1 to {MAX_CREDITS} steps"
         )
-    if message.ends == "edges" and not info.has_ends and message.hop in (0, message.num_hops - 1):
+    if message.ends == "edges" and _lacks_ends(message, info):
         raise BadRequest(f"hop {message.hop} does not hold the model's ends: serve layers {info.span} with --ends")
+
+
+def _lacks_ends(message: Open, info: SpanInfo) -> bool:
+    """Whether `message` wants an embedding or a head that does not come with this span."""
+    embeds = info.has_ends and info.span.start == 0
+    draws = info.has_ends and info.span.end == info.num_layers
+    return (message.hop == 0 and not embeds) or (message.hop == message.num_hops - 1 and not draws)
 
 
 def check_again(message: Open, known: Sequence[Open]) -> None:
