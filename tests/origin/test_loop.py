@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, NodeId, PathKind, SamplingParams
 from manyhands.origin.draft import NoDrafter
+from manyhands.testing.faults import Faults
 from manyhands.wire.message import Probe, Retract
 from manyhands.worker.serve import SpanHost
 from tests.origin.scenes import (
@@ -156,6 +158,28 @@ def test_logprobs_are_the_same_at_origin_and_edges(folder: Path, params: Samplin
     assert origin == edges
     assert all(logprob is not None and logprob < 0 for _, logprob, _ in origin)
     assert all(isinstance(top, tuple) and len(top) == 3 for _, _, top in origin)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_logits_that_do_not_fit_into_one_step(folder: Path, dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 14 rows of a vocabulary of 152,000 tokens, say; 8 rows here. Two windows are on their way, which are sent again
+    as one step once a hop was replaced. (They could not be sent, and the answer ended.)"""
+    for place in ("wire.frame", "worker.fit"):
+        monkeypatch.setattr(f"manyhands.{place}.MAX_STEP_BODY", 8 << 10)
+    params, faults = replace(HOT, logprobs=3, max_tokens=40), Faults()
+    want = expected(folder, PROMPT, params)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"ends": "edges", "spares": ["0-5"], "wrap": faults.wrap}
+        async with swarm_of(folder, "0-1,2-3,4-5", request=RequestConfig(prefill_chunk=16), **options) as swarm:
+            if dies:
+                faults.at("window", swarm.hops[1], lambda: faults.die(swarm.hops[1]))
+            answer = swarm.origin.answer(swarm.origin.request_ids(PROMPT, params))
+            async for _ in swarm.origin.stream(answer, drafter=Oracle([*PROMPT, *want], 15, ahead=True)):
+                pass
+            assert answer.token_ids == want and len(answer.repairs) == dies
+
+    play(main)
 
 
 @pytest.mark.parametrize("ends", ["origin", "edges"])

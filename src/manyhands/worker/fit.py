@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from manyhands.errors import BadRequest, ContextOverflow, ProtocolError
-from manyhands.wire.message import DType, Open, Step
+from manyhands.wire.header import MAX_STEP_BODY
+from manyhands.wire.message import ITEMSIZE, DType, Open, Step
+from manyhands.wire.timings import MAX_TIMINGS, TIMING
+from manyhands.worker.log import split_step
 
 # What may wait for one place, beside its credits: so many times the rows of its lease (a rollback sends rows again).
 MAX_WAITING_LEASES: Final = 2
@@ -25,6 +28,15 @@ class Fit:
     hidden_size: int
     wire_dtype: DType
     vocab_size: int
+
+    def cut(self, step: Step, opened: Open, num_rows: int) -> tuple[Step, Step | None]:
+        """As split_step. Where logits go back, the first part has no more of them than one Step holds; rows that are not sent
+        need none."""
+        if opened.ends == "edges" and opened.sampling is None and opened.hop == opened.num_hops - 1:
+            step = step._replace(reply_from=max(step.reply_from, opened.emit_from))
+            most = max(1, (MAX_STEP_BODY - MAX_TIMINGS * TIMING.size) // (ITEMSIZE["fp32"] * self.vocab_size))
+            num_rows = min(num_rows, max(0, step.reply_from - step.position) + most)
+        return split_step(step, num_rows)
 
     def check(self, step: Step, opened: Open) -> None:
         """Raise ContextOverflow, ProtocolError or BadRequest for a step that the place of `opened` cannot compute."""

@@ -19,7 +19,7 @@ from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.fit import Fit, check_waiting
 from manyhands.worker.leaves import HopLeaves
-from manyhands.worker.log import LogBudget, rows_from, split_step
+from manyhands.worker.log import LogBudget, rows_from
 from manyhands.worker.opening import rounding_of
 from manyhands.worker.order import StepOrder
 from manyhands.worker.outbox import Outbox
@@ -272,10 +272,8 @@ class HopSession:
     # -- through the device -------------------------------------------------------------------------------------------
 
     def take(self, num_rows: int) -> Taken:
-        """The first `num_rows` rows of the oldest step, as work for the device."""
-        head, rest = self.waiting.popleft(), None
-        if num_rows < head.count:
-            head, rest = split_step(head, num_rows)
+        """The first `num_rows` rows of the oldest step, or fewer (Fit.cut), as work for the device."""
+        head, rest = self._fit.cut(self.waiting.popleft(), self.opened, num_rows)
         self.computed = min(self.computed, head.position)
         arrived_at = self.arrived[head.position]
         if rest is not None:
