@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from manyhands.engine.span import EndsRunner
 from manyhands.errors import Corruption
-from manyhands.origin.ends_batch import EndsBatcher
+from manyhands.origin.ends_batch import MAX_ROWS, EndsBatcher
 from manyhands.wire.message import Payload
 from manyhands.wire.rows import Rows, read_rows, store
 from manyhands.worker.execute import Device
@@ -89,6 +89,30 @@ def test_turns_of_one_moment_are_one_batch(ends: EndsRunner, monkeypatch: pytest
             assert (rows is None) == (n == 0)
             if rows is not None:
                 assert embeds(ends, rows, [n] * n)
+
+    play(main)
+
+
+def test_logits_of_many_requests_are_made_a_part_at_a_time(ends: EndsRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway has died, and all its streams are drawn again from 32 rows each at another one: 64 of them made 1.2 GB."""
+    calls: list[int] = []
+    logits = ends.logits
+
+    def counted(rows: bytes, count: int, threads: int) -> Logits:
+        calls.append(count)
+        return logits(rows, count, threads)
+
+    monkeypatch.setattr(ends, "logits", counted)
+
+    async def main() -> None:
+        async with host_of(ends) as host:
+            turns = [host.turn(hidden(32, n), lambda rows: [int(rows[0].argmax())]) for n in range(64)]
+            only_embed = host.turn(None, lambda rows: [5])
+            *drawn, embedded = await asyncio.gather(*turns, only_embed)
+        assert sum(calls) == 64 * 32 and max(calls) <= MAX_ROWS
+        assert embeds(ends, embedded, [5])
+        for n, rows in enumerate(drawn):
+            assert embeds(ends, rows, [int(logits(hidden(32, n), 32, 1)[0].argmax())])
 
     play(main)
 

@@ -7,6 +7,8 @@ over the head's weights. A row's bits do not depend on the others (docs/arithmet
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ from manyhands.wire.rows import rows_payload
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Device
 
+# Rows whose logits are made at once, of all requests together, beyond the first turn's: 80 MB for 152,000 tokens.
+MAX_ROWS: Final = 128
 # logits [T, vocab] -> ids [T'] to embed next (none: nothing more)
 Decide = Callable[[NDArray[np.float32]], Sequence[int]]
 AsSent = Callable[[Payload], Payload]
@@ -64,8 +68,12 @@ class EndsBatcher:
             await self._next()  # a call each, so that no name keeps a request's rows and grammar while there is none
 
     async def _next(self) -> None:
-        turns, self._waiting = self._waiting, []
-        turns = [t for t in turns if not t.done.done()]
+        turns = [turn for turn in self._waiting if not turn.done.done()]
+        rows = accumulate(0 if turn.rows is None else len(turn.rows) for turn in turns)
+        count = max(1, sum(total <= MAX_ROWS for total in rows))
+        turns, self._waiting = turns[:count], turns[count:]
+        if self._waiting:
+            self._wake.set()
         if turns:
             self._settle(turns, await self._run(turns))
 
