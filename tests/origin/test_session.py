@@ -137,6 +137,30 @@ def test_a_cut_between_two_hops_is_healed_by_dialling_again(folder: Path) -> Non
     play(main)
 
 
+@pytest.mark.parametrize(
+    ("cut", "path", "index"), [("0-5", "ring", 0), (CUT, "ring", 2), (CUT, "star", 0), (CUT, "star", 1)]
+)
+def test_a_hop_that_loses_its_link_to_the_origin_takes_its_place_again(
+    folder: Path, cut: str, path: PathKind, index: int
+) -> None:
+    """It alone, whose word of it comes first. (That of a route's only hop ended the request, as if that were faulty; in a star
+    the next hop was replaced for it.)"""
+    want = expected(folder, PROMPT, LONG)
+
+    async def main() -> None:
+        async with swarm_of(folder, cut) as swarm:
+            answer = swarm.origin.answer(swarm.origin.request_ids(PROMPT, LONG))
+            async for _ in swarm.origin.stream(answer, path=path):
+                if len(answer.token_ids) == 3:
+                    link = swarm.hops[index].pool.find(swarm.origin.node.transport.node, "data")
+                    assert link is not None
+                    link.abort("cut by the test")
+            assert answer.token_ids == want
+            assert [repair.lost for repair in answer.repairs] == [(f"n{index}",)]
+
+    play(main)
+
+
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_hop_that_dies_without_a_spare_ends_the_session(folder: Path, index: int) -> None:
     """Its layers are named, after patience_s of looking; the survivors' leases are freed."""

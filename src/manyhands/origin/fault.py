@@ -13,6 +13,7 @@ from manyhands.errors import (
     Busy,
     Corruption,
     Draining,
+    LinkClosed,
     ManyhandsError,
     ModelError,
     PipelineAborted,
@@ -101,7 +102,7 @@ def judge(fault: Fault, hops: Sequence[Hop], told: Told, *, is_running: bool) ->
     near = range(max(0, fault.hop - 1), min(len(hops), fault.hop + 2))
     at_fault = fault.blame if fault.blame is not None and fault.blame in near else fault.hop
     kind = _ERRORS.get(fault.code, PipelineAborted)
-    blames_origin = fault.blame == ORIGIN_HOP and fault.hop == 0
+    blames_origin = fault.blame == ORIGIN_HOP and fault.hop == 0 and fault.code != LinkClosed.code
     offer = hops[at_fault].offer
     word = kind(f"{'the origin' if blames_origin else f'hop {at_fault} ({offer.name})'}: {fault.detail}")
     word.node = offer.node

@@ -183,8 +183,8 @@ class HopSession:
     def on_lost(self, link: Link) -> None:
         """A data link is gone: if steps went over it, the origin is told, and may repair the route."""
         if self.successor is link:
-            hop = self.opened.hop
-            self.fault(LinkClosed.code, f"hop {hop} lost its link to the next", ORIGIN_HOP if self.is_last else hop + 1)
+            hop, to = self.opened.hop, self.opened.successor
+            self.fault(LinkClosed.code, f"hop {hop} lost its link to the next", ORIGIN_HOP if to is None else hop + 1)
 
     def report(self) -> None:
         """Answer a Probe. What waits may begin before what was computed last: a rollback."""
