@@ -395,6 +395,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
     ("family", "field", "value"),
     [
         ("glm4_moe_lite", "first_k_dense_replace", 2),
+        ("glm4_moe_lite", "head_dim", 32),
         ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0]),
         ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0, 1.0]),
         ("gemma3n_text", "activation_sparsity_pattern", [0.5, 0.0, -0.5]),

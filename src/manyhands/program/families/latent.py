@@ -218,6 +218,7 @@ def glm4_moe_lite(f: Fields) -> Program:
     """deepseek_v3 with defaults of its own; a list says which layers are dense (GLM-4.7-Flash)."""
     f.assume(q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5, n_group=1, topk_group=1)
     f.assume(n_routed_experts=64, moe_intermediate_size=1536, num_experts_per_tok=4, routed_scaling_factor=1.8)
+    f.only("head_dim", f.count("qk_rope_head_dim", 64, high=1 << 14))  # another name of it in transformers
     s = sizes(f)
     default = ["dense", *["sparse"] * (s.layers - 1)]
     kinds = f.per_layer("mlp_layer_types", s.layers, default, ("dense", "sparse"))
