@@ -178,14 +178,14 @@ def test_special_markers_are_tokens(grammars: Grammars) -> None:
 
 
 def test_a_head_without_end_is_not_kept() -> None:
-    """After 256 characters it is text: no more than that is held back."""
+    """After 512 characters it is text: no more than that is held back."""
     reader, written, shown = ChannelReader(()), "<|channel|>" + "x" * 100, ""
     shown += reader.feed(written)[1]
     assert shown == ""
     for _ in range(100):
         written += "y" * 100
         shown += reader.feed("y" * 100)[1]
-        assert len(written) - len(shown) <= 256
+        assert len(written) - len(shown) <= 512
     assert shown + reader.finish()[1] == written
 
 
