@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bench.colony import Colony, colony
 from manyhands.cli import app
+from manyhands.cli.chat_events import BrokenStream
 from manyhands.cli.client import GatewayError
 from manyhands.cli.infer_gateway import Telling, figures, infer_by_gateway
 from manyhands.cli.options import Computing
@@ -44,6 +45,17 @@ def test_a_gateway_says_what_an_own_origin_says(folder: Path, capsys: pytest.Cap
     assert told.out.startswith(f"{text}\n")
     assert json.loads(told.out[len(text) + 1 :])["result"] == text
     assert "hop 0  layers 0 " in told.err and "6 tokens" in told.err and "finish: length" in told.err
+
+
+@pytest.mark.parametrize("event", [{"worker_trace": []}, {"assignments": 3}, {"remaining": 1, "dropped_worker": "x"}])
+def test_what_is_no_gateway_is_an_error(event: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def events(*args: Any, **named: Any) -> Any:
+        yield "", event
+
+    monkeypatch.setattr("manyhands.cli.infer_gateway.events_of", events)
+    params = SamplingParams(max_tokens=1)
+    with pytest.raises(BrokenStream, match="sent what is no event"):
+        asyncio.run(infer_by_gateway("http://h:1", "", "", "x", params, "ring", "", as_json=False))
 
 
 def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from manyhands.aside import aside
-from manyhands.cli.chat_events import events_of
+from manyhands.cli.chat_events import BrokenStream, events_of
 from manyhands.cli.client import GatewayError, call, check_address, print_json, running_api
 from manyhands.cli.exactness import explained, print_audit
 from manyhands.cli.lines import Flow, fitted, width_of
@@ -38,8 +38,11 @@ async def infer_by_gateway(
             async for _, event in events:
                 clear_line()
                 screen.end()
-                if telling.take(event):
-                    return
+                try:
+                    if telling.take(event):
+                        return
+                except (TypeError, KeyError, AttributeError) as error:
+                    raise BrokenStream(f"the gateway at {where} sent what is no event: {event!r:.100}") from error
 
 
 class Telling:
