@@ -7,8 +7,9 @@ import pytest
 
 from manyhands.core import MAX_STEP_IDS
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.inbox import ID_BYTES, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Inbox
+from manyhands.net.inbox import ID_BYTES, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Inbox, held_bytes
 from manyhands.net.link import FramedLink, Handshake
+from manyhands.net.shares import Shares
 from manyhands.net.transport import Link
 from manyhands.net.turn import Turn
 from manyhands.wire.frame import encode
@@ -44,7 +45,10 @@ class Echo(asyncio.Transport):
 
 def by_hand(lane: Lane = "data") -> tuple[FramedLink, Echo]:
     """A greeted link whose reads the test makes itself."""
-    link, transport = FramedLink(Handshake(says("x"), lambda _: A, lambda: 0.0, lane, Turn(lambda: 0.0))), Echo()
+    link, transport = (
+        FramedLink(Handshake(says("x"), lambda _: A, lambda: 0.0, lane, Shares(Turn(lambda: 0.0)))),
+        Echo(),
+    )
     link.connection_made(transport)
     read(link, says("y")(lane))
     transport.link = link
@@ -63,7 +67,8 @@ def test_ids_that_wait_are_counted() -> None:
     inbox, ids = Inbox(), tuple(range(MAX_STEP_IDS))
     waiting = 0
     while not inbox.is_full:
-        inbox.put(Step(SESSION, 1, 0, 0, len(ids), 0, 0, "hidden", ids, None))
+        message = Step(SESSION, 1, 0, 0, len(ids), 0, 0, "hidden", ids, None)
+        inbox.put(message, held_bytes(message, 0))
         waiting += 1
     assert waiting == -(-MAX_QUEUED_BYTES // (ID_BYTES * len(ids))) < MAX_QUEUED_MESSAGES
 
@@ -434,7 +439,7 @@ def test_a_taker_that_hands_over_to_another_in_its_call() -> None:
 
         ended = inbox.hand_to(first)
         for position in range(3):
-            inbox.put(step(position))
+            inbox.put(step(position), 8)
         inbox.hand_on()
         assert taken == [("first", 0), ("second", 1), ("second", 2)]
 

@@ -8,7 +8,8 @@ import pytest
 
 from manyhands.core import NodeId, SessionId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.link import CLOSE_S, MAX_UNSENT, MIN_READ_BPS, MUCH_UNSENT, READ_S, FramedLink, Handshake
+from manyhands.net.link import CLOSE_S, FramedLink, Handshake
+from manyhands.net.unread import MAX_UNSENT, MIN_READ_BPS, MUCH_UNSENT, READ_S
 from manyhands.testing.clock import run_virtual
 from manyhands.wire.message import PROTOCOL_VERSION, Close, DirectoryUpdate, Hello, Message, Payload, Ping, Pong, Step
 from manyhands.wire.weights_message import WeightsChunk

@@ -22,7 +22,7 @@ REASSIGN = next(message for message in CONTROL if isinstance(message, Reassign))
 
 @pytest.mark.parametrize("message", CONTROL)
 def test_round_trip(message: Message) -> None:
-    assert decode(type(message), bytearray(encode(message))) == message
+    assert decode(type(message), encode(message)) == message
 
 
 def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:

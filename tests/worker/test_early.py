@@ -12,6 +12,7 @@ from manyhands.worker.early import (
     LINK_SESSIONS,
     MAX_DROPPED,
     MAX_ENDED,
+    NODE_BYTES,
     EarlySteps,
     Unopened,
 )
@@ -76,6 +77,23 @@ def test_one_link_holds_a_bounded_number_of_bytes_the_oldest_go() -> None:
     held = [number for number in range(100) if early.take(opening(number)).steps]
     assert held == list(range(100 - len(held), 100))
     assert LINK_BYTES - EARLY_BYTES < len(held) * EARLY_BYTES * 3 // 4 <= LINK_BYTES
+
+
+def test_all_links_hold_a_bounded_number_of_bytes_those_with_the_most_lose_theirs() -> None:
+    """Each of 256 links could hold 8 MiB."""
+    early, honest = Unopened(), link(NodeId("honest"))
+    early.hold(rows(9), honest)
+    size = EARLY_BYTES * 3 // 4
+    each = LINK_BYTES // EARLY_BYTES
+    floods = [link(NodeId(f"peer {number}")) for number in range(20)]
+    for number, flood in enumerate(floods):
+        for session in range(each):
+            early.hold(rows(100 + each * number + session, size), flood)
+    openings = [opening(100 + each * n + s, predecessor=f.peer) for n, f in enumerate(floods) for s in range(each)]
+    held = sum(len(early.take(message).steps) for message in openings)
+    assert NODE_BYTES - EARLY_BYTES < held * size <= NODE_BYTES
+    assert early.take(opening(9, predecessor=NodeId("honest"))).steps
+    assert early._num_bytes == 0
 
 
 def test_what_was_dropped_is_known_as_such_and_not_begun_again_in_the_middle() -> None:

@@ -4,6 +4,8 @@ transport     the interface: Transport listens and dials, Link carries messages
 link          the one Link there is: frames over anything that looks like an asyncio transport
 pings         how many Pings a peer may send
 inbox         what arrived on a link and was not taken yet
+unread        whether the peer reads what is sent to it
+shares        what the links of a transport hold together
 arrivals      links that peers dialled and that were not taken yet
 incoming      how many links one peer may hold open
 certificate   membership: a certificate chain that the swarm's secret signed

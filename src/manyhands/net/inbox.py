@@ -5,13 +5,14 @@ from collections import deque
 from collections.abc import Callable
 
 from manyhands.errors import LinkClosed
-from manyhands.wire.message import Message, Step
+from manyhands.wire.message import Credit, DirectoryUpdate, Message, Step
 from manyhands.wire.weights_message import WeightsChunk
 
 # Received and not yet taken. 64 frames: four sessions' default credit (16 each). The last read may go over by one read.
 MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 16 << 20
 ID_BYTES = 40  # of a token id: a number of Python and its place
+JSON_BYTES = 13  # of memory for each byte of a JSON frame: an Open that is all biases takes 12.4, others 2 to 4
 
 Take = Callable[[Message], None]
 
@@ -20,7 +21,8 @@ class Inbox:
     """Messages in order, handed to at most one taker at a time, which is called where they are put."""
 
     def __init__(self) -> None:
-        self._queue: deque[Message] = deque()
+        self._queue: deque[tuple[Message, int]] = deque()
+        self.num_bytes = 0  # of memory for what waits
         self._end: str | None = None
         self._take: Take | None = None
         self._ended: asyncio.Future[Exception] | None = None  # done, also by cancelling: `_take` gets nothing more
@@ -28,12 +30,12 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        queue = self._queue
-        return bool(queue) and (len(queue) >= MAX_QUEUED_MESSAGES or sum(map(_data_bytes, queue)) >= MAX_QUEUED_BYTES)
+        return len(self._queue) >= MAX_QUEUED_MESSAGES or self.num_bytes >= MAX_QUEUED_BYTES
 
-    def put(self, message: Message) -> None:
-        """Keep a message until hand_on."""
-        self._queue.append(message)
+    def put(self, message: Message, num_bytes: int) -> None:
+        """Keep a message, of so many bytes of memory (held_bytes), until hand_on."""
+        self._queue.append((message, num_bytes))
+        self.num_bytes += num_bytes
 
     def hand_to(self, take: Take) -> "asyncio.Future[Exception]":
         """Let `take` have what waits and comes, at each `hand_on`, until the future is done: cancelled, or why it ended.
@@ -71,7 +73,9 @@ class Inbox:
         """Why no more is to be handed on, if so. (A frame of its own: an error's traceback must not lead to the error.)"""
         try:
             while self._queue and not ended.done():
-                take(self._queue.popleft())
+                message, num_bytes = self._queue.popleft()
+                self.num_bytes -= num_bytes
+                take(message)
                 if self._queue and is_over():
                     return None
             return LinkClosed(self._end) if self._end is not None else None
@@ -83,14 +87,20 @@ class Inbox:
         self._end = self._end or reason
         if drop:
             self._queue.clear()
+            self.num_bytes = 0
 
 
-def _data_bytes(message: Message) -> int:
+def held_bytes(message: Message, frame_bytes: int) -> int:
+    """Bytes of memory that a message holds while it waits; `frame_bytes` were its frame's."""
     match message:
         case Step():
             rows = len(message.payload.data) if message.payload is not None else 0
             return rows + ID_BYTES * len(message.ids or ())
+        case Credit():
+            return 0
         case WeightsChunk():
             return len(message.data)
+        case DirectoryUpdate():
+            return len(message.body)
         case _:
-            return 0
+            return JSON_BYTES * frame_bytes

@@ -13,12 +13,13 @@ from typing import NoReturn, cast
 
 from manyhands.core import EdgeHealth, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.inbox import Inbox
+from manyhands.net.inbox import Inbox, held_bytes
 from manyhands.net.kernel import acknowledged, local_host
 from manyhands.net.liveness import LinkEvidence
 from manyhands.net.pings import ANSWERED, PER_S, PingBudget
+from manyhands.net.shares import Shares
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
-from manyhands.net.turn import Turn
+from manyhands.net.unread import Unread
 from manyhands.wire.frame import FrameReader, encode
 from manyhands.wire.message import LANES, Hello, Lane, Message, Ping, Pong
 
@@ -27,14 +28,6 @@ logger = logging.getLogger(__name__)
 # Joined into one write below this: one TLS record and one system call, for a copy that costs less than either.
 JOIN_BYTES = 64 << 10
 OWN = (Hello, Ping, Pong)  # messages that a link takes itself
-# Bytes that may wait to be read by the peer; more close the link. Control: a directory. Data: credits of 32 sessions, 16
-# steps of 1 MiB each. Bulk: a chunk of weights at a time.
-MAX_UNSENT: dict[Lane, int] = {"control": 4 << 20, "data": 512 << 20, "bulk": 16 << 20}
-# While more than MUCH_UNSENT waits, the peer has to read MIN_READ_BPS in each READ_S, or it loses the link: 64 MiB would then
-# take it a minute. So a slow reader costs MUCH_UNSENT and what is sent to it in READ_S.
-MUCH_UNSENT = 64 << 20
-MIN_READ_BPS = 1 << 20
-READ_S = 10.0
 CLOSE_S, CLOSE_LOOKS = 1.0, 4  # how long aclose waits for queued bytes to leave, in so many parts
 SHUTDOWN_S = 5.0  # after which TLS drops them by itself, wherever this loop was held up
 
@@ -43,15 +36,14 @@ SHUTDOWN_S = 5.0  # after which TLS drops them by itself, wherever this loop was
 class Handshake:
     """How a link begins. `identify` gives the peer's proven id, or raises LinkClosed to turn it away.
 
-    `dialled` is the lane asked for, None on the listening side, which follows the peer. `clock` is monotonic seconds. `turn` is
-    shared by the links of a transport.
+    `dialled`: the lane asked for; None on the listening side, which follows the peer. `clock`: monotonic seconds.
     """
 
     hello: Callable[[Lane], Hello]
     identify: Callable[[asyncio.BaseTransport], NodeId]
     clock: Callable[[], float]
     dialled: Lane | None
-    turn: Turn = field(default_factory=Turn)
+    shares: Shares = field(default_factory=Shares)  # of the transport
 
 
 class FramedLink(asyncio.BufferedProtocol):
@@ -74,8 +66,8 @@ class FramedLink(asyncio.BufferedProtocol):
         self._lost = asyncio.Event()
         self._is_reading = True
         self._uplink_Bps: float | None = None  # the last that the system told
-        # More than MUCH_UNSENT waits: since when, and bytes read by then.
-        self._much_since: tuple[float, int] | None = None
+        self._unread = Unread()
+        self._num_noted = 0  # of `num_received`, in what all links share
         self._is_waiting = False  # for its turn, to hand on what came
         self._pings: dict[int, tuple[asyncio.Future[float], float]] = {}  # by nonce: who waits, and since when
         self._budget = PingBudget(handshake.clock())
@@ -152,6 +144,14 @@ class FramedLink(asyncio.BufferedProtocol):
         seen = self.health.bytes_received, self._is_reading, *known[:2], self._uplink_Bps, known.least_rtt_s
         return LinkEvidence(*seen, host)
 
+    def num_received(self) -> int:
+        """Bytes of memory for the frame under way and for what was not taken yet."""
+        return self._reader.num_open + self._inbox.num_bytes
+
+    def num_unsent(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def answer_pings_with(self, pong: PongRoute) -> None:
         self._pong = pong
 
@@ -203,8 +203,10 @@ class FramedLink(asyncio.BufferedProtocol):
             logger.warning("peer=%s lane=%s broke the protocol: %s", self._peer, self._reader.lane, exc)
             self.abort(f"peer broke the protocol: {exc}")
             return
-        if messages and self._receive(messages):
+        if messages and self._receive(messages, self._reader.num_read // len(messages)):
             self._hand_on()
+        else:
+            self._note_received()
 
     def eof_received(self) -> None:
         return None  # the transport closes itself
@@ -219,18 +221,22 @@ class FramedLink(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._can_write.set()
+        self._handshake.shares.unsent.share(self, 0)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _receive(self, messages: list[Message]) -> bool:
+    def _receive(self, messages: list[Message], frame_bytes: int) -> bool:
         """Keep what the node takes, then do what the link does itself: a write that reads more must find these in order.
 
-        Whether there is any for the node.
+        Whether there is any for the node. `frame_bytes`: of one frame, on average.
         """
         self.health.frames_received += len(messages)
         own: list[Message] = []
         for message in messages:
-            (own.append if isinstance(message, OWN) else self._inbox.put)(message)
+            if isinstance(message, OWN):
+                own.append(message)
+            else:
+                self._inbox.put(message, held_bytes(message, frame_bytes))
         if own and not self._budget.take(len(own), self._handshake.clock()):
             logger.warning("peer=%s lane=%s floods with pings", self._peer, self._reader.lane)
             self.abort(f"the peer sent more than {PER_S:g} pings a second")
@@ -256,12 +262,20 @@ class FramedLink(asyncio.BufferedProtocol):
 
     def _hand_on(self) -> None:
         """Give what waits to `deliver`, as far as this turn of the event loop has time for it; the rest in the next ones."""
-        turn = self._handshake.turn
+        turn = self._handshake.shares.turn
         if not self._is_waiting and turn.run(self._inbox.hand_on):
             self._is_waiting = True
             turn.later(self._go_on)
         if self._is_reading == self._inbox.is_full:
             self._pace()
+        self._note_received()
+
+    def _note_received(self) -> None:
+        """Tell all links' budget what this one holds."""
+        num_received = 0 if self._closed is not None else self.num_received()
+        if num_received != self._num_noted:
+            self._num_noted = num_received
+            self._handshake.shares.received.share(self, num_received)
 
     def _go_on(self) -> None:
         self._is_waiting = False
@@ -302,32 +316,17 @@ class FramedLink(asyncio.BufferedProtocol):
         else:
             self._transport.writelines(parts)
         if not self._can_write.is_set() and self._reader.lane is not None:
-            self._check_is_read(self._transport.get_write_buffer_size(), MAX_UNSENT[self._reader.lane])
+            self._check_is_read(self._reader.lane)
 
-    def _check_is_read(self, num_unsent: int, limit: int) -> None:
+    def _check_is_read(self, lane: Lane) -> None:
         """Close the link if more waits than a peer that reads would leave."""
-        if self._closed is not None:
-            return
-        if num_unsent > limit:
-            why = f"{num_unsent} bytes wait, {limit} is the limit"
-        elif self._is_read_slowly(num_unsent):
-            why = f"{num_unsent} bytes wait, and it took less than {MIN_READ_BPS} a second for {READ_S:g} s"
+        num_unsent = self.num_unsent()
+        why = self._unread.judge(lane, num_unsent, self.health.bytes_sent - num_unsent, self._handshake.clock())
+        if why is not None:
+            logger.warning("peer=%s lane=%s does not read: %s", self._peer, lane, why)
+            self.abort(f"the peer does not read: {why}")
         else:
-            return
-        logger.warning("peer=%s lane=%s does not read: %s", self._peer, self._reader.lane, why)
-        self.abort(f"the peer does not read: {why}")
-
-    def _is_read_slowly(self, num_unsent: int) -> bool:
-        """Whether much has waited for READ_S, of which the peer has read little. To be asked at each write."""
-        if num_unsent <= MUCH_UNSENT:
-            self._much_since = None
-            return False
-        now, num_read = self._handshake.clock(), self.health.bytes_sent - num_unsent
-        began, num_before = self._much_since = self._much_since or (now, num_read)
-        if now - began < READ_S:
-            return False
-        self._much_since = now, num_read
-        return num_read - num_before < MIN_READ_BPS * (now - began)
+            self._handshake.shares.unsent.share(self, num_unsent)
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -340,6 +339,8 @@ class FramedLink(asyncio.BufferedProtocol):
             self._closed = f"{who}: {reason}"
             self.health.last_error = reason
         self._inbox.end(self._closed, drop=drop)
+        self._reader.end(reason)
+        self._handshake.shares.unsent.share(self, 0)
         self._hand_on()
         self._opened.set()
         self._can_write.set()

@@ -12,6 +12,7 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.link import FramedLink, Handshake
+from manyhands.net.shares import Shares
 from manyhands.wire.message import Hello, Lane
 
 HIGH_WATER_BYTES = 64 << 10  # as asyncio's sockets
@@ -145,6 +146,7 @@ class MemoryTransport:
         self.node = node
         self._network = network
         self._hello = hello
+        self._shares = Shares()
         self._arrivals = Arrivals[FramedLink]()
 
     async def listen(self, addr: NodeAddr) -> NodeAddr:
@@ -177,4 +179,6 @@ class MemoryTransport:
 
     def _link(self, dialled: Lane | None) -> FramedLink:
         clock = asyncio.get_running_loop().time  # virtual under testing/clock.py
-        return FramedLink(Handshake(self._hello, lambda t: NodeId(t.get_extra_info("node")), clock, dialled))
+        return FramedLink(
+            Handshake(self._hello, lambda t: NodeId(t.get_extra_info("node")), clock, dialled, self._shares)
+        )

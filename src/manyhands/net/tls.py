@@ -34,7 +34,7 @@ from manyhands.net.link import SHUTDOWN_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
 from manyhands.net.liveness import MAX_STRETCH_S, stretched_s
 from manyhands.net.names import LOOKUPS, connected, reason_of
-from manyhands.net.turn import Turn
+from manyhands.net.shares import Shares
 from manyhands.stalls import Stalls, tick_forever
 from manyhands.wire.message import Hello, Lane
 
@@ -90,7 +90,7 @@ class TlsTransport:
         self._policy = policy or TlsPolicy()
         self._guests = guests or {}
         self.tokens = Tokens(secret, os.urandom)
-        self._turn = Turn()
+        self._shares = Shares()
         self._handshakes = HandshakesUnderWay(self._limit_s)
         self._turns = asyncio.Semaphore(self._policy.max_handshakes)
         self._stalls = Stalls(0.0)
@@ -146,7 +146,7 @@ class TlsTransport:
     async def _dial(self, addr: NodeAddr, lane: Lane, connect: Callable[[FramedLink], Awaitable[None]]) -> FramedLink:
         met: list[NodeId] = []
         link = FramedLink(
-            Handshake(self._hello, lambda t: self._identify(t, addr.node, met), time.monotonic, lane, self._turn)
+            Handshake(self._hello, lambda t: self._identify(t, addr.node, met), time.monotonic, lane, self._shares)
         )
         try:
             await connect(link)
@@ -246,7 +246,7 @@ class TlsTransport:
 
         `connect` says whether it made a link of the connection (else a guest has it). False: the caller is turned away.
         """
-        link = FramedLink(Handshake(self._hello, self._identify_caller, time.monotonic, None, self._turn))
+        link = FramedLink(Handshake(self._hello, self._identify_caller, time.monotonic, None, self._shares))
         try:
             async with self._handshakes.deadline():
                 if await connect(link):

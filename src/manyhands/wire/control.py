@@ -67,7 +67,7 @@ def encode(message: Message) -> bytes:
         raise ProtocolError(f"{type(message).__name__} cannot be sent: {exc}") from exc
 
 
-def decode(kind: type[M], body: bytes | bytearray) -> M:
+def decode(kind: type[M], body: bytes) -> M:
     """Read one message of type `kind`. Raises ProtocolError, and nothing else, for any other bytes."""
     try:
         value = _read_json(body.decode())

@@ -9,11 +9,13 @@
     others   JSON (control.py)
              in all but Step and Credit every header field after the length, the flags and the hop are zero
 
-Nothing is allocated for a body before its header has been checked.
+Nothing is allocated for a body before its header has been checked, and its memory is not touched before its bytes come.
 """
 
 import struct
 from typing import Any
+
+import numpy as np
 
 from manyhands.errors import ProtocolError
 from manyhands.wire import control
@@ -54,6 +56,9 @@ _DUE = {lane: {KIND_OF[kind]: kind for kind in kinds} for lane, kinds in LANES.i
 # holds the event loop for some 3 ms: no other work comes between frames of one read.
 SCRATCH_BYTES = 16 << 10
 
+Body = bytearray | memoryview
+
+_NOTHING = memoryview(b"")
 _NO_ROWS = Payload("bf16", 0, b"")
 _MAX_TIMINGS_BYTES = MAX_TIMINGS * TIMING.size
 _DTYPE_NUMBERS, _CODEC_NUMBERS, _CONTENT_NUMBERS = (
@@ -126,12 +131,12 @@ def _credit(header: tuple[Any, ...]) -> Credit:
     return Credit(session, epoch, hop, steps)
 
 
-def _decode_chunk(body: bytearray) -> WeightsChunk:
+def _decode_chunk(body: Body) -> WeightsChunk:
     request, offset = CHUNK.unpack_from(body)
     return WeightsChunk(request, offset, memoryview(body)[CHUNK.size :])
 
 
-def _decode_step(header: tuple[Any, ...], shape: Shape, body: bytearray) -> Step:
+def _decode_step(header: tuple[Any, ...], shape: Shape, body: Body) -> Step:
     """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
     _, _, _, hop, _, session, epoch, position, count, reply_from, guess, committed, width, _, _ = header
     has_ids, has_rows, ids_end, rows_end, dtype, codec, content = shape
@@ -139,6 +144,11 @@ def _decode_step(header: tuple[Any, ...], shape: Shape, body: bytearray) -> Step
     payload = Payload(dtype, width, memoryview(body)[ids_end:rows_end], codec) if has_rows else None
     timings = bytes(body[rows_end:])
     return Step(session, epoch, hop, position, count, reply_from, guess, content, ids, payload, timings, committed)
+
+
+def _untouched(num_bytes: int) -> memoryview:
+    """Memory that is not filled: what a peer declares and does not send costs no page."""
+    return np.empty(num_bytes, np.uint8).data
 
 
 class FrameReader:
@@ -156,14 +166,15 @@ class FrameReader:
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._num_scratch = 0
         self._open: tuple[Any, ...] | None = None  # the header of the frame whose body is being read
-        self._body = bytearray()
+        self._body = _NOTHING
         self._num_body = 0
         self._error: str | None = None
+        self.num_read = 0  # bytes of the frames that the last read completed
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go; never empty. `sizehint` is ignored: the frame at hand decides."""
         if self._open is not None:
-            return memoryview(self._body)[self._num_body :]
+            return self._body[self._num_body :]
         return self._scratch[self._num_scratch :]
 
     def buffer_updated(self, num_bytes: int) -> list[Message]:
@@ -176,9 +187,18 @@ class FrameReader:
         try:
             return self._continue_body(num_bytes) if self._open is not None else self._read_scratch(num_bytes)
         except ProtocolError as exc:
-            self._error = str(exc)
-            self._open, self._body, self._num_scratch = None, bytearray(), 0
+            self.end(str(exc))
             raise
+
+    @property
+    def num_open(self) -> int:
+        """Bytes of the body that is being read, those that have not come yet too."""
+        return len(self._body)
+
+    def end(self, reason: str) -> None:
+        """Free the body that is being read; `buffer_updated` raises ProtocolError from now on. The first call counts."""
+        self._error = self._error or reason
+        self._open, self._body, self._num_scratch = None, _NOTHING, 0
 
     def _continue_body(self, num_bytes: int) -> list[Message]:
         assert self._open is not None
@@ -186,7 +206,8 @@ class FrameReader:
         if self._num_body < len(self._body):
             return []
         header, body = self._open, self._body
-        self._open, self._body = None, bytearray()
+        self._open, self._body = None, _NOTHING
+        self.num_read = HEADER_BYTES + len(body)
         shape = self._check(header)
         return [self._decode(header, body) if shape is None else _decode_step(header, shape, body)]
 
@@ -199,13 +220,14 @@ class FrameReader:
             start += HEADER_BYTES
             stop = start + header[LENGTH]
             if stop > end:
-                self._open, self._body, self._num_body = header, bytearray(header[LENGTH]), end - start
+                self._open, self._body, self._num_body = header, _untouched(header[LENGTH]), end - start
                 self._body[: end - start] = scratch[start:end]
                 start = end
                 break
             body = bytearray(scratch[start:stop])
             messages.append(self._decode(header, body) if shape is None else _decode_step(header, shape, body))
             start = stop
+            self.num_read = stop
         self._num_scratch = end - start
         if 0 < self._num_scratch < end:
             scratch[: self._num_scratch] = scratch[start:end]
@@ -240,7 +262,7 @@ class FrameReader:
         else:
             check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
 
-    def _decode(self, header: tuple[Any, ...], body: bytearray) -> Message:
+    def _decode(self, header: tuple[Any, ...], body: Body) -> Message:
         kind = KINDS[header[1]]
         if kind is Credit:
             return _credit(header)
@@ -248,7 +270,7 @@ class FrameReader:
             return DirectoryUpdate(bytes(body))
         if kind is WeightsChunk:
             return _decode_chunk(body)
-        message: Message = control.decode(kind, body)
+        message: Message = control.decode(kind, bytes(body))
         if isinstance(message, Hello):
             self._greet(message)
         return message

@@ -17,6 +17,7 @@ EARLY_SESSIONS: Final = 16  # that an origin has at a time
 # Of sessions of one link whose Open has not come either; the oldest are dropped. A link between hops serves many origins.
 LINK_SESSIONS: Final = 256
 LINK_BYTES: Final = EARLY_SESSIONS * EARLY_BYTES
+NODE_BYTES: Final = 8 * LINK_BYTES  # of all links; the oldest session of the link with the most is dropped
 MAX_ENDED: Final = 1024  # sessions of which late steps are known as such
 # Sessions of one link of which steps were dropped for lack of room, so that their Opens are refused.
 MAX_DROPPED: Final = 1024
@@ -74,10 +75,11 @@ class HeldOfLink:
 
 class Unopened:
     """The early steps of sessions whose Open has not come, by the link that they came on: at most LINK_SESSIONS and LINK_BYTES
-    of each. The oldest sessions are dropped, and remembered as such."""
+    of each, and NODE_BYTES. The oldest sessions are dropped, and remembered as such."""
 
     def __init__(self) -> None:
         self._by_link: dict[Link, HeldOfLink] = {}
+        self._num_bytes = 0  # of all links
         self._ended: dict[SessionId, None] = {}
 
     def hold(self, step: Step, link: Link) -> bool:
@@ -85,11 +87,15 @@ class Unopened:
         if step.epoch > 1 or step.session in self._ended:
             return False
         held = self._by_link.setdefault(link, HeldOfLink())
+        before = held.num_bytes
         if step.session not in held.dropped:
             if not held.add(step, link):
                 held.drop(step.session)
             while len(held.sessions) > LINK_SESSIONS or held.num_bytes > LINK_BYTES:
                 held.drop(next(iter(held.sessions)))
+            self._num_bytes += held.num_bytes - before
+            while self._num_bytes > NODE_BYTES:
+                self._drop_of_most()
         return True
 
     def take(self, message: Open) -> EarlySteps:
@@ -101,6 +107,7 @@ class Unopened:
             places = held.sessions.get(message.session, {})
             if (early := places.pop(message.hop, None)) is not None:
                 held.num_bytes -= early.num_bytes
+                self._num_bytes -= early.num_bytes
                 taken = early if link.peer == message.predecessor else taken
                 if not places:
                     del held.sessions[message.session]
@@ -112,12 +119,23 @@ class Unopened:
     def end(self, session: SessionId) -> None:
         """Its origin has closed it, open here or not; some of its steps may be on their way."""
         for held in self._by_link.values():
+            before = held.num_bytes
             held.pop(session)
+            self._num_bytes += held.num_bytes - before
         _remember(self._ended, session, MAX_ENDED)
 
     def drop(self, link: Link) -> None:
         """The link is gone, and what came on it."""
-        self._by_link.pop(link, None)
+        held = self._by_link.pop(link, None)
+        if held is not None:
+            self._num_bytes -= held.num_bytes
+
+    def _drop_of_most(self) -> None:
+        """Drop the oldest session of the link that holds the most."""
+        held = max(self._by_link.values(), key=lambda each: each.num_bytes)
+        self._num_bytes -= held.num_bytes
+        held.drop(next(iter(held.sessions)))
+        self._num_bytes += held.num_bytes
 
 
 def _remember(known: dict[SessionId, None], one: SessionId, most: int) -> None:

@@ -32,8 +32,8 @@ from manyhands.net.iroh import PREFIX
 from manyhands.net.iroh.pipe import IrohPipe, load
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.names import LOOKUPS
+from manyhands.net.shares import Shares
 from manyhands.net.tls import TlsPolicy
-from manyhands.net.turn import Turn
 from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class IrohTransport:
         self._key, self._secret, self._hello = key, secret, hello
         self._policy = policy or TlsPolicy()
         self._relay_urls = tuple(relay_urls)
-        self._turn = Turn()
+        self._shares = Shares()
         self._endpoint: Any = None
         self._binding = asyncio.Lock()
         self._arrivals = Arrivals[FramedLink]()  # bounded by max_links
@@ -259,7 +259,7 @@ class IrohTransport:
             raise LinkClosed(f"node {peer[:16]} is not a member of this swarm")
 
     def _link(self, peer: NodeId, dialled: Lane | None, connection: Any, stream: Any) -> FramedLink:
-        link = FramedLink(Handshake(self._hello, lambda _: peer, time.monotonic, dialled, self._turn))
+        link = FramedLink(Handshake(self._hello, lambda _: peer, time.monotonic, dialled, self._shares))
         pipe = IrohPipe(connection, stream, link)
         task = asyncio.create_task(pipe.run(), name=f"iroh {peer[:8]}")
         self._pipes.add(task)
