@@ -56,13 +56,11 @@ def _gemma3n(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def shared_keys(tensors: dict[str, NDArray[np.float32]], layers: int) -> list[tuple[str, NDArray[np.float32]]]:
-    """Of gemma3n the keys and values of layers that share them: published checkpoints have them, and nothing reads them."""
+def shared_keys(tensors: dict[str, NDArray[np.float32]], kinds: list[str]) -> list[tuple[str, NDArray[np.float32]]]:
+    """Keys and values of layers that share them: published checkpoints have them, and nothing reads them."""
     names = [f"blk.{{}}.attn_{name}.weight" for name in ("k", "v", "k_norm")]
-    missing = [
-        (name.format(i), name.format(0)) for i in range(layers) for name in names if name.format(i) not in tensors
-    ]
-    return [(name, tensors[other]) for name, other in missing]
+    places = [(name, i) for i in range(len(kinds)) for name in names if name.format(i) not in tensors]
+    return [(name.format(i), tensors[name.format(kinds.index(kinds[i]))]) for name, i in places]
 
 
 def xielu_lists(tensors: dict[str, NDArray[np.float32]], layers: int) -> dict[str, Any]:
@@ -81,8 +79,8 @@ def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
     wide = next(iter(config["per_layer_config"].values()))
     heads = {True: config["num_key_value_heads"], False: wide.get("num_key_value_heads", config["num_key_value_heads"])}
     keys = {
-        "attention.shared_kv_layers": 0,
-        "embedding_length_per_layer_input": 0,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
         "attention.sliding_window": config["sliding_window"],
         "attention.sliding_window_pattern": np.array(slides),
         "attention.head_count_kv": np.array([heads[slide] for slide in slides], np.int32),
@@ -92,6 +90,10 @@ def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
         **{f"attention.{name}_length": wide["head_dim"] for name in ("key", "value")},
         **{f"attention.{name}_length_swa": width for name in ("key", "value")},
     }
+    if config["use_double_wide_mlp"]:
+        own, inner = len(slides) - config["num_kv_shared_layers"], config["intermediate_size"]
+        widths = [inner if i < own else 2 * inner for i in range(len(slides))]
+        keys["feed_forward_length"] = np.array(widths, np.int32)
     if config["final_logit_softcapping"]:
         keys["final_logit_softcapping"] = config["final_logit_softcapping"]
     if config["enable_moe_block"]:

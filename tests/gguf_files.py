@@ -45,7 +45,8 @@ FAMILIES = (
     "qwen3_next_old", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid",
     "granitemoehybrid_mamba", "granitemoehybrid_mamba_dense", "nemotron_h", "nemotron_h_dense", "nemotron_h_latent",
     "falcon_h1", "falcon_h1_norm",
-    "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "seed_oss", "seed_oss_plain",
+    "ministral3", "ministral3_plain", "gemma4_text", "gemma4_text_dense", "gemma4_text_e4b",
+    "seed_oss", "seed_oss_plain",
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
     "gemma3n_text", "gemma3n_text_plain", "apertus",
@@ -201,10 +202,11 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         if name in ("glm4_moe", "glm_moe_dsa")
         else []
     )
-    renamed += shared_keys(dict(renamed), config["num_hidden_layers"]) if arch == "gemma3n" else []
+    if name in ("gemma3n_text", "gemma4_text_e4b"):
+        renamed += shared_keys(dict(renamed), config["layer_types"])
     made = [_written(name, array, pick) for name, array in renamed]
-    if family in ("llama_tied", "gemma4_text", "apertus"):
-        factors = still_columns(config) if family == "gemma4_text" else _frequencies(config)
+    if family in ("llama_tied", "apertus") or arch == "gemma4":
+        factors = still_columns(config) if arch == "gemma4" else _frequencies(config)
         made.append(("rope_freqs.weight", "F32", factors.shape, factors))
     lists = xielu_lists(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}
     return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder), **lists}, made), folder

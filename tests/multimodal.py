@@ -55,6 +55,17 @@ _GEMMA4: Final = {
     "use_bidirectional_attention": "vision",
 }
 
+_GEMMA4_E4B: Final = {
+    **_GEMMA4,
+    "attention_k_eq_v": False,
+    "num_global_key_value_heads": None,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 264,
+    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+    "num_kv_shared_layers": LAYERS // 2,
+    "use_double_wide_mlp": True,
+}
+
 _LATENT: Final = {
     "q_lora_rank": 32,
     "kv_lora_rank": 16,
@@ -107,6 +118,7 @@ _M3: Final = {
 KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2}, _TOWER),
     "gemma4": ("gemma4", _GEMMA4, {**_TOWER, "num_key_value_heads": 2, "head_dim": 16}),
+    "gemma4_e4b": ("gemma4", _GEMMA4_E4B, {**_TOWER, "num_key_value_heads": 2, "head_dim": 16}),
     "gemma4_unified": (
         "gemma4_unified",
         {k: v for k, v in _GEMMA4.items() if k != "hidden_size_per_layer_input"},

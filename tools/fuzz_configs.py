@@ -106,6 +106,15 @@ OWN: dict[str, Options] = {
         "sliding_window": [2, 30],
         "final_logit_softcapping": [None, 4.0],
     },
+    "gemma4_text_e4b": {
+        "head_dim": [16, 24],
+        "global_head_dim": [32, 72, 512],
+        "attention_k_eq_v": _BOOL,
+        "attention_bias": _BOOL,
+        "sliding_window": [2, 30],
+        "final_logit_softcapping": [None, 4.0],
+        "use_double_wide_mlp": _BOOL,
+    },
     "gemma4_unified_text": {
         "head_dim": [16, 24],
         "global_head_dim": [32, 72, 512],
@@ -689,6 +698,12 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"layer_types": kinds, "rope_parameters": scaling(draw, hidden // heads)}
     if family.startswith("gemma4_"):  # of few gates one may cancel, and the norm behind magnifies what that rounds
         out["intermediate_size"] = max(50, out["intermediate_size"])
+    if family == "gemma4_text_e4b":
+        layers, own = out["layers"], draw.choice([12, 33])
+        before = layers - draw.randint(0, layers - 1)
+        kinds = [*draw.choices(TYPES, k=before - 1), "full_attention"]  # of the last layer
+        kinds = [*kinds, *draw.choices(kinds, k=layers - before - 1), "full_attention"][:layers]
+        out |= {"layer_types": kinds, "num_kv_shared_layers": layers - before, "hidden_size_per_layer_input": own}
     if family == "gemma3n_text":
         # Of few gates above the cut one may be so near to it that the norm behind is one of its rounding.
         layers, shares = out["layers"], [0.0, 0.0, 0.05, 0.5, 0.8]

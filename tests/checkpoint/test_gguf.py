@@ -379,8 +379,13 @@ def test_queries_that_grow_do_so_from_the_length_that_the_file_says(others: dict
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"attention__shared_kv_layers": 2}, "shared_kv_layers is 2; served is 0"),
-        ({"embedding_length_per_layer_input": 256}, "embedding_length_per_layer_input is 256; served is 0"),
+        ({"attention__shared_kv_layers": -1}, "shared_kv_layers is -1; a whole number from 0"),
+        ({"embedding_length_per_layer_input": 0.5}, "embedding_length_per_layer_input is 0.5; a whole number from 0"),
+        (
+            {"feed_forward_length": np.array([96, 96, 192], np.int32)},
+            "not one number, or twice that in the last 0 layers",
+        ),
+        ({"feed_forward_length": TWO}, "a whole number from 0 for each of 3 layers"),
         ({"attention__key_length_swa": None}, "key_length_swa is None; a whole number"),
         ({"attention__value_length_swa": 8}, "value_length_swa is 8; served is 32"),
         ({"rope__dimension_count_swa": 8}, "dimension_count_swa is 8; served is 32"),
@@ -403,6 +408,29 @@ def test_what_is_not_served_of_gemma_4_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         config(others["gemma4_text"], **{f"gemma4__{name}": value for name, value in facts.items()})
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (
+            {"attention__shared_kv_layers": 1},
+            "feed_forward_length is not one number, or twice that in the last 1 layers",
+        ),
+        ({"attention__shared_kv_layers": 4}, "twice that in the last 4 layers"),
+        ({"embedding_length_per_layer_input": 0}, "num_kv_shared_layers is 2, only 0 is supported"),
+        ({"feed_forward_length": np.array([96, 192, 192, 192], np.int32)}, "twice that in the last 2 layers"),
+    ],
+)
+def test_what_is_not_served_of_gemma_4_e4b_is_refused_by_name(
+    facts: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    raw = tiny_gguf("gemma4_text_e4b", tmp_path / "e4b.gguf", layers=4)[0].read_bytes()
+    with pytest.raises(ModelError, match=message):
+        build_program(config(raw, **{f"gemma4__{name}": value for name, value in facts.items()}))
+    even = config(raw, gemma4__feed_forward_length=96)
+    assert (even["intermediate_size"], even["use_double_wide_mlp"]) == (96, False)
+    assert config(raw)["use_double_wide_mlp"] is True
 
 
 def gemma4(raw: bytes, *more: str, factors: tuple[float, ...] = ()) -> dict[str, Any]:

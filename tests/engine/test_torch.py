@@ -137,6 +137,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 3,
         },
     ),
+    "gemma4 E4B, nothing shared": ("gemma4_text_e4b", {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}),
+    "gemma4 E4B, one source, one key head": (
+        "gemma4_text_e4b",
+        {"layer_types": ["full_attention"] * 4, "num_kv_shared_layers": 3, "num_key_value_heads": 1},
+    ),
+    "gemma4 E4B, values of keys, experts": (
+        "gemma4_text_e4b",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "final_logit_softcapping": None,
+        },
+    ),
     "gemma4, other tables": (
         "gemma4_text",
         {
@@ -520,7 +538,7 @@ def test_a_variant_computes_what_transformers_computes(variant: str, tmp_path: P
     check(Pair(tmp_path, family, overrides), 16)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3n_text", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3n_text", "gemma4_text_e4b", "deepseek_v3"])
 def test_cuts_company_and_rollback_change_nothing_but_rounding(family: str, tmp_path: Path) -> None:
     """Two spans, another session between the rows, wrong drafts rolled back: the logits of one pass."""
     pair = Pair(tmp_path, family, {})

@@ -23,7 +23,8 @@ class Architecture:
     `tensors` (gguf_names.py): of a layer. `ends`: all others. `lists`: of the metadata, each a tensor of every layer. `layers`:
     the path of layers. `eps`: the epsilon's field. `latent`: attention is latent, its widths are read by `more`. `mixed`:
     layers without attention have no key heads. `sparse`: all layers have experts, and the width of other blocks may not be
-    stated. `narrow`: values may be narrower than keys. `single`: each layer is one block, and one without a width states 0.
+    stated. `narrow`: values may be narrower than keys. `uneven`: layers have blocks of different widths, or none, which `more`
+    reads.
     """
 
     model_type: str
@@ -35,7 +36,7 @@ class Architecture:
     mixed: bool = False
     sparse: bool = False
     narrow: bool = False
-    single: bool = False
+    uneven: bool = False
     eps: str = "rms_norm_eps"
     ends: Mapping[str, str] = field(default_factory=lambda: names.ENDS)
     layers: str = "model.layers"

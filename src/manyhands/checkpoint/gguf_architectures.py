@@ -83,7 +83,7 @@ def _nemotron_h(tensors: Mapping[str, str], more: Callable[[GgufKeys, Config], C
         more,
         (RATES,),
         mixed=True,
-        single=True,
+        uneven=True,
         ends=names.NEMOTRON_H_ENDS,
         layers="backbone.layers",
         biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", UP_DOWN), _CORRECTED, *_STEPS),
@@ -235,7 +235,16 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(NORMS, ("attention_bias", ATTENTION), ("mlp_bias", UP_DOWN)),
     ),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", names.LLAMA, mistral3, (PAIRS,), biases=()),
-    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", names.GEMMA4, gemma4, mixed=True, biases=()),
+    "gemma4": Architecture(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        names.GEMMA4,
+        gemma4,
+        mixed=True,
+        uneven=True,
+        ends=names.INPUT_ENDS,
+        biases=(),
+    ),
     "seed_oss": Architecture(
         "seed_oss", "SeedOssForCausalLM", names.SEED_OSS, stated("attention_bias"), biases=(("attention_bias", QKV),)
     ),

@@ -47,28 +47,31 @@ def exaone4(keys: GgufKeys, config: Config) -> Config:
 
 
 def gemma4(keys: GgufKeys, config: Config) -> Config:
-    """Layers with a window have heads, and perhaps key heads, of their own. Embeddings of layers (E2B, E4B) are refused.
+    """Layers with a window have heads, and perhaps key heads, of their own; in E2B and E4B late ones share keys.
 
     Where the file has no number that caps logits, the checkpoint had none: llama.cpp then caps at 30 all the same.
     """
-    keys.only("attention.shared_kv_layers", 0)
-    keys.only("embedding_length_per_layer_input", 0)
     layers, wide, narrow = config["num_hidden_layers"], config["head_dim"], keys.count("attention.key_length_swa")
     for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
         keys.only(name, narrow)
     windows = keys.switches("attention.sliding_window_pattern", layers)
     if not windows or windows[-1]:
         raise keys.refused("its attention.sliding_window_pattern does not leave the last layer without a window")
+    shared = keys.count("attention.shared_kv_layers", 0, least=0)
+    rows = {tensor.name: tensor.shape[0] for tensor in keys.gguf.tensors}.get("per_layer_token_embd.weight", 0)
     theta = {"full": keys.number("rope.freq_base"), "sliding": keys.number("rope.freq_base_swa")}
     part = {"rope_type": "proportional", "partial_rotary_factor": _turning(keys, config, wide)}
     return {
         "head_dim": narrow,
         "global_head_dim": wide,
-        **_key_heads(keys, config, windows),
+        **_key_heads(keys, config, windows, layers - shared),
+        **_widths(keys, layers, shared),
         "layer_types": layer_types(windows),
         "sliding_window": keys.count("attention.sliding_window"),
         "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
-        "hidden_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": keys.count("embedding_length_per_layer_input", 0, least=0),
+        "vocab_size_per_layer_input": rows,
+        "num_kv_shared_layers": shared,
         "rope_theta": None,
         "rope_scaling": None,
         "rope_parameters": {
@@ -120,14 +123,25 @@ def apertus(keys: GgufKeys, config: Config) -> Config:
     return {} if "rope_scaling" in config else plain
 
 
-def _key_heads(keys: GgufKeys, config: Config, windows: list[bool]) -> Config:
-    """How many key heads layers have with a window and without; and whether those without have no products of values."""
+def _widths(keys: GgufKeys, layers: int, shared: int) -> Config:
+    """The width of blocks; those of layers that share keys may be twice as wide."""
+    found = keys.counts("feed_forward_length", layers, 0)
+    inner, own = min(found, default=0), max(layers - shared, 0)
+    is_doubled = shared > 0 and found == [inner] * own + [2 * inner] * (layers - own)
+    if not is_doubled and len(set(found)) > 1:
+        raise keys.refused(f"its feed_forward_length is not one number, or twice that in the last {shared} layers")
+    return {"intermediate_size": inner, "use_double_wide_mlp": is_doubled}
+
+
+def _key_heads(keys: GgufKeys, config: Config, windows: list[bool], own: int) -> Config:
+    """How many key heads layers have with a window and without; and whether those without have no products of values, of the
+    first `own` layers, which share none."""
     found = keys.counts("attention.head_count_kv", len(windows), config["num_attention_heads"])
     kinds = {kind: {count for count, on in zip(found, windows, strict=True) if on is kind} for kind in (True, False)}
     if any(len(counts) > 1 or 0 in counts for counts in kinds.values()):
         raise keys.refused(f"its layers of one kind have different numbers of key heads: {sorted({*found})}")
     names = {tensor.name for tensor in keys.gguf.tensors}
-    full = [f"blk.{i}.attn_v.weight" for i, is_on in enumerate(windows) if not is_on]
+    full = [f"blk.{i}.attn_v.weight" for i, is_on in enumerate(windows[: max(own, 0)]) if not is_on]
     lacking = [name for name in full if name not in names]
     if lacking and lacking != full:
         raise keys.refused(f"it has no {lacking[0]}, but {next(name for name in full if name in names)}")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from manyhands.checkpoint.gguf_names import DOTS1, ENDS, GEMMA3, LLAMA
+from manyhands.checkpoint.gguf_names import DOTS1, GEMMA3, INPUT_ENDS, INPUTS, LLAMA
 
 MINICPM3: Final = {
     **LLAMA,
@@ -96,9 +96,7 @@ DEEPSEEK4_ENDS: Final = {
 }
 GEMMA3N: Final = {
     **GEMMA3,
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
+    **INPUTS,
     "altup_correct_coef": "altup.correction_coefs",
     "altup_correct_scale.weight": "altup.correct_output_scale",
     "altup_predict_coef": "altup.prediction_coefs",
@@ -109,10 +107,7 @@ GEMMA3N: Final = {
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
 GEMMA3N_ENDS: Final = {
-    **ENDS,
-    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
-    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
-    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    **INPUT_ENDS,
     "altup_proj.weight": "model.altup_projections.{expert}.weight",
     "altup_unembd_proj.weight": "model.altup_unembed_projections.{expert}.weight",
 }

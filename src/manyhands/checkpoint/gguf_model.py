@@ -172,7 +172,7 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
 
 
 def _inner(keys: GgufKeys, arch: Architecture) -> int:
-    if arch.single:
+    if arch.uneven:
         return max(*keys.counts("feed_forward_length", keys.count("block_count"), 0), 1)
     return keys.count("feed_forward_length", 1 if arch.sparse else None)
 

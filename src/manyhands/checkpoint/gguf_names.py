@@ -44,8 +44,21 @@ GEMMA2: Final = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 GEMMA3: Final = {**GEMMA2, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# Of models with an input for each layer.
+INPUTS: Final = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+INPUT_ENDS: Final = {
+    **ENDS,
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
 GEMMA4: Final = {
     **GEMMA3,
+    **INPUTS,
     "layer_output_scale.weight": "layer_scalar",
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",

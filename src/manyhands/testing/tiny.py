@@ -244,6 +244,10 @@ def tiny_config(
         shape["ple_layer_ids"] = [i for i in (1, 3) if i <= layers]
     if model_type == "gemma3n_text":
         shape |= _gemma3n(layers, hidden)
+    if family == "gemma4_text_e4b":
+        shape["layer_types"] = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
+        shape["num_kv_shared_layers"] = max(0, min(layers - 2, layers // 2))
+        shape["vocab_size_per_layer_input"] = vocab
     if model_type == "hy_v4":
         shape["indexer_types"] = ["full"] * layers
     if family in ("bailing_hybrid", "granitemoehybrid_mamba", "kimi_linear"):

@@ -44,6 +44,12 @@ def _gemma4(hidden: int) -> Overrides:
     return {**heads, **experts, "hidden_size_per_layer_input": 0, "sliding_window": WINDOW}
 
 
+def _gemma4_e4b(hidden: int) -> Overrides:
+    heads = {"head_dim": hidden // 2, "global_head_dim": hidden, "sliding_window": WINDOW}
+    inputs = {"hidden_size_per_layer_input": hidden // 4, "use_double_wide_mlp": True}
+    return {**heads, **inputs, "final_logit_softcapping": 30.0}
+
+
 def _gemma4_unified(hidden: int) -> Overrides:
     heads = {"head_dim": hidden // 2, "global_head_dim": hidden, "num_global_key_value_heads": 1}
     return {**heads, "attention_k_eq_v": True, "sliding_window": WINDOW, "final_logit_softcapping": 30.0}
@@ -261,6 +267,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
     "gemma3n_text": ("gemma3n_text", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "gemma4_text": ("gemma4_text", _gemma4),
+    "gemma4_text_e4b": ("gemma4_text", _gemma4_e4b),
     "gemma4_unified_text": ("gemma4_unified_text", _gemma4_unified),
     "glm": ("glm", lambda hidden: {"head_dim": hidden // 2}),
     "glm4_moe": ("glm4_moe", lambda hidden: {**beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),

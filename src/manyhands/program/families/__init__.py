@@ -5,7 +5,7 @@ llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, g
 granite    granitemoeshared, granite_swa, granitemoe_swa, hyperclovax
 gemma      gemma, gemma2, gemma3_text, vaultgemma
 gemma3n    gemma3n_text
-gemma4     gemma4_text, gemma4_unified_text
+gemma4     gemma4_text, gemma4_unified_text (layer_inputs: rows of E2B, E4B and gemma3n)
 wrapped    olmo2, olmo3, flex_olmo, exaone4, glm4
 layernorm  stablelm, phi, gpt_neox, nemotron, jais2, starcoder2, cohere, cohere2, cohere2_moe
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss

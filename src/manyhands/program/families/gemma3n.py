@@ -1,78 +1,45 @@
-"""The recipe of gemma3n_text: Gemma 3n E2B and E4B.
+"""The recipe of gemma3n_text: Gemma 3n E2B and E4B. Rows are those of layer_inputs.py, with several streams."""
 
-Register "x" holds, side by side: the streams of AltUp; for each layer the columns of its own input; the keys and values of the
-layers that later ones share, of each type. So what a layer needs of the token's id and of earlier layers comes with its row,
-wherever the model is cut; a layer that shares keys and values caches them itself.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames, attention
+from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.layer_inputs import (
+    ENDS,
+    WIDEST,
+    RowLayout,
+    input_added,
+    inputs_made,
+    sharing_attention,
+    table,
+    with_rows,
+)
 from manyhands.program.fields import Fields
 from manyhands.program.ops import (
     Activation,
     Add,
-    Attention,
     Copy,
-    Embed,
     Gate,
     Gating,
     Mix,
     Multiply,
     Op,
-    Part,
     Product,
     Program,
     Rescale,
-    Rotary,
     SoftCap,
     Sparsify,
     Term,
-    Weight,
 )
 from manyhands.program.rope import RopeReader, exp
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _KINDS: Final = (_FULL, _SLIDING)
-_WIDEST: Final = 1 << 17  # columns of a row
 _LEAST: Final = 1e-5  # mean square of a stream before it is scaled
 _RARE: Final = 1e-4  # quantiles nearer to 0 and 1 are refused: transformers has few of their bits
-_ENDS: Final = TensorNames("model.")
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where columns of "x" begin. `kept`: of keys of a type, before its values; `sources`: the layers that these are of."""
-
-    s: Sizes
-    streams: int
-    active: int
-    input: int  # columns of a layer's own input
-    sources: Mapping[str, int]
-    first_sharing: int
-
-    @property
-    def all_streams(self) -> int:
-        return self.streams * self.s.hidden
-
-    def inputs(self, layer: int) -> int:
-        return self.all_streams + layer * self.input
-
-    @property
-    def kv(self) -> int:
-        """Columns of a position's keys, or values."""
-        return self.s.kv_heads * self.s.head
-
-    def kept(self, kind: str) -> int:
-        return self.inputs(self.s.layers) + 2 * self.kv * sorted(self.sources).index(kind)
-
-    @property
-    def width(self) -> int:
-        return self.inputs(self.s.layers) + 2 * self.kv * len(self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +50,7 @@ class _Style:
     activation: Activation
     bias: bool
     rank: int
+    active: int  # the stream that layers compute
     scales_active: bool
 
 
@@ -95,7 +63,8 @@ def gemma3n_text(f: Fields) -> Program:
     s, rope = _sizes(f), RopeReader(f)
     default = [_FULL if i % 5 == 4 else _SLIDING for i in range(s.layers)]
     kinds, window = f.per_layer("layer_types", s.layers, default, _KINDS), f.count("sliding_window", 512)
-    layout, inner, cuts = _layout(f, s, kinds), _inner_widths(f, s.layers), _cuts(f, s.layers)
+    layout, active = _layout(f, s, kinds)
+    inner, cuts = _inner_widths(f, s.layers), _cuts(f, s.layers)
     tables = [rope.by_type(_FULL, s.head, theta=1e6, field="rope_theta", scaled=True)]
     tables.append(rope.by_type(_SLIDING, s.head, theta=1e4, field="rope_local_base_freq", scaled=False))
     style = _Style(
@@ -103,6 +72,7 @@ def gemma3n_text(f: Fields) -> Program:
         f.activation("hidden_activation", "gelu_pytorch_tanh"),
         f.flag("attention_bias"),
         f.count("laurel_rank", 64, high=1 << 16),
+        active,
         f.flag("altup_correct_scale", True),
     )
     ends = EndsStyle(
@@ -111,11 +81,12 @@ def gemma3n_text(f: Fields) -> Program:
         round_scale=True,
         soft_cap=f.optional("final_logit_softcapping", 30.0),
     )
-    shape = f.count("vocab_size_per_layer_input", 262144, high=1 << 22), s.layers * layout.input
-    each = Embed(Weight("model.embed_tokens_per_layer.weight", shape), layout.input**0.5, round_scale=True)
+    each = table(f, layout)
+    usual = AttentionStyle(1.0, 1, bias=style.bias, out_bias=style.bias, head_norm=style.norm, value_eps=style.norm.eps)
+    attends = {_FULL: replace(usual, rope=0), _SLIDING: replace(usual, window=window)}
 
     def layer(n: TensorNames, i: int) -> Ops:
-        attend = _attention(n, layout, style, i, kinds[i], None if kinds[i] == _FULL else window)
+        attend = sharing_attention(n, s, attends[kinds[i]], layout, i, kinds[i])
         block = _block(n, replace(s, inner=inner[i]), style.activation, cuts[i])
         first = _beginning(layout, style) if i == 0 else ()
         return (
@@ -126,14 +97,12 @@ def gemma3n_text(f: Fields) -> Program:
         )
 
     program = assemble(f, s, style.norm, rope, tables, ends, layer)
-    head = replace(program.head, before=_unified(layout), norm=replace(program.head.norm, source="u"))
-    embed = replace(program.embed, beside=each, column=layout.inputs(0))
-    return replace(program, hidden=layout.width, embed=embed, head=head)
+    return with_rows(program, layout, each, _unified(layout))
 
 
 def _sizes(f: Fields) -> Sizes:
     """The width of blocks is that of each layer by itself."""
-    hidden, heads = f.count("hidden_size", high=_WIDEST), f.count("num_attention_heads", high=4096)
+    hidden, heads = f.count("hidden_size", high=WIDEST), f.count("num_attention_heads", high=4096)
     kv_heads = f.count("num_key_value_heads", 2, high=4096)
     if heads % kv_heads:
         raise f.refuse("num_key_value_heads", f"a divisor of the {heads} attention heads is needed")
@@ -143,23 +112,14 @@ def _sizes(f: Fields) -> Sizes:
     return Sizes(layers, hidden, vocab, heads, kv_heads, f.count("head_dim", 256, high=1 << 14), 0)
 
 
-def _layout(f: Fields, s: Sizes, kinds: Sequence[str]) -> _Layout:
+def _layout(f: Fields, s: Sizes, kinds: Sequence[str]) -> tuple[RowLayout, int]:
+    """That of rows, and the active stream."""
     shared = f.count("num_kv_shared_layers", 15, low=0)
-    before = kinds[: s.layers - shared] if shared < s.layers else []
-    if shared and set(before) != set(kinds):
-        raise f.refuse(
-            "num_kv_shared_layers", f"a layer of each type before those that share, of {s.layers}, is needed"
-        )
-    sources = {kind: max(i for i, one in enumerate(before) if one == kind) for kind in set(kinds[s.layers - shared :])}
     streams = f.count("altup_num_inputs", 4, high=64)
     active = f.count("altup_active_idx", 0, low=0, high=streams - 1)
-    own = f.count("hidden_size_per_layer_input", 256, high=_WIDEST)
-    layout = _Layout(s, streams, active, own, sources if shared else {}, s.layers - shared)
-    if layout.width > _WIDEST:
-        raise f.refuse(
-            "hidden_size_per_layer_input", f"rows of {layout.width} columns follow: at most {_WIDEST} are served"
-        )
-    return layout
+    own = f.count("hidden_size_per_layer_input", 256, high=WIDEST)
+    kv = dict.fromkeys(kinds, s.kv_heads * s.head)
+    return RowLayout.read(f, s, kinds, kv, streams=streams, own=own, shared=shared), active
 
 
 def _inner_widths(f: Fields, layers: int) -> list[int]:
@@ -208,57 +168,46 @@ def _normal_share(x: float) -> float:
     return 0.5 + total * exp(-x * x / 2) * 0.3989422804014327  # 1 / sqrt(2 pi)
 
 
-def _beginning(at: _Layout, style: _Style) -> Ops:
-    """Layer 0 begins with these: "x" has the embedding and, for each layer, a row of a second table."""
-    s, count = at.s, at.s.layers * at.input
+def _beginning(at: RowLayout, style: _Style) -> Ops:
+    """Layer 0 begins with these: inputs of layers, and the streams."""
     others = [f"u{i}" for i in range(1, at.streams)]
-    parts = [_ENDS.part("i", "per_layer_model_projection", count, s.hidden, False)]
-    parts += [_ENDS.part(u, f"altup_projections.{i}", s.hidden, s.hidden, False) for i, u in enumerate(others)]
-    ops: list[Op] = [
-        Copy("x", "e", 0, s.hidden),
-        Product("e", tuple(parts)),
-        Multiply("i", s.hidden**-0.5, "i"),
-        style.norm.op(_ENDS, "per_layer_projection_norm", at.input, "i", "i", s.layers),
-        Copy("x", "t", at.inputs(0), count),
-        Add((Term("t"),), target="i"),
-        Multiply("i", 0.5**0.5, "i"),
-        Copy("i", "x", 0, count, at=at.inputs(0)),
-    ]
+    parts = [ENDS.part(u, f"altup_projections.{i}", at.hidden, at.hidden, False) for i, u in enumerate(others)]
+    ops = [*inputs_made(at, style.norm, parts)]
     for i, u in enumerate(others):
-        ops += [Rescale(u, "e", u, _LEAST), Copy(u, "x", 0, s.hidden, at=(i + 1) * s.hidden)]
+        ops += [Rescale(u, "e", u, _LEAST), Copy(u, "x", 0, at.hidden, at=(i + 1) * at.hidden)]
     return tuple(ops)
 
 
-def _unified(at: _Layout) -> Ops:
+def _unified(at: RowLayout) -> Ops:
     """Before the final norm: "u", the mean of all streams."""
-    s, ops, names = at.s, list[Op](), [f"u{i}" for i in range(1, at.streams)]
+    ops, names = list[Op](), [f"u{i}" for i in range(1, at.streams)]
     for i, u in enumerate(names):
-        part = _ENDS.part(u, f"altup_unembed_projections.{i}", s.hidden, s.hidden, False)
-        ops += [Copy("x", "t", (i + 1) * s.hidden, s.hidden), Product("t", (part,))]
-    ops += [Copy("x", "u", 0, s.hidden), *(Rescale(u, "u", u, _LEAST) for u in names)]
+        part = ENDS.part(u, f"altup_unembed_projections.{i}", at.hidden, at.hidden, False)
+        ops += [Copy("x", "t", (i + 1) * at.hidden, at.hidden), Product("t", (part,))]
+    ops += [Copy("x", "u", 0, at.hidden), *(Rescale(u, "u", u, _LEAST) for u in names)]
     return (*ops, Add(tuple(map(Term, names)), target="u"), Multiply("u", 1 / at.streams, "u"))
 
 
-def _coefficients(n: TensorNames, at: _Layout, style: _Style, source: str, name: str, count: int) -> Ops:
+def _coefficients(n: TensorNames, at: RowLayout, style: _Style, source: str, name: str, count: int) -> Ops:
     """Numbers of a mix of streams, "c", that a stream's row gives."""
     return (
-        style.norm.op(n, "altup.router_norm", at.s.hidden, source, "h"),
-        Multiply("h", 1 / at.s.hidden, "h"),
-        Product("h", (n.part("r", "altup.modality_router", at.streams, at.s.hidden, False),)),
+        style.norm.op(n, "altup.router_norm", at.hidden, source, "h"),
+        Multiply("h", 1 / at.hidden, "h"),
+        Product("h", (n.part("r", "altup.modality_router", at.streams, at.hidden, False),)),
         SoftCap("r", 1.0),
         Product("r", (n.part("c", f"altup.{name}", count, at.streams, False),)),
     )
 
 
-def _predicted(n: TensorNames, at: _Layout, style: _Style) -> Ops:
+def _predicted(n: TensorNames, at: RowLayout, style: _Style) -> Ops:
     """All streams as they are guessed to be behind the layer, "p"; of the active one "y" too."""
-    hidden, count = at.s.hidden, at.streams
+    hidden, count = at.hidden, at.streams
     return (
-        Copy("x", "y", at.active * hidden, hidden),
+        Copy("x", "y", style.active * hidden, hidden),
         *_coefficients(n, at, style, "y", "prediction_coefs", count * count),
         Copy("x", "p", 0, at.all_streams),
         Mix("x", "c", "p", hidden, count, count),
-        Copy("p", "y", at.active * hidden, hidden),
+        Copy("p", "y", style.active * hidden, hidden),
     )
 
 
@@ -282,36 +231,6 @@ def _branches(n: TensorNames, s: Sizes, style: _Style, attend: Ops, block: Ops) 
     )
 
 
-def _attention(n: TensorNames, at: _Layout, style: _Style, i: int, kind: str, window: int | None) -> Ops:
-    """From "h" to "a". Keys and values that later layers share go into "x"; those that are shared come from there."""
-    s, table = at.s, _KINDS.index(kind)
-    if i < at.first_sharing:
-        usual = AttentionStyle(
-            1.0,
-            table,
-            bias=style.bias,
-            out_bias=style.bias,
-            window=window,
-            head_norm=style.norm,
-            value_eps=style.norm.eps,
-        )
-        own = attention(n, s, usual, "h", "a")
-        if at.sources.get(kind) != i:
-            return own
-        keys = at.kept(kind)
-        return (*own, Copy("k", "x", 0, at.kv, at=keys), Copy("v", "x", 0, at.kv, at=keys + at.kv))
-    queries, keys = s.heads * s.head, at.kept(kind)
-    return (
-        Product("h", (n.part("q", "self_attn.q_proj", queries, s.hidden, style.bias),)),
-        style.norm.op(n, "self_attn.q_norm", s.head, "q", "q", s.heads),
-        Rotary("q", s.heads, s.head, table),
-        Copy("x", "k", keys, at.kv),
-        Copy("x", "v", keys + at.kv, at.kv),
-        Attention("q", "k", "v", "a", s.heads, s.kv_heads, s.head, s.head, 1.0, window),
-        Product("a", (n.part("a", "self_attn.o_proj", s.hidden, queries, style.bias),)),
-    )
-
-
 def _block(n: TensorNames, s: Sizes, activation: Activation, cut: float | None) -> Ops:
     """From "h" to "m", a gated block of whose gates those below a cut count as zero."""
     gate, up = (n.part(name, f"mlp.{name}_proj", s.inner, s.hidden, False) for name in ("gate", "up"))
@@ -323,10 +242,9 @@ def _block(n: TensorNames, s: Sizes, activation: Activation, cut: float | None) 
     )
 
 
-def _corrected(n: TensorNames, at: _Layout, style: _Style, i: int) -> Ops:
+def _corrected(n: TensorNames, at: RowLayout, style: _Style, i: int) -> Ops:
     """All streams by how far the active one's guess was from "y"; to all but the first the layer's own input is added."""
-    hidden, active = at.s.hidden, at.active * at.s.hidden
-    gate = n.part("g", "per_layer_input_gate", at.input, hidden, False)
+    hidden, active = at.hidden, style.active * at.hidden
     scale = n.vector("altup.correct_output_scale", hidden)
     return (
         *_coefficients(n, at, style, "y", "correction_coefs", at.streams),
@@ -335,11 +253,7 @@ def _corrected(n: TensorNames, at: _Layout, style: _Style, i: int) -> Ops:
         Mix("y", "c", "p", hidden, 1, at.streams, offset=1.0),
         Copy("p", "s", active, hidden),
         *((Multiply("s", scale, "s"),) if style.scales_active else ()),
-        Product("s", (Part(gate.target, gate.weight, None, style.activation),)),
-        Copy("x", "i", at.inputs(i), at.input),
-        Gate("g", "i", "g", Gating("none")),
-        Product("g", (n.part("f", "per_layer_projection", hidden, at.input, False),)),
-        style.norm.op(n, "post_per_layer_input_norm", hidden, "f", "f"),
+        *input_added(n, at, style.norm, style.activation, i, "s"),
         *((Mix("f", None, "p", hidden, 1, at.streams - 1, at=hidden),) if at.streams > 1 else ()),
         Copy("p", "x", 0, at.all_streams, at=0),
     )
