@@ -33,6 +33,7 @@ from manyhands.checkpoint.config_fields import read_facts
 from manyhands.config import RequestConfig
 from manyhands.core import NodeAddr, SamplingParams, Span, even_cut
 from manyhands.errors import ManyhandsError
+from manyhands.member.process import start_ticks
 from manyhands.origin import Origin
 
 THIRDS, COPIES = 3, 2
@@ -77,14 +78,18 @@ class Nursery:
         self._process, self._home, self._folder = process, home, folder
         self._lock = asyncio.Lock()
 
-    async def start(self, member: Member) -> None:
-        """Start `member` and wait until it serves."""
+    async def start(self, member: Member, killed: int = 0) -> None:
+        """Start `member`, once process `killed`, which had its name, is gone; wait until it serves."""
         output = self._folder / f"{member.name}.out"
         arguments = ["serve", str(self._home.folder), "--layers", str(member.span), "--name", member.name]
         arguments += ["--listen", f"127.0.0.1:{member.port}", "--key", str(self._folder / f"{member.name}.key")]
         arguments += ["--threads", "1", "--json"]
         environment = {"MANYHANDS_TICKET": self._home.ticket.encode()}
         request = {"arguments": arguments, "environment": environment, "output": str(output)}
+        for _ in range(round(START_S / 0.01)):
+            if not killed or start_ticks(killed) is None:
+                break
+            await asyncio.sleep(0.01)
         async with self._lock:
             output.unlink(missing_ok=True)
             assert self._process.stdin is not None and self._process.stdout is not None
@@ -199,11 +204,11 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
                     await asyncio.sleep(0.05)
                     continue
                 victim = rng.choice(up)
+                killed, victim.pid = victim.pid, 0
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim.pid, signal.SIGKILL)
-                victim.pid = 0
+                    os.kill(killed, signal.SIGKILL)
                 kills += 1
-                group.create_task(ward.start(victim))
+                group.create_task(ward.start(victim, killed))
                 if kills == max(1, args.kills // 2):
                     halfway_mb = usage(os.getpid())[0]
                 if kills % 20 == 0:
