@@ -567,7 +567,7 @@ def test_a_schema_that_leads_to_itself_is_refused_in_words(grammars: Grammars) -
 
 def test_a_grammar_is_compiled_once_and_each_copy_is_its_own(grammars: Grammars) -> None:
     text = json_grammar({"const": "only this"})
-    assert not grammars.has(text) and grammars.copy(text) is None
+    assert grammars.size(text) is None and grammars.copy(text) is None
     first, second = grammars.compile(text), grammars.copy(text)
     assert second is not None and accepts(first, '"only this"') and accepts(second, '"only this"')
 
@@ -579,11 +579,11 @@ def test_what_is_kept_compiled_is_bounded_in_number_and_letters(grammars: Gramma
     for number in range(2 * MAX_KEPT):
         kept.add("model", str(number), matcher)
         kept.find("model", "0")
-    assert len(kept) == MAX_KEPT and kept.find("model", "0") is matcher and not kept.has("model", "1")
+    assert len(kept) == MAX_KEPT and kept.find("model", "0") is matcher and kept.size("model", "1") is None
     kept.add("model", "x" * (MAX_KEPT_LETTERS - 1), matcher)
-    assert kept.num_letters <= MAX_KEPT_LETTERS and kept.has("model", "x" * (MAX_KEPT_LETTERS - 1))
+    assert kept.num_letters <= MAX_KEPT_LETTERS and kept.size("model", "x" * (MAX_KEPT_LETTERS - 1)) == 0
     kept.add("another", "0", matcher)
-    assert kept.num_letters == MAX_KEPT_LETTERS and kept.has("another", "0") and kept.find("third", "0") is None
+    assert kept.num_letters == MAX_KEPT_LETTERS and kept.size("another", "0") == 0 and kept.find("third", "0") is None
     kept.add("model", "y" * (MAX_KEPT_LETTERS + 1), matcher)
     assert kept.num_letters == MAX_KEPT_LETTERS and len(kept) == 2
 
@@ -594,9 +594,9 @@ def test_what_is_kept_compiled_is_bounded_in_bytes(grammars: Grammars) -> None:
     matcher = compile_matcher(grammars.table, json_grammar(None))
     for number in range(4):
         kept.add("model", str(number), matcher, MAX_KEPT_BYTES // 3)
-    assert len(kept) == 3 and not kept.has("model", "0") and kept.num_bytes <= MAX_KEPT_BYTES
+    assert len(kept) == 3 and kept.size("model", "0") is None and kept.num_bytes <= MAX_KEPT_BYTES
     kept.add("model", "large", matcher, MAX_KEPT_BYTES + 1)
-    assert not kept.has("model", "large") and len(kept) == 3
+    assert kept.size("model", "large") is None and len(kept) == 3
 
 
 @pytest.mark.skipif(heap_bytes() == 0, reason="another C library than glibc")
@@ -671,6 +671,6 @@ def test_what_is_not_asked_for_again_is_dropped(grammars: Grammars) -> None:
     now += KEPT_S / 2
     assert kept.find("model", "used") is matcher and kept.expire() == KEPT_S / 2
     now += KEPT_S / 2
-    assert kept.expire() == KEPT_S / 2 and kept.has("model", "used") and not kept.has("model", "left")
+    assert kept.expire() == KEPT_S / 2 and kept.size("model", "used") is not None and kept.size("model", "left") is None
     now += KEPT_S / 2
     assert kept.expire() is None and len(kept) == 0

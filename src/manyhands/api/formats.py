@@ -12,7 +12,7 @@ from typing import Any
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.body import BadField
 from manyhands.api.limits import default_tokens
-from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.desk import KEEP, NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing, TurnQueue
 from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
@@ -149,6 +149,7 @@ class ModelFormats:
             )
             try:
                 made = prepare(path, body, desk)
+                KEEP.get()(made.size)
             except NeedsProcess:
                 pass
             if 2 * len(body) > INLINE_BYTES:  # of a conversation, which grows
@@ -158,9 +159,11 @@ class ModelFormats:
             made = await self.preparing.run(caller.name or client, job)
         return self._known[made.model], made
 
-    def _accept(self, grammar: str) -> None:
-        if not any(model_format.grammars.has(grammar) for model_format in self._known.values()):
+    def _accept(self, grammar: str) -> int:
+        kept = [model_format.grammars.size(grammar) for model_format in self._known.values()]
+        if not (sizes := [size for size in kept if size is not None]):
             raise NeedsProcess
+        return max(sizes)
 
     async def compile(self, model_format: ModelFormat, made: Prepared, who: str) -> Grammar | None:
         """The grammar of a request, which a process has checked; in the turn of `who` where it has to be compiled.

@@ -185,9 +185,9 @@ class Grammars:
                     ) from error
             return self._table
 
-    def has(self, grammar: str) -> bool:
-        """Whether it is kept compiled."""
-        return self._kept.has(self, grammar)
+    def size(self, grammar: str) -> int | None:
+        """Bytes that it takes, if it is kept compiled."""
+        return self._kept.size(self, grammar)
 
     def copy(self, grammar: str, thinking: Thinking | None = None, *, is_open: bool = False) -> "Grammar | None":
         """As `compile` if it is kept compiled, which takes microseconds; else None."""
@@ -221,8 +221,9 @@ def compile_matcher(table: LLTokenizer, grammar: str) -> LLMatcher:
     raise BadRequest(f"the schema cannot be enforced: {reason}")
 
 
-def check_grammar(grammar: str) -> None:
-    """Compile against bytes instead of a model's vocabulary, which costs as much but for the vocabulary's own table.
+def check_grammar(grammar: str) -> int:
+    """Compile against bytes instead of a model's vocabulary, which costs as much but for the vocabulary's own table: how many
+    bytes it takes.
 
     Raises BadRequest as `Grammars.compile` does, and for what costs too much. For a process that does nothing else meanwhile.
     """
@@ -237,6 +238,7 @@ def check_grammar(grammar: str) -> None:
         raise _costly(
             f"takes {size_of(size)} once it is compiled; at most {size_of(MAX_COMPILED_BYTES, is_limit=True)}"
         )
+    return max(0, size)
 
 
 def _costly(what: str) -> BadRequest:

@@ -37,8 +37,10 @@ class KeptGrammars:
     def num_bytes(self) -> int:
         return sum(size for _, size, _ in self._kept.values())
 
-    def has(self, maker: Hashable, grammar: str) -> bool:
-        return (maker, grammar) in self._kept
+    def size(self, maker: Hashable, grammar: str) -> int | None:
+        """Bytes of one that is kept."""
+        kept = self._kept.get((maker, grammar))
+        return None if kept is None else kept[1]
 
     def find(self, maker: Hashable, grammar: str) -> LLMatcher | None:
         """It counts as used now."""

@@ -140,7 +140,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
     async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
-        desk = PreparationDesk({MODEL: model_format.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+        desk = PreparationDesk({MODEL: model_format.speaker}, 16, 1024, lambda grammar: 0, is_inline=True)
         for path, fields in CASES:
             sent = body(**fields)
             here, there = prepare(path, sent, desk), await preparing.run("k", job(sent, path))
@@ -233,7 +233,7 @@ def test_what_is_done_inline_is_short(folder: Path) -> None:
     """CPU time of the worst bodies that are prepared on the loop; about 1 ms, 4 ms where the machine is slow."""
 
     async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
-        desk = PreparationDesk({MODEL: model_format.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+        desk = PreparationDesk({MODEL: model_format.speaker}, 16, 1024, lambda grammar: 0, is_inline=True)
         for sent in (
             body(messages=HI * ((INLINE_BYTES - 100) // 36)),
             body(messages=[{"role": "user", "content": "a" * (INLINE_BYTES - 100)}]),
@@ -269,7 +269,7 @@ def test_texts_of_many_tokens_are_no_work_for_the_loop(folder: Path, fields: dic
 
     async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
         speaker = replace(model_format.speaker, context=1 << 17)
-        desk = PreparationDesk({MODEL: speaker}, 128, 1024, lambda grammar: None, is_inline=True)
+        desk = PreparationDesk({MODEL: speaker}, 128, 1024, lambda grammar: 0, is_inline=True)
         sent = body(**fields)
         assert len(sent) <= INLINE_BYTES
         if is_inline:
@@ -286,7 +286,7 @@ def test_a_token_that_the_model_does_not_have_is_named(folder: Path) -> None:
 
     async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
         speaker = replace(model_format.speaker, vocab_size=100)
-        desk = PreparationDesk({MODEL: speaker}, 128, 1024, lambda grammar: None, is_inline=True)
+        desk = PreparationDesk({MODEL: speaker}, 128, 1024, lambda grammar: 0, is_inline=True)
         for prompt, odd in (([5, 999, 7], 999), ("a\u00e9", 195)):
             with pytest.raises(BadRequest, match=f"from 0 to 99, the last of this model; it has {odd}"):
                 prepare("/v1/completions", body(prompt=prompt), desk)

@@ -34,7 +34,7 @@ def prepared(tokenizer: TextTokenizer, said: str = "", **wishes: Any) -> Prepare
         messages.append({"role": "assistant", "content": said})
         wishes |= {"continue_final_message": True, "add_generation_prompt": False}
     body = json.dumps({"model": MODEL, "messages": messages, "max_tokens": 9, **wishes}).encode()
-    return prepare("/v1/chat/completions", body, PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: None))
+    return prepare("/v1/chat/completions", body, PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: 0))
 
 
 def test_json_follows_a_thought_that_no_token_ends(tokenizer: TextTokenizer) -> None:
@@ -58,7 +58,7 @@ def test_ollamas_think_is_refused_by_its_name_where_only_a_level_can_be_said(tok
     """As of gpt-oss. It was refused as reasoning_effort, which no program of Ollama's sends."""
     thinking = Thinking("<think>", "</think>", None, None, None)
     speaker = Speaker(MODEL, tokenizer, 1024, 264, 8, "bf16", None, thinking, {}, has_levels=True, is_plain=False)
-    desk = PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: None)
+    desk = PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: 0)
     asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     with pytest.raises(BadField, match="think: model 'tiny' always thinks") as refusal:
         prepare("/api/chat", json.dumps({**asked, "think": False}).encode(), desk)

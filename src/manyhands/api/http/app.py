@@ -33,6 +33,7 @@ from manyhands.api.http.page import document, icon_path, page_files, page_router
 from manyhands.api.http.reference import render
 from manyhands.api.http.route import LARGE_PATHS, PROCESS_BYTES, PROCESS_PATH
 from manyhands.api.keys import keys_router
+from manyhands.api.preparation.desk import KEEP
 from manyhands.api.run import Caller
 from manyhands.api.sign_in import REDEEM_PATH, sign_in_router
 from manyhands.api.trace import PARENT
@@ -53,6 +54,10 @@ SMALL_BODY_BYTES = 8 << 10
 # those without.
 MAX_BODIES = 16
 MAX_BODIES_OF_ONE = 8
+# What bodies have become once they are prepared, in bytes of memory, while requests wait for their turns and until they are
+# answered: ids of prompts above all, 40 each (preparation/desk.py:bytes_of). The same of one caller.
+MAX_PREPARED_BYTES = 256 << 20
+MAX_PREPARED_BYTES_OF_ONE = 128 << 20
 
 
 class _Documented(FastAPI):
@@ -164,13 +169,14 @@ class BodyGuard:
 
     A body has at most max_body_bytes on LARGE_PATHS. Elsewhere it is parsed on the event loop, and has SMALL_BODY_BYTES, or
     PROCESS_BYTES. All bodies that are held at once have MAX_BODIES times max_body_bytes; those of one caller, with the whole
-    answers that wait for its connections to take them, MAX_BODIES_OF_ONE times.
+    answers that wait for its connections to take them, MAX_BODIES_OF_ONE times. What they become has MAX_PREPARED_BYTES.
     """
 
     def __init__(self, app: ASGIApp, limits: LimitsConfig, access: Access, open_paths: frozenset[str]) -> None:
         self._app, self._limits, self._access, self._open_paths = app, limits, access, open_paths
         self.held_bytes = 0
         self.held_of = Counter[str]()  # by caller, of those who have any
+        self.prepared_of = Counter[str]()  # the same of what is prepared
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -189,7 +195,8 @@ class BodyGuard:
             await error_response(error, scope["path"])(scope, receive, send)
             return
         held = _Held(self, _who(state["caller"], scope))
-        state["release_body"], state["hold_answer"] = held.release, held.wait
+        state["release_body"], state["hold_answer"] = held.release_body, held.wait
+        KEEP.set(held.keep)
         state["check_room"] = partial(self._check_room, held)
         try:
             body = await self._read(headers, receive, held, self._limit(scope["path"]))
@@ -241,6 +248,19 @@ class BodyGuard:
         if self.held_bytes > MAX_BODIES * most:
             raise RateLimited(f"bodies of {self.held_bytes} bytes are held now: try again later", 5.0)
 
+    def check_prepared(self, who: str, size: int) -> None:
+        """Raise RateLimited if too much is prepared, of its caller or of all; TooLarge for a request that is never taken."""
+        own, held = self.prepared_of[who], self.prepared_of.total()
+        if size > MAX_PREPARED_BYTES_OF_ONE:
+            said = f"this request takes {size} bytes of memory; at most {MAX_PREPARED_BYTES_OF_ONE} are given to one"
+            raise TooLarge(f"{said}: send fewer or shorter prompts at once")
+        if own > MAX_PREPARED_BYTES_OF_ONE:
+            said = f"requests of {own} bytes wait or run for this caller now, of {MAX_PREPARED_BYTES_OF_ONE}"
+            raise RateLimited(f"{said}: try again later", 5.0)
+        if held > MAX_PREPARED_BYTES:
+            said = f"requests of {held} bytes wait or run now, of {MAX_PREPARED_BYTES}"
+            raise RateLimited(f"{said}: try again later", 5.0)
+
 
 def _who(caller: Caller, scope: Scope) -> str:
     """A caller by its key, else by where it is."""
@@ -249,11 +269,11 @@ def _who(caller: Caller, scope: Scope) -> str:
 
 
 class _Held:
-    """What one request holds of the guard's `held_bytes`, until it is released. `who`: by whom it was sent; `size` is the
-    body's, `waiting` the answer's."""
+    """What one request holds of what the guard counts, until it is released. `who`: by whom it was sent; `size` is the body's,
+    `waiting` the answer's, `prepared` that of what the body has become."""
 
     def __init__(self, guard: BodyGuard, who: str) -> None:
-        self._guard, self.who, self.size, self.waiting = guard, who, 0, 0
+        self._guard, self.who, self.size, self.waiting, self.prepared = guard, who, 0, 0, 0
 
     def take(self, size: int) -> None:
         self.size += size
@@ -265,7 +285,20 @@ class _Held:
         self.waiting += size
         self._guard.held_of[self.who] += size
 
+    def keep(self, size: int) -> None:
+        """The body has become so many bytes. Raises RateLimited and TooLarge."""
+        self.prepared += size
+        self._guard.prepared_of[self.who] += size
+        self._guard.check_prepared(self.who, size)
+
     def release(self) -> None:
+        """It is answered, or refused."""
+        self.release_body()
+        self._guard.prepared_of[self.who] -= self.prepared
+        self.prepared = 0
+        self._guard.prepared_of += Counter()
+
+    def release_body(self) -> None:
         """The body is no longer needed, and what there is of an answer has been taken. Harmless when repeated."""
         self._guard.held_bytes -= self.size
         self._guard.held_of[self.who] -= self.size + self.waiting

@@ -13,7 +13,7 @@ from typing import Any
 from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
 from manyhands.api.preparation.asked import COUNTING, MAX_CHOICES, PATHS, refuse_elsewhere
-from manyhands.api.preparation.desk import FORMATS, NeedsProcess, PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.desk import FORMATS, NeedsProcess, PreparationDesk, Prepared, Speaker, bytes_of
 from manyhands.errors import BadRequest, ContextOverflow, Forbidden, ModelNotFound
 
 # Tools and a format together, as JSON: what compiles into a grammar and is echoed by /v1/responses. OpenAI's own limit on the
@@ -50,12 +50,13 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
             check_fit(prompt, speaker)
     if made.grammar is not None:
         try:
-            desk.accept(made.grammar)
+            made.size = desk.accept(made.grammar)
         except BadRequest as error:
             raise BadField(f"{made.grammar_field}: {error}", made.grammar_field) from error
     for name in _BULK:
         made.given.pop(name, None)
     made.given.get("manyhands", {}).pop("received", None)
+    made.size += bytes_of(made)
     return made
 
 

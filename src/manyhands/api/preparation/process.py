@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Backend
 from manyhands import errors
 from manyhands.api.http.body import BadField
 from manyhands.api.names import NO_NAMES, ModelNames
-from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.desk import KEEP, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.prepare import prepare
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError, ModelNotFound
@@ -132,10 +132,12 @@ READY = b"!"  # what the child says when it has loaded the models
 
 
 async def read_answer(parts: AnswerParts) -> Prepared:
-    """An answer as it was meant; other work is done between parts of its numbers. Raises what the child raised."""
+    """An answer as it was meant; other work is done between parts of its numbers. Raises what the child raised, and as KEEP
+    before anything is made of them."""
     told = json.loads(parts.said)
     if "error" in told:
         raise _error(told)
+    KEEP.get()(told["size"])
     numbers, texts = _Numbers(parts.numbers), BytesIO(parts.texts)
     prompts = [await numbers.take(length) for length in told.pop("lengths")]
     received: list[ReceivedText] = []
