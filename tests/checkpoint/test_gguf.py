@@ -18,7 +18,7 @@ from manyhands.checkpoint import gguf_model
 from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.gguf import parse_gguf
 from manyhands.checkpoint.gguf_folder import gguf_folder
-from manyhands.checkpoint.gguf_model import config_json, tensor_entries
+from manyhands.checkpoint.gguf_model import _part, config_json, tensor_entries
 from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.errors import ModelError
@@ -357,6 +357,19 @@ def config(raw: bytes, **facts: Any) -> dict[str, Any]:
     """The config.json that is made of a file with other facts."""
     found: dict[str, Any] = json.loads(config_json(change(raw, **facts), lambda tensor: raw[tensor.start : tensor.end]))
     return found
+
+
+@pytest.mark.parametrize(("head", "turned"), [(44, 30), (98, 2), (100, 58), (110, 62), (96, 32)])
+def test_as_many_columns_turn_as_the_file_says(head: int, turned: int, others: dict[str, bytes]) -> None:
+    """A part of a head is a quotient, and the recipe multiplies: 44 * (30 / 44) is 29.99, and 29 columns were refused."""
+    sizes = {"attention__key_length": head, "attention__value_length": head, "rope__dimension_count": turned}
+    program = build_program(config(others["glm4"], **{f"glm4__{name}": size for name, size in sizes.items()}))
+    assert {len(rope.frequencies) for rope in program.ropes} == {turned // 2}
+
+
+def test_every_part_of_every_head_comes_back() -> None:
+    pairs = [(head, turned) for head in range(2, 1025, 2) for turned in range(2, head + 1, 2)]
+    assert all(int(head * _part(turned, head)) == turned and _part(turned, head) <= 1 for head, turned in pairs)
 
 
 def test_queries_that_grow_do_so_from_the_length_that_the_file_says(others: dict[str, bytes]) -> None:

@@ -208,7 +208,7 @@ def _rotary(keys: GgufKeys, shapes: Mapping[str, GgufTensor], config: Config, re
         config["max_position_embeddings"],
     )
     if turned != head:
-        found["partial_rotary_factor"] = turned / head if head else 0.0
+        found["partial_rotary_factor"] = _part(turned, head)
     kind = keys.one("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     factor = 1.0 if kind == "none" else factor
@@ -240,6 +240,13 @@ def _rotary(keys: GgufKeys, shapes: Mapping[str, GgufTensor], config: Config, re
     elif factor != 1.0:
         found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     return found
+
+
+def _part(turned: int, head: int) -> float:
+    """Which part of `head` columns `turned` are, so that as many come of it again (program/rope.py: int(head * part)): the
+    quotient of 30 and 44 gives 29."""
+    part = turned / head if head else 0.0
+    return part if int(head * part) == turned else math.nextafter(part, math.inf)
 
 
 def _yarn(keys: GgufKeys) -> Config:
