@@ -286,6 +286,20 @@ def test_short_sessions_with_states_hold_no_more_than_the_bound(tmp_path: Path, 
     run_virtual(main())
 
 
+def test_a_lease_may_grow_over_the_whole_of_its_last_block() -> None:
+    """Its bytes are whole blocks; where no other block was free, an answer ended up to 63 positions early."""
+    budget = CacheBudget(17 * BLOCK * 3)
+    span, place = SpanLeases(budget, Parking(LogBudget(0)), 3), (session_id(1), FIRST)
+    span.take(place, 16 * BLOCK + 6, 1 << 20, None)
+    assert span.free(1 << 20) == 0 and span.extend(place, 4096, 1 << 20, 0.0) == 17 * BLOCK
+    assert budget.leased_bytes == budget.limit_bytes and span.extend(place, 4096, 1 << 20, 1.0) == 17 * BLOCK
+    budget.limit(18 * BLOCK * 3 - 1)
+    assert span.extend(place, 4096, 1 << 20, 2.0) == 17 * BLOCK
+    budget.limit(18 * BLOCK * 3)
+    assert span.extend(place, 17 * BLOCK + 1, 1 << 20, 3.0) == 17 * BLOCK + 1
+    assert span.extend(place, 4096, 17 * BLOCK + 5, 4.0) == 17 * BLOCK + 5, "no more than the span may have"
+
+
 OWNERS = [ORIGIN, BEFORE, AFTER]
 
 
@@ -317,7 +331,8 @@ def test_leases_and_what_is_parked_never_exceed_the_limit(
             budget.limit(size * 10)
         elif act == 4 and places:
             span, place, _ = places[size % len(places)]
-            span.extend(place, 10 * size, 1500, float(now))
+            held = span.extend(place, 10 * size, 1500, float(now))
+            assert held >= 10 * size or held % BLOCK == 0 or span._num_positions >= 1500
         kept = sum(span.parked_bytes() for span in spans)
         assert budget.leased_bytes + kept <= budget.limit_bytes or kept == 0
         for span in spans:

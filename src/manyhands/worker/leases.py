@@ -103,10 +103,8 @@ class SpanLeases:
 
     def free(self, tokens: int) -> int:
         """Positions that a new lease may have. Parked sessions may have their caches there."""
-        return self._left(tokens, self._session_bytes)
-
-    def _left(self, tokens: int, session_bytes: int) -> int:
-        return max(0, min(tokens - self._num_positions, self._budget.free(self._bytes_per_token, session_bytes)))
+        left = self._budget.free(self._bytes_per_token, self._session_bytes)
+        return max(0, min(tokens - self._num_positions, left))
 
     def offered(self, tokens: int, now: float) -> int:
         """Positions that a new session may have: as `free`, and none while one that runs here lacks some."""
@@ -121,10 +119,12 @@ class SpanLeases:
         self._budget.shrink(last)
 
     def extend(self, place: Place, positions: int, tokens: int, now: float) -> int:
-        """Let the lease of `place` have `positions`, or as many as there is room for; how many it has now."""
+        """Let the lease of `place` have `positions`, or as many as there is room for, with what is left of its last block; how
+        many it has now."""
         self._short.pop(place, None)
         leased = self._leased[place]
-        if (more := min(positions - leased, self._left(tokens, 0))) > 0:
+        free = -leased % BLOCK + self._budget.free(self._bytes_per_token, 0)
+        if (more := min(positions - leased, tokens - self._num_positions, free)) > 0:
             self._count(leased, -1)
             self.take(place, leased + more, tokens, None)
         if self._leased[place] < positions:
