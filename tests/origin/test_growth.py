@@ -17,6 +17,7 @@ from manyhands.origin.route import Route
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Extended
 from tests.kill import NEW, PROMPTS, REQUEST, Bench, Scene, kept_models
+from tests.origin.scenes import Oracle
 
 LENGTH = len(PROMPTS[0])
 U32 = (1 << 32) - 1
@@ -128,6 +129,22 @@ def test_an_answer_waits_for_room(bench: Bench, drafted: bool) -> None:
             options: dict[str, Any] = {"drafter": bench.half_right("hot", 0)} if drafted else {}
             assert await scene.ask("hot", **options) == bench.wanted["hot", 0]
             assert loop.time() >= 20 and not scene.answers[0].repairs
+
+    bench.play(main)
+
+
+def test_what_was_drawn_before_the_last_token_of_a_lease_is_shown(bench: Bench) -> None:
+    """A window of drafts ends the lease: all but its last token, with which the answer may end, do not wait for room."""
+
+    async def main() -> None:
+        async with bench.scene(worker=WorkerConfig(cache_tokens=LENGTH + NEW), spares=()) as scene:
+            loop, shown = asyncio.get_running_loop(), list[int]()
+            loop.call_later(20, take(scene.hops[1], NEW - 12))
+            loop.call_later(19, lambda: shown.append(len(scene.answers[0].token_ids)))
+            known = [*PROMPTS[0], *bench.wanted["hot", 0]]
+            drafter = Oracle(known, 3, lambda position: False, ahead=False)
+            assert await scene.ask("hot", drafter=drafter) == bench.wanted["hot", 0]
+            assert shown == [12]  # of 13
 
     bench.play(main)
 

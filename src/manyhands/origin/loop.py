@@ -221,14 +221,16 @@ class Generation:
         await self._send_known(start)
 
     async def _advance(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
-        """As _take_rows, and the tokens that were drawn. At the end of the lease wait for room: without it the answer ends."""
+        """As _take_rows, and the tokens drawn. At the end of the lease the last waits for room: without it the answer ends."""
         todo: tuple[int, Sequence[int], Payload | None] = 0, (), None
         if not self._is_at_end or not self._prefill.is_sent:  # the last token follows what is sent again
             todo = await self._take_rows()
-        if self._is_at_end and self._finished() is None:
+        is_waiting = self._is_at_end and self._finished() is None
+        if is_waiting and len(self._drawn) < 2:
             self._is_full = not await self._growth.more(self._config, self._pace, self.committed)
             todo = await self._turn(None, self._draft)
-        drawn, self._drawn = self._drawn, []
+        num_shown = max(1, len(self._drawn) - is_waiting)
+        drawn, self._drawn = self._drawn[:num_shown], self._drawn[num_shown:]
         return drawn, *todo
 
     async def _take_rows(self) -> tuple[int, Sequence[int], Payload | None]:
