@@ -1,6 +1,7 @@
 """A second load takes what the first one packed: the same bits, nothing read of the matrices, damage healed."""
 
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -112,3 +113,31 @@ def test_another_packing_makes_files_of_its_own(tmp_path: Path, home: Path, monk
     monkeypatch.setattr(packing, "packing_digest", lambda: "of another version")
     load_span(folder, Span(0, 1), "w4", 1, manifest)
     assert len(packed(home)) == 3
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "old", "new"),
+    [
+        ("engine", "compile_experts.py", "(op.up, op.down)", "(op.down, op.up)"),
+        ("engine", "quantised.py", "def ", "def  "),
+        ("program", "tensors.py", "def wide_weights", "def  wide_weights"),
+        ("checkpoint", "quantised.py", "def ", "def  "),
+    ],
+)
+def test_a_version_that_takes_matrices_in_another_order_makes_files_of_its_own(
+    package: str, file: str, old: str, new: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ups and downs of experts of one size its first load took the one for the other, in silence."""
+    folder = make_tiny("mixtral", tmp_path / "mixtral", layers=1)
+    manifest, other = build_manifest(folder), tmp_path / "manyhands"
+    load_span(folder, Span(0, 1), "w4", 1, manifest)
+    for source in packing._SOURCES:
+        shutil.copytree(source, other / source.name, ignore=lambda at, names: [n for n in names if n[-3:] != ".py"])
+    monkeypatch.setattr(packing, "_SOURCES", tuple(other / source.name for source in packing._SOURCES))
+    code = other / package / file
+    for changed in (code.read_text(), code.read_text().replace(old, new, 1)):
+        code.write_text(changed)
+        packing.packing_digest.cache_clear()
+        load_span(folder, Span(0, 1), "w4", 1, manifest)
+        assert len(packed(home)) == 1 + (new in changed)
+    packing.packing_digest.cache_clear()

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from manyhands.weights.packed import PackedShelf
 
 Make = Callable[[], Stored]
 _ORDER: Final = "order"  # of the inputs of the matrix before it, in place of a type
+# Their code says what is read of a checkpoint, which matrices a layer has, how they are packed, and in what order.
+_SOURCES: Final = tuple(Path(__file__).parents[1] / name for name in ("checkpoint", "engine", "program"))
 
 
 class Packer(Protocol):
@@ -86,7 +89,8 @@ class Keeping:
 
 @cache
 def packing_digest() -> str:
-    """A hash of small matrices of every type, packed: another one means that packed bytes of other versions are of no use."""
+    """A hash of small matrices of every type, packed, and of the code that leads to them: another one means that packed bytes
+    of other versions are of no use."""
     numbers = (np.arange(32 * 256, dtype=np.float32).reshape(32, 256) * np.float32(0.37)) % np.float32(
         7.0
     ) - np.float32(3)
@@ -96,4 +100,6 @@ def packing_digest() -> str:
         numbers_of, size = BLOCKS[form]
         blocks = (np.arange(32 * 256 // numbers_of * size, dtype=np.int64) * 37 % 251).astype(np.uint8).reshape(32, -1)
         packed.append(pack_blocks(blocks, form, grid=stand_in(form)))
-    return hashlib.sha256(b"".join(hashlib.sha256(array.tobytes()).digest() for array in packed)).hexdigest()[:16]
+    known = [array.tobytes() for array in packed]
+    known += [path.read_bytes() for folder in _SOURCES for path in sorted(folder.glob("*.py"))]
+    return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in known)).hexdigest()[:16]
