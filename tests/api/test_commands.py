@@ -114,6 +114,16 @@ def test_figures_of_a_run() -> None:
     assert summary([Outcome(1.0, error="internal")])["mean_latency_s"] is None
 
 
+def test_figures_of_a_run_fit_a_narrow_terminal() -> None:
+    cells = benchmark._cells(summary([Outcome(120.5, 1000, 10.5, 6.0)] * 1000))
+    wide, narrow = (rows_within(width, benchmark.HEADINGS, [cells], benchmark.NUM_FIRST) for width in (80, 40))
+    assert [len(text.split("\n")) for text in wide] == [1, 1] and wide[0].split()[-1] == "tokens"
+    heading, row = narrow
+    first, below = row.split("\n")
+    assert max(len(heading), len(first)) <= 40 and heading.split() == "answered mean latency first token".split()
+    assert below.strip() == "tokens/s 8.3 · while decoding 6.0 · tokens 1000000"
+
+
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "[red]", "\u202eevil", "[/]"])
 @pytest.mark.parametrize("width", [None, 40])
 def test_names_of_others_do_nothing_to_a_terminal(name: str, width: int | None) -> None:

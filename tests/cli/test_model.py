@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from manyhands.checkpoint.folder import SINGLE
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli import app as cli
+from manyhands.cli import lines, model
 from manyhands.cli.model import app
 from manyhands.core import Precision
 from manyhands.errors import BadRequest, DiskFull, ModelError
@@ -47,6 +48,15 @@ def test_inspect_shows_a_table(llama: Path) -> None:
     shown = run("inspect", str(llama))
     assert "LlamaForCausalLM" in shown and "smallest layer" in shown
     assert build_manifest(llama).id[:60] in shown
+
+
+def test_inspect_fits_a_narrow_terminal(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lines, model):
+        monkeypatch.setattr(module, "width_of", lambda out: 40)
+    shown = run("inspect", str(llama)).splitlines()
+    assert [line for line in shown if len(line) > 40 and len(line.split()) > 2] == []
+    below = " ".join(" ".join(shown).partition("held as")[2].split())
+    assert below.startswith("smallest layer largest layer bf16 ") and "embedding and head" in below.partition("w8")[0]
 
 
 def test_what_inspect_says_is_stored_is_on_disk(llama: Path) -> None:

@@ -7,19 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, ask, headers_for, print_json, running_api
-from manyhands.cli.lines import fitted
+from manyhands.cli.lines import fitted, rows_within, width_of
 from manyhands.cli.progress import doing
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.plain import figure_of, one_line
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 PROMPTS = (
     "Once upon a time there was a king who had three sons, and",
@@ -35,6 +32,8 @@ PROMPTS = (
 )
 
 
+HEADINGS: Final = ("answered", "mean latency", "first token", "tokens/s", "while decoding", "tokens")
+NUM_FIRST: Final = 3  # columns that stand in a line of their own on a narrow terminal
 # Refusals that every further request would get too: what is asked, the key, what it may use, the model.
 HOPELESS = frozenset({400, 401, 403, 404})
 
@@ -83,9 +82,8 @@ def benchmark(
     if as_json:
         print_json(told)
     else:
-        from rich.console import Console
-
-        Console().print(_table(told))
+        for line in rows_within(width_of(sys.stdout), HEADINGS, [_cells(told)], NUM_FIRST):
+            typer.echo(fitted(line, sys.stdout))
     if told["succeeded"] < count:
         raise typer.Exit(1)
 
@@ -95,7 +93,7 @@ def _ladder(as_json: bool) -> None:
     command = [sys.executable, "-P", "-m", "manyhands.testing.ladder", *(["--json"] if as_json else [])]
     with doing("emulating six hops, 22 to 75 ms apart: some two minutes"):
         found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    typer.echo(found.stdout, nl=False)
+    typer.echo(found.stdout if as_json else fitted(found.stdout, sys.stdout), nl=False)
     raise typer.Exit(found.returncode)
 
 
@@ -149,17 +147,13 @@ def _print_outcome(outcome: Outcome, prompt: str) -> None:
     typer.secho(fitted(line, sys.stderr), dim=outcome.error is None, err=True)
 
 
-def _table(told: dict[str, Any]) -> "Table":
-    from rich.table import Table
-
-    table = Table("answered", "mean latency", "first token", "tokens/s", "while decoding", "tokens", box=None)
-    table.add_row(
+def _cells(told: dict[str, Any]) -> tuple[str, ...]:
+    return (
         f"{told['succeeded']} of {told['requests']}",
         *(_time(told[name]) for name in ("mean_latency_s", "mean_ttft_s")),
         *(_rate(told[name]) for name in ("tokens_per_s", "mean_decode_tokens_per_s")),
         str(told["tokens"]),
     )
-    return table
 
 
 def _time(seconds: float | None) -> str:

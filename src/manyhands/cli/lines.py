@@ -92,13 +92,21 @@ def columns(rows: Sequence[Sequence[str]], *, of_numbers: bool = False) -> list[
     ]
 
 
-def rows_within(width: int | None, headings: Sequence[str], rows: Sequence[Sequence[str]], num_first: int) -> list[str]:
-    """The headings, and a text for each row. Where a line would have more than `width` characters (None: they may be long)
-    the columns behind the first `num_first` stand below their row, each with its heading; "-" is left out there."""
-    lines = columns([headings, *rows])
+def rows_within(
+    width: int | None,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    num_first: int,
+    *,
+    of_numbers: bool = False,
+) -> list[str]:
+    """The headings, and a text for each row, in `columns`. Where a line would have more than `width` characters (None: they may
+    be long) the columns behind the first `num_first` stand below their row, each with its heading; "-" is left out there."""
+    lines = columns([headings, *rows], of_numbers=of_numbers)
     if width is None or max(map(len, lines)) <= width:
         return lines
-    first = [line.rstrip() for line in columns([(*row[:num_first], "") for row in (headings, *rows)])]
+    beginnings = [(*row[:num_first], "") for row in (headings, *rows)]
+    first = [line.rstrip() for line in columns(beginnings, of_numbers=of_numbers)]
     found = [zip(headings[num_first:], row[num_first:], strict=True) for row in rows]
     below = [" · ".join(f"{heading} {cell}" for heading, cell in cells if cell != "-") for cells in found]
     return [first[0], *("\n    ".join(filter(None, pair)) for pair in zip(first[1:], below, strict=True))]

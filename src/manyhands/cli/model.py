@@ -2,14 +2,15 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from manyhands.cli.lines import columns
+from manyhands.cli.lines import columns, fitted, rows_within, width_of
 from manyhands.cli.options import Model
 from manyhands.cli.progress import doing
 from manyhands.cli.quality import quality
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the co
 
 # What weights are held in; no CPU serves fp16.
 HELD = tuple(each for each in PRECISIONS if not caches_codes(each) and each != "fp16")
+SIZES: Final = ("held as", "smallest layer", "largest layer", "embedding and head", "all", "tokens/s here")
+NUM_FIRST: Final = 3  # columns that stand in a line of their own on a narrow terminal
 app = typer.Typer(no_args_is_help=True, help="Look into a model, compare two, cut one into parts, make a tiny one.")
 app.command()(quality)
 
@@ -106,13 +109,14 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     keys = ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id")
     about = [("model", model), *((key.replace("_", " "), str(facts[key])) for key in keys)]
     about.append(("stored as", ", ".join(f"{dtype} {size_of(held)}" for dtype, held in facts["stored"].items())))
-    sizes = [("held as", "smallest layer", "largest layer", "embedding and head", "all", "tokens/s here")]
+    sizes = list[tuple[str, ...]]()
     for name, row in facts["bytes"].items():
         speed = facts["tokens_per_s"].get(name)
         told = "-" if speed is None else figure_of(speed)
         sizes.append((name, *(size_of(row[key]) for key in ("layer_min", "layer_max", "ends", "total")), told))
-    for line in (*columns(about), "", *columns(sizes, of_numbers=True)):
-        typer.echo(line)
+    table = rows_within(width_of(sys.stdout), SIZES, sizes, NUM_FIRST, of_numbers=True)
+    for line in (*columns(about), "", *table):
+        typer.echo(fitted(line, sys.stdout))
 
 
 @app.command()
