@@ -103,6 +103,13 @@ def test_n_grams_end_at_the_text_parts_own_token() -> None:
     assert next(op for op in program.layers[0].ops if isinstance(op, Ngrams)).end == 31
 
 
+def test_where_n_grams_end_is_read_of_no_field_that_transformers_does_not_read() -> None:
+    """By that name the recipe is told the text part's own; a plain config that had it was believed."""
+    text = tiny_config("qwen4_exp_text", layers=1).to_dict() | {"eos_token_id": 31, "ngram_eos_token_id": 7}
+    program = build_program(parse_config(json.dumps(text).encode()))
+    assert next(op for op in program.layers[0].ops if isinstance(op, Ngrams)).end == 31
+
+
 def spans(folder: Path, precision: Any, cuts: list[int], back_end: str) -> tuple[CpuEnds, list[CpuSpan]]:
     """A model in spans that begin at these layers."""
     program = read_program(folder)

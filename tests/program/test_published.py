@@ -636,6 +636,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("axk2", "gated_norm_rank", 0),
         ("axk2", "index_head_dim", 7),
         ("axk2", "layer_types", ["full_attention"] * 3),
+        ("axk2", "n_group", 2),
         ("axk2", "n_group", 3),
         ("axk2", "n_group", 8),
         ("axk2", "n_group", "all"),

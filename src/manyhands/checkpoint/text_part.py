@@ -42,6 +42,9 @@ _OF_IMAGES: Final = frozenset(
     process_image_mode projector_hidden_size video_token_index vision_feature_select_strategy
     """.split()
 )
+_NGRAM_END: Final = (
+    "ngram_eos_token_id"  # told to the recipe of qwen4_exp from here alone: transformers reads no such field
+)
 _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
@@ -95,13 +98,13 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     text = text if isinstance(text, dict) else {}
     part = _PARTS.get(outer) if isinstance(outer, str) else None
     if part is None:
-        return {**text, **config}
+        return {key: value for key, value in {**text, **config}.items() if key != _NGRAM_END}
     text = {key: value for key, value in text.items() if key not in part.unread}
     whole = {**part.defaults, **config, **text}
     family = text.get("model_type", part.defaults.get("model_type", outer))
     whole["model_type"] = part.families.get(family, family) if isinstance(family, str) else family
     if outer == "qwen4_exp":  # its text part looks at its own
-        whole["ngram_eos_token_id"] = text.get("eos_token_id")
+        whole[_NGRAM_END] = text.get("eos_token_id")
     if config.get("eos_token_id") is not None:
         whole["eos_token_id"] = config["eos_token_id"]
     if part.families:

@@ -51,11 +51,14 @@ def _blocks(f: Fields, are_sparse: list[bool]) -> ExpertBlocks:
     f.rename(n_routed_experts="num_local_experts")
     f.only("scoring_func", "sigmoid")
     f.only("topk_method", "noaux_tc")
-    f.only("topk_group", f.raw("n_group"))
     count, scale = f.count("n_routed_experts", 128, high=MOST_EXPERTS), f.number("routed_scaling_factor", 2.5)
     groups = f.count("n_group", 1, high=count)
     if count % groups or (f.has("n_group") and count // groups < 2):
         raise f.refuse("n_group", f"groups of at least two of the {count} experts are needed")
+    if f.raw("topk_group") != f.raw("n_group"):  # one of them alone is refused by transformers
+        raise f.refuse(
+            "topk_group", f"and n_group is {f.raw('n_group')!r:.40}: the same is needed, no groups may drop out"
+        )
     normalise, inner = f.flag("norm_topk_prob", True), f.count("moe_intermediate_size", 512, high=1 << 20)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "sigmoid", normalise, scale)
     return ExpertBlocks(f.activation(), route, inner, f.count("n_shared_experts", 1, high=4096), are_sparse)
