@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from manyhands.checkpoint.config_fields import read_facts
+from manyhands.config import WorkerConfig
 from manyhands.core import NodeAddr, PathKind, SamplingParams, Span
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.audit import Audit
@@ -217,6 +218,22 @@ def test_what_cannot_be_audited_says_why(bench: Bench) -> None:
             assert await scene.ask("hot") == bench.wanted["hot", 0] and scene.answers[-1].audit is None
 
     bench.play(main)
+
+
+def test_a_hop_without_a_log_is_named(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """It feeds no auditor: the audit said that it was not done in time, and neither it nor the hop said why."""
+    caplog.set_level("INFO", feeding.__name__)
+
+    async def main() -> None:
+        async with bench.scene(request=replace(AUDITED, patience_s=5.0), worker=WorkerConfig(log_bytes=0)) as scene:
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            audit = audit_of(scene)
+            assert audit.outcome == "impossible"
+            assert "s: n3 had computed 0 of the " in audit.detail
+            assert audit.detail.endswith("positions that n0 was to feed it from its output log")
+
+    bench.play(main)
+    assert "its standby gets no rows: the output log was dropped (log_bytes)" in caplog.text
 
 
 def test_an_auditor_that_freezes_holds_no_answer_for_ever(bench: Bench) -> None:

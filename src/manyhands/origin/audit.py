@@ -116,13 +116,15 @@ class Auditor:
             return impossible("the rows that its tokens were drawn from did not come in this attempt")
         return await self._within(self._by_their_words) or await self._all_again()
 
-    async def _within(self, finding: Callable[[], Awaitable[Audit | None]]) -> Audit | None:
-        """What `finding` comes to, or why it does not."""
+    async def _within(
+        self, finding: Callable[[], Awaitable[Audit | None]], lacks: Callable[[], str] = str
+    ) -> Audit | None:
+        """What `finding` comes to, or why it does not. `lacks`: what it waited for in the end, if that can be told."""
         try:
             async with asyncio.timeout_at(self._ends_at):
                 return await finding()
         except TimeoutError:
-            return impossible(f"it was not done within {self._limit_s:.0f} s")
+            return impossible(f"it was not done within {self._limit_s:.0f} s{lacks()}")
         except Exception as error:  # also what the ends' device raises: it ends the audit, not the answer
             logger.warning("session=%s its audit failed: %r", self._session.name, error)
             return impossible(str(error) or type(error).__name__)
@@ -136,7 +138,8 @@ class Auditor:
         layers that no other node has, are left out."""
         hops = [hop.offer for hop in self._session.route.hops]
         others = [index for index, hop in enumerate(hops) if hop.node != self._us]
-        found = await asyncio.gather(*(self._within(partial(self._again, index)) for index in others))
+        again = [self._within(partial(self._again, index), partial(self._lacks, index)) for index in others]
+        found = await asyncio.gather(*again)
         audits = [audit for audit in found if audit is not None]
         alone = [str(hops[index].info.span) for index, audit in zip(others, found, strict=True) if audit is None]
         worst = min(audits, key=lambda audit: WORST_FIRST.index(audit.outcome), default=None)
@@ -293,6 +296,17 @@ class Auditor:
             else:
                 await self._stirred()
         return True
+
+    def _lacks(self, index: int) -> str:
+        """What the standby of hop `index` had not got, or not computed. A hop does not tell that its log is gone."""
+        hops = self._session.route.hops
+        standby = self._session.standbys.by_span.get(hops[index].offer.info.span)
+        if standby is None or standby.computed == standby.fed:
+            return ""
+        feeder = f"{hops[index - 1].offer.name} was to feed it from its output log" if index else "it was sent"
+        return (
+            f": {standby.hop.offer.name} had computed {standby.computed} of the {standby.fed} positions that {feeder}"
+        )
 
     async def _stirred(self) -> None:
         """Until something comes. Raises PipelineAborted once the session has ended."""

@@ -40,6 +40,8 @@ def _send_log(place: HopSession, standby: Link, start: int, until: int) -> None:
 
     Not paid with credits: the origin asks for more when the standby has computed what it got.
     """
-    if place.log.covers(until):
-        for step in place.log.replay(until, start):
-            try_send(standby, place.addressed(step, step)._replace(reply_from=until, committed=until))
+    if not place.log.covers(until):
+        logger.info("session=%s: its standby gets no rows: the output log was dropped (log_bytes)", place.name)
+        return
+    for step in place.log.replay(until, start):
+        try_send(standby, place.addressed(step, step)._replace(reply_from=until, committed=until))
