@@ -46,7 +46,7 @@ def _gemma4(hidden: int) -> Overrides:
 
 def _gemma4_e4b(hidden: int) -> Overrides:
     heads = {"head_dim": hidden // 2, "global_head_dim": hidden, "sliding_window": WINDOW}
-    inputs = {"hidden_size_per_layer_input": hidden // 4, "use_double_wide_mlp": True}
+    inputs = {"hidden_size_per_layer_input": hidden, "use_double_wide_mlp": True}
     return {**heads, **inputs, "final_logit_softcapping": 30.0}
 
 
