@@ -313,13 +313,9 @@ class Program:
         return any(isinstance(layer.attention, CompressedAttention) for layer in self.layers)
 
     @property
-    def has_parts(self) -> bool:
-        """Whether a row that goes from layer to layer holds more than one residual stream: others, or inputs of layers."""
-        return any(
-            isinstance(op, Mix | Spread) or (isinstance(op, Copy) and op.target == RESIDUAL)
-            for layer in self.layers
-            for op in layer.ops
-        )
+    def has_streams(self) -> bool:
+        """Whether a row that goes from layer to layer holds several residual streams."""
+        return any(isinstance(op, Mix | Spread) for layer in self.layers for op in layer.ops)
 
     @property
     def has_scans(self) -> bool:

@@ -58,9 +58,9 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
         )
     if device is not None and torch_device() is None and program.has_scans:
         raise ModelError(f"{program.family} has selective scans, which {device} does not compute: leave --device out")
-    if device is not None and torch_device() is None and program.has_parts:
+    if device is not None and torch_device() is None and program.has_streams:
         raise ModelError(
-            f"{program.family} has several parts in a row, which {device} does not compute: leave --device out"
+            f"{program.family} has streams beside each other in a row, which {device} does not compute: leave --device out"
         )
     if caches_codes(precision) and any(
         isinstance(layer.attention, LatentAttention | CompressedAttention) for layer in program.layers

@@ -54,7 +54,8 @@ def soften(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 
 def copy(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    """Columns of a register into another."""
-    source, target, *numbers = op.numbers[:8]
-    given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=numbers)
+    """Columns of a register into another, those of the residual stream rounded."""
+    source, target, *numbers, rounds = op.numbers[:9]
+    n = (*numbers, int(rounds and room.rounds))
+    given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=n)
     yield over_columns("copy", numbers[2] * numbers[3], rows, given)

@@ -57,8 +57,8 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         raise ModelError("a GPU turns no rows by the angles of positions before theirs")
     if kind == library.INDEX:
         raise ModelError("a GPU does not compute an indexer that chooses positions")
-    if kind in MIXES or (kind == library.COPY and any(numbers[8:])):
-        raise ModelError("a GPU does not compute several parts in a row")
+    if kind in MIXES:
+        raise ModelError("a GPU does not compute streams beside each other in a row")
     if kind != library.PRODUCT:
         return
     if numbers[0] == numbers[1]:  # blocks read rows while others write

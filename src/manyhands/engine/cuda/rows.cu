@@ -237,7 +237,7 @@ KERNEL(soften)
     *place = cap > 0 ? hyperbolic(v / cap) * cap : v;
 }
 
-/* n: source column, target column, count, times, source step, target step. tensors: which columns (int32), or null. */
+/* n: source column, target column, count, times, source step, target step, rounds. tensors: which columns (int32), or null. */
 KERNEL(copy)
 {
     await_rows();
@@ -246,7 +246,8 @@ KERNEL(copy)
         return;
     count_t time = at / a.n[2], i = at % a.n[2];
     const int *columns = (const int *)a.tensors[0];
-    a.out[row * a.out_stride + a.n[1] + time * a.n[5] + i] = a.x[row * a.x_stride + a.n[0] + time * a.n[4] + (columns ? columns[i] : i)];
+    float v = a.x[row * a.x_stride + a.n[0] + time * a.n[4] + (columns ? columns[i] : i)];
+    a.out[row * a.out_stride + a.n[1] + time * a.n[5] + i] = rounded_if(a.n[6], v);
 }
 
 /* out[at] = function(x[at]), for the digests. n: count, function: activations, then 7 exp, 8 tanh, 9 erf. reals: alpha. */
