@@ -21,6 +21,9 @@ EndRole = Literal["embed", "norm", "head"]
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
 # What makes a row of Gemma 3n out of embeddings, where layer 0 begins.
 _FIRST: Final = re.compile(r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm)\.")
+_FILED: Final = re.compile(
+    r"^model\.embed_tokens_per_layer\."
+)  # read from its file as it is asked for (engine/file_table.py)
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
@@ -189,10 +192,10 @@ def layer_bytes(
 
 def ends_bytes(tensors: Iterable[Described], precision: Precision, wide: Container[str] = ()) -> int:
     """Bytes of memory that embedding, final norm and head take once loaded: at w4 embedding and head have 8 bits, and a tied
-    head is held once."""
+    head is held once. A second table of embeddings stays in its file (but for devices of torch, which hold it)."""
     kept: Precision = "w8" if precision == "w4" else precision
     ends = (tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name))
-    return sum(tensor_bytes(tensor, kept, wide) for tensor in ends)
+    return sum(tensor_bytes(tensor, kept, wide) for tensor in ends if not _FILED.search(tensor.name))
 
 
 def tensor_bytes(tensor: Described, precision: Precision, wide: Container[str] = ()) -> int:

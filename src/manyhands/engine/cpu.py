@@ -5,7 +5,6 @@ Rows are bytes in the storage dtype (bf16 or fp32): what comes over the wire goe
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import ROW_TYPES, compile_head, compile_layers
 from manyhands.engine.compiled import Compiled
+from manyhands.engine.file_table import FileTable
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory
@@ -102,15 +102,6 @@ class CpuSpan:
         return True
 
 
-class _Table(NamedTuple):
-    """An embedding's table, whose rows are multiplied by `scale`. is_beside: the second one, which may lack ids."""
-
-    packed: Stored
-    shape: tuple[int, ...]
-    scale: float
-    is_beside: bool
-
-
 class CpuEnds:
     """Embedding and head of a program, or one of them: an EndsRunner. A tied head is held once."""
 
@@ -132,14 +123,10 @@ class CpuEnds:
         self._team, self._row_type = team, ROW_TYPES[precision]
         self._embed, first, kept = program.embed, program.embed.weight, ends_precision(precision)
         tied = embed and head and first == program.head.product.parts[0].weight
-        self._tables: list[_Table] = []
-        for place in (program.embed, program.embed.beside) if embed else ():
-            if place is not None:
-                is_head = tied and place is program.embed
-                packed = self._packed_table(place.weight, read, kept, is_head, packer)
-                is_beside = place is not program.embed
-                self._tables.append(_Table(packed, place.weight.shape, self._scale_of(place), is_beside))
-        table = self._tables[0].packed if tied else None
+        self._table = self._packed_table(first, read, kept, tied, packer) if embed else None
+        beside = program.embed.beside if embed else None
+        self._beside = None if beside is None else (FileTable(beside.weight, read, kept, self._native), beside)
+        table = self._table if tied else None
         self._head: Plan | None = None
         if head:
             self._take_head(compile_head(program, read, precision, self._native, table, packer))
@@ -163,27 +150,24 @@ class CpuEnds:
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """Row bytes [T, bytes of a row] of token ids. Raises ModelError for an id that the model does not have."""
-        assert self._tables, "these ends have no embedding"
-        first, *beside = [self._looked_up(table, ids) for table in self._tables]
+        assert self._table is not None, "these ends have no embedding"
+        first = self._looked_up(self._table, self._embed, ids, self._embed.weight.outputs)
         parts = [*[first] * self._embed.streams, *([self._digits(ids)] if self._embed.has_ids else [])]
         rows = first if len(parts) == 1 else np.concatenate(parts, 1)
-        if not beside:
+        if self._beside is None:
             return rows
         item = 2 if self._row_type == "bf16" else 4
         whole = np.zeros((len(ids), self.hidden_size * item), np.uint8)
         whole[:, : rows.shape[1]] = rows
-        at = self._embed.column * item
-        whole[:, at : at + beside[0].shape[1]] = beside[0]
+        at, (table, embed) = self._embed.column * item, self._beside
+        found = self._looked_up(table.rows(ids), embed, range(len(ids)), len(ids))
+        whole[:, at : at + found.shape[1]] = found
         return whole
 
-    def _looked_up(self, table: _Table, ids: Sequence[int]) -> NDArray[np.uint8]:
-        """A table's rows; of one beside the first row 0 for ids that it does not have."""
-        if table.is_beside:
-            ids = [number if number < table.shape[0] else 0 for number in ids]
-        shape = table.shape[0], table.shape[1]
-        return library.embed(
-            self._native, table.packed.array, table.packed.type, shape, ids, table.scale, self._row_type
-        )
+    def _looked_up(self, table: Stored, embed: Embed, ids: Sequence[int], num_rows: int) -> NDArray[np.uint8]:
+        """Rows of a table that has `num_rows`."""
+        shape = num_rows, embed.weight.inputs
+        return library.embed(self._native, table.array, table.type, shape, ids, self._scale_of(embed), self._row_type)
 
     def _digits(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """The columns that hold the ids (ops.Embed)."""

@@ -182,6 +182,16 @@ def _held_blocks(stored: Stored, precision: Precision) -> Stored:
     return Stored(kept, out)
 
 
+def rows_held(stored: Stored, rows: NDArray[np.int64], precision: Precision, back_end: str) -> Stored:
+    """Some rows of a matrix, packed where it is kept in a small type, else row by row: what all of it would have there."""
+    kept = kept_type(stored.type, precision)
+    if kept not in SMALL:
+        return held(Stored(stored.type, stored.array[rows]), precision)
+    out = np.empty(packed_bytes(kept, len(rows), stored.shape[1]), np.uint8)
+    _pack_part(stored, rows, kept, out, back_end)
+    return Stored(kept, out)
+
+
 def _stretches(rows: int, width: int) -> Iterator[slice]:
     """All rows, in stretches of whole panels with some STRETCH numbers."""
     step = max(SIDE, STRETCH // width // SIDE * SIDE)
