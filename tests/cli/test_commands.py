@@ -1,6 +1,7 @@
 """The table of commands: help without loading them, each loaded by its name."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,16 @@ def test_help_shows_each_option_once_in_a_section(name: str) -> None:
     assert headings == [section for section in ("Arguments", "Options", *SECTIONS) if section in headings]
     shown = [line.split()[0].rstrip(",") for line in lines if line.startswith("  -")]
     assert sorted(shown) == sorted([*(each.opts[0] for each in command.params if _is_shown(each)), "-h"])
+
+
+@pytest.mark.parametrize("name", ["model", "ticket", "service", "workers", "key"])
+def test_help_of_a_group_is_whole_and_in_our_words(name: str) -> None:
+    """No line of its list is cut off, and no argument has a type of Python's."""
+    text = CliRunner().invoke(app, [name, "--help"], terminal_width=80).output
+    assert "..." not in text.partition("\nCommands:\n")[2]
+    for each in LazyCommands()[name].commands:
+        told = CliRunner().invoke(app, [name, each, "--help"], terminal_width=80).output
+        assert "Options:" in told and not re.search(r"<\w", told)
 
 
 def _is_shown(parameter: Any) -> bool:

@@ -169,7 +169,10 @@ def check_clock(home: Path, now: float, has_member: bool) -> Iterator[Check]:
     newest = max((path.stat().st_mtime for path in home.glob("*") if path.exists()), default=0.0)
     if now < EARLIEST_S:
         yield Check(
-            "clock", "fail", f"it is {said}: the clock was never set", "set it, best by NTP: others refuse your records"
+            "clock",
+            "fail",
+            f"it is {said}: the clock was never set",
+            "set it, best by NTP: certificates look invalid until then",
         )
     elif newest > now + 60:
         yield Check(

@@ -61,6 +61,8 @@ class LazyCommands(Mapping[str, Any]):
         parent = typer.Typer(add_completion=False, rich_markup_mode=None)
         parent.callback()(_nothing)  # so that it is a group even with one command
         if hasattr(module, "app"):
+            for each in module.app.registered_commands:
+                each.cls = SectionedCommand
             parent.add_typer(module.app, name=name)
         else:
             parent.command(name, cls=SectionedCommand)(getattr(module, f"{name}_" if hasattr(builtins, name) else name))

@@ -63,9 +63,8 @@ MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this likely re
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same text, however the model is cut.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the text before this string; may be repeated.")]
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", help="1 is none.")]
-DType = Annotated[
-    str, typer.Option("--dtype", help="Precision: bf16, fp32, w8 or w4; auto: as a GGUF file has it, else bf16.")
-]
+DTYPE_HELP = "Precision: bf16, fp32, w8 or w4; auto: w8 or w4 where the model is stored in blocks, else bf16."
+DType = Annotated[str, typer.Option("--dtype", help=DTYPE_HELP)]
 CacheDType = Annotated[
     str,
     typer.Option(

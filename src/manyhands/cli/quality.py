@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyhands.cli.options import MODEL_HELP, precision_of
+from manyhands.cli.options import DTYPE_HELP, MODEL_HELP, precision_of
 from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest
@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # help is instant
     from manyhands.worker.quality import Divergence
 
 _CACHE = "Keys and values: w8; auto: as rows are."
-_DTYPE = "Precision: bf16, fp32, w8 or w4; auto: as a GGUF file has it, else bf16."
 
 
 def quality(
@@ -24,8 +23,8 @@ def quality(
     b: Annotated[
         str, typer.Argument(metavar="B", help="What is compared with it: the same model, or one of its kind.")
     ],
-    dtype_a: Annotated[str, typer.Option(help=f"Of A. {_DTYPE}")] = "auto",
-    dtype_b: Annotated[str, typer.Option(help=f"Of B. {_DTYPE}")] = "auto",
+    dtype_a: Annotated[str, typer.Option(help=f"Of A. {DTYPE_HELP}")] = "auto",
+    dtype_b: Annotated[str, typer.Option(help=f"Of B. {DTYPE_HELP}")] = "auto",
     cache_dtype_a: Annotated[str, typer.Option(help=f"Of A. {_CACHE}")] = "auto",
     cache_dtype_b: Annotated[str, typer.Option(help=f"Of B. {_CACHE}")] = "auto",
     text: Annotated[Path | None, typer.Option(help="A text file; without it, what A draws at temperature 1.")] = None,

@@ -1,5 +1,6 @@
 """Options in --help, in sections; those that SECTIONS does not name stand under Options."""
 
+import re
 from collections import Counter, defaultdict
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ SECTIONS: Final = {
     "Faults": ("kill", "freeze", "slow", "poison", "drain"),
 }
 _OF: Final = {f"--{option}": section for section, options in SECTIONS.items() for option in options}
+_TYPE: Final = re.compile(r" <[\w\[\]]+>$")  # of Python's, which typer adds to arguments
 FEWEST: Final = 3  # options that make a section of their own
 
 
@@ -30,7 +32,7 @@ class SectionedCommand(TyperCommand):
         found: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for section, name, what in shown:
             is_small = section in SECTIONS and count[section] < FEWEST
-            plain = name.removesuffix(" <str>")  # which typer adds to arguments
+            plain = _TYPE.sub("", name)
             found["Options" if is_small else section].append((plain, what))
         for section in ("Arguments", "Options", *SECTIONS):
             if found[section]:

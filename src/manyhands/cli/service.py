@@ -39,7 +39,7 @@ def install(
     command: Command = None,
     is_printed: Annotated[bool, typer.Option(PRINT, help="Print the unit; change nothing.")] = False,
 ) -> None:
-    """Write a systemd unit that runs `manyhands up MODEL` or `manyhands join`, and start it now and at every login."""
+    """Have systemd run `up MODEL` or `join`, now and at every login."""
     is_printed = is_printed or PRINT in (command or ())  # behind the command too, which has no such option
     words = _checked([word for word in command or () if word != PRINT] or ["join"])
     line = [sys.executable, "-P", "-m", "manyhands.cli", *words]
@@ -65,7 +65,7 @@ def install(
 
 @app.command()
 def remove() -> None:
-    """Stop the service, which hands its sessions over, and remove its unit."""
+    """Stop the service and remove its unit. Its sessions are handed over first."""
     path = unit_path()
     if not path.exists():
         raise NotFound(f"there is no {path}: nothing to remove")

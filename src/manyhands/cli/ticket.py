@@ -16,10 +16,9 @@ app = typer.Typer(no_args_is_help=True, help="Make and read the text that lets m
 
 Address = Annotated[list[str] | None, typer.Option("--address", help="host:port of a node; may be repeated.")]
 
-Directory = Annotated[
-    str,
-    typer.Option("--directory", help="How its nodes keep the directory: gossip, dht or static; default: as it was."),
-]
+KINDS = "How its nodes keep the directory: gossip, dht or static; default: "
+Directory = Annotated[str, typer.Option("--directory", help=f"{KINDS}gossip.")]
+NewDirectory = Annotated[str, typer.Option("--directory", help=f"{KINDS}as it was.")]
 Mine = Annotated[str, typer.Argument(help="mh1...; default: that of this machine's swarm.")]
 
 
@@ -47,7 +46,7 @@ def add(
 
 @app.command()
 def show(ticket: Mine = "") -> None:
-    """Say which swarm and which addresses a ticket names; the secret is not shown."""
+    """Say which swarm and which addresses a ticket names. The secret is not shown."""
     found = Ticket.parse(ticket) if ticket else _mine()
     typer.echo(f"swarm {found.name}  {found.fingerprint}  directory by {found.directory}")
     for addr in found.addresses:
@@ -56,7 +55,7 @@ def show(ticket: Mine = "") -> None:
 
 @app.command()
 def qr(ticket: Mine = "") -> None:
-    """Draw a ticket as a QR code: what a phone reads there is the text after `manyhands join`. It is a password."""
+    """Draw a ticket as a QR code. What a phone reads there is the text after `manyhands join`: a password."""
     from manyhands.swarm.qr import qr_lines, qr_rows
 
     found = Ticket.parse(ticket) if ticket else _mine()
@@ -65,8 +64,8 @@ def qr(ticket: Mine = "") -> None:
 
 
 @app.command()
-def rotate(ticket: Mine = "", directory: Directory = "") -> None:
-    """Print a ticket with a new secret: a machine that has only the old one stays outside from now on.
+def rotate(ticket: Mine = "", directory: NewDirectory = "") -> None:
+    """Print a ticket with a new secret. Nodes that start with it admit no machine that has the old one alone.
 
     Without TICKET, that of this machine's swarm, which is replaced.
     """

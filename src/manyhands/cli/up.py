@@ -29,10 +29,7 @@ def up(
     routing: options.RouteOptions = options.RouteOptions(),
     dtype: Annotated[
         str,
-        typer.Option(
-            "--dtype",
-            help="Precision: bf16, fp32, w8 or w4; default: the swarm's, else as local has it.",
-        ),
+        typer.Option("--dtype", help="Precision: bf16, fp32, w8, w4 or auto; default: the swarm's, else auto."),
     ] = "",
     cache_dtype: options.CacheDType = "auto",
     directory: Directory = "",

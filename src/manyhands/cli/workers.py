@@ -75,7 +75,7 @@ def reassign(
     api_key: ApiKey = "",
     as_json: options.Json = False,
 ) -> None:
-    """Ask a node to serve other layers; it decides by its own rules, and says why if it will not."""
+    """Ask a node to serve other layers. It decides by its own rules, and says why if it will not."""
     path = f"/api/workers/{quote(worker, safe='')}/reassign"
     told = ask(api, api_key, "POST", path, {"to": layers, "force": force})
     what = "now serves" if told.get("status") == "reassigned" else "is moving to"

@@ -61,7 +61,8 @@ def check_budget(memory_bytes: float, shape: ModelShape, tokens: int, with_ends:
         layer, cache = max(zip(shape.layer_bytes, shape.cached(tokens), strict=True), key=sum)
         ends = shape.ends_bytes if with_ends else 0
         remedies = [f"give at least {size_of(layer + cache + ends + shape.process_bytes, is_limit=True)}"]
-        remedies += ["use --dtype w4"] if weight_precision(shape.precision) != "w4" else []
+        may_help = weight_precision(shape.precision) != "w4" and memory_bytes > shape.process_bytes + cache
+        remedies += ["use --dtype w4"] if may_help else []
         with_them = f", its ends {size_of(ends)}" if ends else ""
         raise BadRequest(
             f"{size_of(memory_bytes)} of memory holds no layer of {shape.name}: one takes {size_of(layer)}, its cache for "
