@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from manyhands import cli
-from manyhands.cli import app, lines, plan_swarm, workers
+from manyhands.cli import app, lines, page, plan_swarm, workers
 from manyhands.cli.client import refusal_of
 from manyhands.cli.gateway import say_api
 from manyhands.cli.lines import Flow, error_line, fitted
-from manyhands.core import NodeAddr
+from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest
 from manyhands.member.home import save_ticket
 from manyhands.plain import counted
@@ -54,7 +54,9 @@ TOLD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("words", ["list", "show tales", "key list", "workers", "plan tales --swarm"])
+@pytest.mark.parametrize(
+    "words", ["list", "show tales", "key list", "workers", "plan tales --swarm", "page", "ticket show", "ticket rotate"]
+)
 def test_commands_break_no_word_of_a_narrow_terminal(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +64,9 @@ def test_commands_break_no_word_of_a_narrow_terminal(
     monkeypatch.setattr(lines, "width_of", lambda out: 40)
     for asking in (workers, plan_swarm):
         monkeypatch.setattr(asking, "ask", lambda *_: TOLD)
-    shown = CliRunner().invoke(app, words.split(), catch_exceptions=False).stdout
+    monkeypatch.setattr(page, "page_link", lambda _: page.PageLink("http://127.0.0.1:8000/#/sign-in/x", 600.0))
+    save_ticket(tmp_path, Ticket.new("home").with_address(NodeAddr("203.0.113.250", 40123, NodeId("5a" * 32))))
+    shown = CliRunner().invoke(app, words.split(), catch_exceptions=False).output
     assert shown.strip()
     assert [line for line in shown.splitlines() if len(line) > 40 and len(line.split()) > 2] == []
 

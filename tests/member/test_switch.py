@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request
 
 from manyhands.api.native.switch import switch_router
 from manyhands.api.run import Caller
-from manyhands.core import SamplingParams
+from manyhands.cli.reporter import missing_of
+from manyhands.core import SamplingParams, Span
 from manyhands.errors import ExperimentalDisabled, Forbidden, ShardUnavailable
 from manyhands.route.offer import Rules
 from tests.member.members import Play, Town
@@ -58,6 +59,22 @@ def test_a_node_that_is_switched_off_asks_nothing(play: Play) -> None:
             await ask(own, Rules())
         one.switch(on=True)
         assert shown(await ask(own, Rules())) == "n1:0-3"
+
+    play(scene)
+
+
+def test_the_last_node_that_is_switched_off_leaves_its_layers_missing(play: Play) -> None:
+    """Its log said that every layer is held: no record named the model any more."""
+
+    async def scene(place: Town) -> None:
+        hosting = await place.host(0)
+        assert missing_of(hosting) == []
+        hosting.member.switch(on=False)
+        await until(lambda: not hosting.records())
+        assert missing_of(hosting) == [Span(0, hosting.weights.shape.num_layers)]
+        hosting.member.switch(on=True)
+        await until(lambda: bool(hosting.records()))
+        assert missing_of(hosting) == []
 
     play(scene)
 

@@ -17,6 +17,7 @@ from typing import Final, TextIO
 
 import typer
 
+from manyhands.cli.lines import fitted
 from manyhands.cli.log_file import LateLines, LogFile, log_path
 from manyhands.cli.progress import ERASE
 
@@ -140,14 +141,14 @@ def _await(name: str, pid: int, reading: int, as_json: bool) -> int:
     if how == _SERVES:
         said = f"{name} runs in the background (process {pid}): manyhands status, manyhands logs, manyhands stop"
         facts = {"event": "background", "text": said, "name": name, "pid": pid, "log": str(log_path(name))}
-        typer.echo(json.dumps(facts) if as_json else said)
+        typer.echo(json.dumps(facts) if as_json else fitted(said, sys.stdout))
         return 0
     if how == _IS_SLOW:
-        typer.echo(
+        said = (
             f"{name} does not serve after {START_S:.0f} s; it goes on in the background (process {pid}): "
-            "manyhands logs -f shows what it does, manyhands stop ends it",
-            err=True,
+            "manyhands logs -f shows what it does, manyhands stop ends it"
         )
+        typer.echo(fitted(said, sys.stderr), err=True)
         return 1
     code = _reap(pid, END_S)
     if code is not None and code < 0:
@@ -161,7 +162,7 @@ def _end(name: str, pid: int) -> None:
         os.kill(pid, signal.SIGTERM)
         if _reap(pid, END_S) is None:
             said = f"{name} (process {pid}) ends when it has loaded what it loads now; Ctrl-C again ends it at once"
-            typer.echo(said, err=True)
+            typer.echo(fitted(said, sys.stderr), err=True)
             _reap(pid, math.inf)
     except KeyboardInterrupt:
         os.kill(pid, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """`manyhands page`: where the page of a gateway of this machine is, and a link that signs its owner in there, once."""
 
+import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -8,6 +9,7 @@ import typer
 from manyhands.api.http.hosts import is_loopback
 from manyhands.cli import options
 from manyhands.cli.client import call, check_address, print_json, running_api
+from manyhands.cli.lines import fitted
 from manyhands.cli.owner import owner_secret
 from manyhands.cli.progress import doing
 from manyhands.cli.status import Swarm
@@ -36,7 +38,7 @@ def page(api: Swarm = "", as_json: options.Json = False) -> None:
         print_json({"url": link.url, "seconds": link.seconds})
         return
     typer.echo(link.url)
-    typer.secho(f"  signs you in as the owner; {good_for(link)}", dim=True, err=True)
+    typer.secho(fitted(f"  signs you in as the owner; {good_for(link)}", sys.stderr), dim=True, err=True)
 
 
 def page_link(api: str) -> PageLink:

@@ -13,7 +13,7 @@ from manyhands.api.limits import Bucket
 from manyhands.cli.code import say_code
 from manyhands.cli.lines import fitted, say
 from manyhands.cli.progress import no_line
-from manyhands.core import NodeId
+from manyhands.core import NodeId, Span
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import one_line
 
@@ -154,15 +154,23 @@ class NodeLines:
         self._tell(event, text, **facts)
 
 
+def missing_of(hosting: "Hosting") -> list[Span]:
+    """Layers of its model that no node serves: all where no record names it, as while this node alone is switched off."""
+    from manyhands.member.view import missing_spans
+
+    records = hosting.records()
+    return missing_spans(hosting.kind, records) if records else [Span(0, hosting.weights.shape.num_layers)]
+
+
 async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> None:
     """Say which nodes come and go, and what is missing, whenever that changes."""
-    from manyhands.member.view import missing_spans, say_missing, say_split
+    from manyhands.member.view import say_missing, say_split
 
     known, said, noted = _present(member), "", ""
     complained, tell_of_node = set[str](), NodeLines(tell)
     lost: set[NodeId] = set()  # of those that did not say that they leave, MAX_LOST at most
     while True:
-        spans = missing_spans(hosting.kind, hosting.records())
+        spans = missing_of(hosting)
         line = say_missing(spans, hosting.weights.shape, hosting.budget.tokens)
         if line != said:
             said = line

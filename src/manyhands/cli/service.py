@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.lines import fitted
 from manyhands.cli.process import SECRETS
 from manyhands.cli.unit import NAME, unit_text
 from manyhands.config import home_from_env
@@ -57,10 +58,10 @@ def install(
     _systemctl("daemon-reload")
     _systemctl("enable", NAME)
     _systemctl("restart", NAME)
-    typer.echo(f"{NAME} runs `manyhands {' '.join(words)}`, now and at every login ({path})")
-    typer.echo(f"what it says: journalctl --user -u {NAME.removesuffix('.service')} -f")
+    _say(f"{NAME} runs `manyhands {' '.join(words)}`, now and at every login ({path})")
+    _say(f"what it says: journalctl --user -u {NAME.removesuffix('.service')} -f")
     if not _lingers():
-        typer.echo("it ends when you log out; to have it run from the start of the machine on: loginctl enable-linger")
+        _say("it ends when you log out; to have it run from the start of the machine on: loginctl enable-linger")
 
 
 @app.command()
@@ -81,16 +82,20 @@ def status() -> None:
     """Whether the service is there and runs; exit code 1 if not."""
     path = unit_path()
     if not path.exists():
-        typer.echo("no service is installed: manyhands service install")
+        _say("no service is installed: manyhands service install")
         raise typer.Exit(1)
     _check_manager()
     active = _ask("is-active", NAME) or "unknown"
     command = next((row for row in path.read_text("utf-8").splitlines() if row.startswith("ExecStart=")), "")
-    typer.echo(f"{NAME} is {active}, {_ask('is-enabled', NAME) or 'unknown'} ({path})")
+    _say(f"{NAME} is {active}, {_ask('is-enabled', NAME) or 'unknown'} ({path})")
     typer.echo(f"  {command.removeprefix('ExecStart=')}")
     if active != "active":
-        typer.echo(f"why: journalctl --user -u {NAME.removesuffix('.service')} -n 20")
+        _say(f"why: journalctl --user -u {NAME.removesuffix('.service')} -n 20")
         raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    typer.echo(fitted(line, sys.stdout))
 
 
 def unit_path() -> Path:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from manyhands.cli.lines import fitted
 from manyhands.config import home_from_env
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
@@ -48,9 +49,10 @@ def add(
 def show(ticket: Mine = "") -> None:
     """Say which swarm and which addresses a ticket names. The secret is not shown."""
     found = Ticket.parse(ticket) if ticket else _mine()
-    typer.echo(f"swarm {found.name}  {found.fingerprint}  directory by {found.directory}")
+    typer.echo(fitted(f"swarm {found.name}  {found.fingerprint}  directory by {found.directory}", sys.stdout))
     for addr in found.addresses:
-        typer.echo(one_line(f"  {addr}") + (f"  node {addr.node[:16]}" if addr.node else ""))
+        node = f"  node {addr.node[:16]}" if addr.node else ""
+        typer.echo(fitted(one_line(f"  {addr}") + node, sys.stdout))
 
 
 @app.command()
@@ -76,14 +78,14 @@ def rotate(ticket: Mine = "", directory: NewDirectory = "") -> None:
     fresh = _mine().rotate(directory)
     save_ticket(home, fresh)
     typer.echo(fresh.encode())
-    typer.secho(
+    said = (
         f"{home / TICKET} has it. Nodes keep the old secret until they start again with this ticket: "
-        "hand it to those who shall stay, on each machine stop and join anew.",
-        dim=True,
-        err=True,
+        "hand it to those who shall stay, on each machine stop and join anew."
     )
+    typer.secho(fitted(said, sys.stderr), dim=True, err=True)
     for running in list_running(home):
-        typer.secho(f"running here with the old one: {running.name} (manyhands stop {running.name})", err=True)
+        here = f"running here with the old one: {running.name} (manyhands stop {running.name})"
+        typer.secho(fitted(here, sys.stderr), err=True)
 
 
 def _mine() -> Ticket:
