@@ -149,7 +149,7 @@ def test_a_plan_for_the_swarm_is_asked_of_its_gateway(monkeypatch: pytest.Monkey
     done = CliRunner().invoke(app, ["plan", "tales", "--apply", "--strategy", "uniform", "--api", "http://x"])
     assert done.exit_code == 0, done.output
     assert "41.0 tokens/s expected" in done.output and "nas alone is fastest" in done.output
-    assert "nas: layers 0-5 -> 0-11: refused no room" in done.output and "partly" in done.output
+    assert "nas: layers 0-5 -> 0-11: refused (no room)" in done.output and "partly" in done.output
     body = {"model": "tales", "strategy": "uniform", "add": [], "apply": True, "force": False}
     assert asked == [("http://x", "", "POST", "/api/plan", body)]
     with pytest.raises(BadRequest, match="leave the others' options out"):

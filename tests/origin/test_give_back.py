@@ -9,6 +9,7 @@ import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import PathKind
+from manyhands.errors import ShardUnavailable
 from manyhands.origin import Answer
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
@@ -90,5 +91,23 @@ def test_a_standby_on_another_spare_makes_way(folder: Path) -> None:
             told = await stream(swarm, {5: lambda: routes.evict(node), 20: lambda: routes.readmit(node)})
             assert moves(told)[-1][1] == ("n1",) and len(told.repairs) == 2
             assert told.token_ids == (await stream(swarm, {})).token_ids
+
+    play(main)
+
+
+def test_layers_of_an_evicted_node_are_not_said_to_be_held_by_none(folder: Path) -> None:
+    """An audit evicts too: who reads that no node holds them looks for another machine, and the node stands there."""
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5", request=PLAIN) as swarm:
+            routes, node = swarm.origin.routes, swarm.hops[1].transport.node
+            await routes.find()
+            routes.evict(node)
+            with pytest.raises(
+                ShardUnavailable, match=r"no node that is not evicted holds layers 3-5 of 6: .* readmit"
+            ):
+                await routes.find()
+            routes.readmit(node)
+            await routes.find()
 
     play(main)

@@ -29,12 +29,11 @@ def plan_swarm(api: str, key: str, body: dict[str, Any], *, as_json: bool) -> No
 
 def applied_lines(applied: dict[str, Any]) -> list[str]:
     """What became of a plan, a line for each node that was asked."""
-    lines = [
-        one_line(
-            f"{move['name']}: layers {', '.join(move['from']) or 'none'} -> {move['to']}: {move['status']} {move['said']}"
-        )
-        for move in applied["moves"]
-    ]
+    lines = []
+    for move in applied["moves"]:
+        why = f" ({move['said']})" if move["said"] else ""
+        held = ", ".join(move["from"]) or "none"
+        lines.append(one_line(f"{move['name']}: layers {held} -> {move['to']}: {move['status']}{why}"))
     said = f": {applied['said']}" if applied["said"] else ""
     return [*lines, one_line(f"{applied['status']}{said}")]
 

@@ -10,7 +10,7 @@ from manyhands.swarm.record import Scope
 
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
-    """What a member is, beside its key and ticket. `span`: layers it was told to host; it then never moves.
+    """What a member is, beside its key and ticket. `span`: layers it was told to host; its own gateway alone then moves it.
 
     `relays`: members that others can dial, where this node waits for calls, at all or (`is_one_relay_enough`) at the first
     that answers. `memory_bytes`: for the model, all told.

@@ -301,7 +301,7 @@ class Routes:
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
         if self._model.ends_at == "edges":
             mine = with_ends_at_edges(mine, self._model.num_layers)
-        terms = replace(self.terms(num_tokens, rules), current=current)
+        terms = replace(self.terms(num_tokens, rules), current=current, num_evicted=len(self.evicted))
         try:
             route = find_route(self.informed(mine), self._model.num_layers, terms=terms)
         except ShardUnavailable:  # say what there is, if there is something

@@ -118,6 +118,7 @@ class Terms:
     key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
     current: tuple[Offer, ...] = ()  # the route so far, kept unless another is better by HYSTERESIS
     apart: frozenset[Pair] = frozenset()  # nodes that could not reach each other
+    num_evicted: int = 0  # nodes whose offers are left out; a refusal says so
 
 
 ANY = Terms()  # everything admitted, nothing known

@@ -193,9 +193,12 @@ def _refusal(
             f"this node does not hold layers {kept} of {num_layers}, and with own_first = {rules.own_first} and own_last = "
             f"{rules.own_last} no other may compute them: serve them here, or keep fewer"
         )
+    which, back = "", ""
+    if terms.num_evicted:
+        which, back = " that is not evicted", ", or let one back (manyhands workers readmit)"
     return ShardUnavailable(
-        f"no node holds layers {missing} of {num_layers}: join one more machine (manyhands join; `manyhands status` says with "
-        "how much memory)"
+        f"no node{which} holds layers {missing} of {num_layers}: join one more machine (manyhands join; `manyhands status` "
+        f"says with how much memory){back}"
     )
 
 
