@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -105,3 +106,10 @@ def no_process() -> str:
 def _limit(kind: int) -> str:
     soft = resource.getrlimit(kind)[0]
     return "any number of" if soft == resource.RLIM_INFINITY else str(soft)
+
+
+def installing(extra: str) -> str:
+    """The command that installs what an extra of manyhands names, beside the manyhands that runs: by its own Python, where pip
+    finds it installed. The package index has another project of this name.
+    """
+    return f"{sys.executable} -m pip install 'manyhands[{extra}]'"

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,11 @@ def test_a_tiny_model_that_could_not_be_written_leaves_nothing(
 def test_unknown_model_is_one_clear_error() -> None:
     with pytest.raises(ModelError, match="no folder or GGUF file here"):
         run("inspect", "nonsense")
+
+
+def test_what_a_tiny_model_needs_is_installed_by_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra `torch`, which was named, has no transformers: the refusal was the same after it."""
+    monkeypatch.delitem(sys.modules, "manyhands.testing.tiny", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError, match=r"torch, transformers and safetensors .* -m pip install 'manyhands\[test\]'"):
+        run("tiny", str(tmp_path / "tiny"))

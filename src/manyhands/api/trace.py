@@ -15,6 +15,7 @@ from manyhands.api.run import Job, Outcome
 from manyhands.errors import BadRequest
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
+from manyhands.refusals import installing
 from manyhands.route.search import Offer
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def trace_exporter(exporter: str) -> EntryPoint:
     try:
         import opentelemetry.sdk.trace.export  # noqa: F401
     except ImportError as error:
-        raise BadRequest(f"traces need the OpenTelemetry SDK ({error}): pip install 'manyhands[trace]'") from error
+        raise BadRequest(f"traces need the OpenTelemetry SDK ({error}): {installing('trace')}") from error
     found = entry_points(group="opentelemetry_traces_exporter", name=exporter)
     if not found:
         known = sorted(point.name for point in entry_points(group="opentelemetry_traces_exporter"))

@@ -17,6 +17,7 @@ import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX, GRIDS, stored_bytes
 from manyhands.errors import ModelError
+from manyhands.refusals import installing
 
 MAGIC: Final = b"GGUF"
 SUFFIX: Final = GGUF_SUFFIX
@@ -227,7 +228,7 @@ class _Reader:
         name, dtype = next(((name, dtype) for name, dtype, *_ in described if dtype in GRIDS), ("", ""))
         if dtype and find_spec("gguf") is None:
             what = f"tensor {name[:80]!a} is stored as {dtype}, which is read with the package gguf"
-            raise self._refused(f"{what}: pip install 'manyhands[gguf]'")
+            raise self._refused(f"{what}: {installing('gguf')}")
 
     def _place(
         self, described: list[tuple[str, str, tuple[int, ...], int]], start: int, align: int

@@ -20,6 +20,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import ManyhandsError
 from manyhands.member.home import TICKET, Running, load_ticket
 from manyhands.plain import size_of
+from manyhands.refusals import installing
 from manyhands.swarm.ticket import Ticket
 
 Level = Literal["ok", "warn", "fail"]
@@ -247,7 +248,7 @@ def _check_gpus() -> Iterator[Check]:
     from manyhands.worker.gpu import found, open_gpu
 
     if importlib.util.find_spec("cuda") is None:
-        yield Check("gpu", "ok", "no --device cuda: pip install 'manyhands[cuda]' for NVIDIA GPUs")
+        yield Check("gpu", "ok", f"no --device cuda; for NVIDIA GPUs: {installing('cuda')}")
         return
     try:
         here = [f"{name} ({what}, {size_of(memory)})" for name, what, memory in found()]
@@ -261,7 +262,7 @@ def _check_gpus() -> Iterator[Check]:
 
 def _check_torch() -> Iterator[Check]:
     if importlib.util.find_spec("torch") is None:
-        said = "not installed: no --device mps or xpu (pip install 'manyhands[torch]')"
+        said = f"not installed: no --device mps or xpu ({installing('torch')})"
         yield Check("torch", "ok", said)
         return
     from manyhands.engine.devices import torch_device

@@ -161,7 +161,7 @@ def tiny(
     with doing(f"making a tiny {family} of {layers} layers in {out}"):
         from manyhands.worker.choice import needing
 
-        with needing("a tiny model", "torch", "torch"):
+        with needing("a tiny model", "torch, transformers and safetensors", "test"):
             from manyhands.testing.tiny import make_tiny
         try:
             make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import GRIDS
 from manyhands.errors import ModelError
+from manyhands.refusals import installing
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -42,7 +43,7 @@ def grid(form: str) -> Bytes:
         from gguf import quants
     except ImportError as error:
         raise ModelError(
-            f"{form} is read with the package gguf, which is not installed here: pip install 'manyhands[gguf]'"
+            f"{form} is read with the package gguf, which is not installed here: {installing('gguf')}"
         ) from error
     theirs: Any = getattr(quants, form, None)
     try:

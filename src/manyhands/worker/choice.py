@@ -23,6 +23,7 @@ from manyhands.engine.devices import named_device, torch_device
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import CompressedAttention, LatentAttention, Program
+from manyhands.refusals import installing
 
 ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "w8": 2, "w4": 2}  # of a number of a row
 TORCH_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
@@ -134,7 +135,7 @@ def needing(what: str, packages: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("manyhands"):
             raise
-        raise ModelError(f"{what} needs {packages} ({error}): pip install 'manyhands[{extra}]'") from error
+        raise ModelError(f"{what} needs {packages} ({error}): {installing(extra)}") from error
 
 
 def device_part(device: str) -> ModuleType:
