@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.core import NodeId
-from manyhands.swarm.announce import Announcer
+from manyhands.swarm.announce import NUMBERS_PER_S, Announcer
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.gossip import DENSE, MAX_LOST, NEIGHBOURS, NEWS, RUMOUR, SPARSE, Gossip
-from manyhands.swarm.news import NEWS_BYTES, News, expand, is_newer
+from manyhands.swarm.news import BEHIND, NEWS_BYTES, News, expand, is_newer
 from manyhands.swarm.record import BEAT_S
 from manyhands.swarm.record_store import SEEN_S, SILENT_S, TOMBSTONE_S
 from manyhands.swarm.statement import sign, with_beat
@@ -164,6 +164,19 @@ def test_leaving_is_known_at_once() -> None:
     assert loop.run_until_equal({member.peer.node for member in loop.alive()}, 6) <= 5
 
 
+@pytest.mark.parametrize("ran_s", [60, 6_000, 15_000, 86_400])
+def test_a_node_that_is_started_again_is_seen_by_all_however_long_it_ran(ran_s: int) -> None:
+    """Numbers of a run fall behind the clock, at which those of the next one begin: half of all were older by 16 bits."""
+    loop = Loop(30)
+    again = loop.members[node_of(3)]
+    again.announcer._floor = int((NOW - ran_s) * NUMBERS_PER_S) + ran_s // 5
+    loop.run(20)
+    loop.leave(again)
+    loop.run(5)
+    loop.add(3)
+    assert loop.run_until_equal(set(loop.members), 15) <= 10
+
+
 def test_a_withdrawn_record_is_forgotten_although_nodes_join() -> None:
     loop = Loop(6)
     loop.run(10)
@@ -268,7 +281,11 @@ def test_dense_digests_bring_beats_and_sparse_ones_bring_records() -> None:
 def test_versions_are_compared_as_serial_numbers() -> None:
     assert is_newer(5, 4) and not is_newer(4, 5) and not is_newer(4, 4)
     assert is_newer(0x10003, 0xFFFE) and not is_newer(0xFFFE, 0x10003)
+    assert not is_newer(5, 5 + BEHIND) and is_newer(5, 6 + BEHIND) and is_newer(6 + BEHIND, 5), (
+        "of another run, perhaps"
+    )
     assert expand(3, 0x1FFFE) == 0x20003 and expand(0xFFFE, 0x20003) == 0x1FFFE
+    assert expand(5, 5 + BEHIND) == 5 and expand(5, 6 + BEHIND) == 0x10005
     assert expand(NOW_VERSION & 0xFFFF, NOW_VERSION + 9) == NOW_VERSION
 
 

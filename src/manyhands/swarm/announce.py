@@ -18,7 +18,7 @@ from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, NearNode, Record, RecordKey, Scope
 from manyhands.swarm.statement import sign, with_beat
 
-NUMBERS_PER_S = 8  # between two runs; so that times 180 s apart (record_store.py: TOMBSTONE_S) are so by 16 bits, too
+NUMBERS_PER_S = 8  # between two runs; news.py says how those are compared by 16 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,10 +171,11 @@ class Gossip(StoreBacked):
             ours = self.store.by_tag(tag)
             if ours is None:
                 news.want(tag, 0)
-            elif is_newer(version, ours.record.version):
-                news.want(tag, ours.record.version & 0xFFFF)
-            elif is_newer(ours.record.version, version) and ours.is_current(now):
-                news.tell(ours, version)
+            else:
+                if is_newer(version, ours.record.version):
+                    news.want(tag, ours.record.version & 0xFFFF)
+                if is_newer(ours.record.version, version) and ours.is_current(now):
+                    news.tell(ours, version)
             if news.is_full:
                 return news
         for tag, entry in listed:

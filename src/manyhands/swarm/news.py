@@ -3,8 +3,10 @@
     news    number of wants u16 · number of beats u16 · wants (tag 8 · version u16, 0: it has nothing) ...
             · beats (tag 8 · version u16 · value 8) ... · statements (length u16 · bytes) ...            big endian
 
-Versions travel as their low 16 bits and are compared as serial numbers (RFC 1982): they grow by about one a second, and no
-record lives for more than 120 of those. A false match delays a record until its next beat.
+Versions travel as their low 16 bits and are compared as serial numbers (RFC 1982), but for the window: what is up to BEHIND
+behind is older, all else may be newer. A run of a node gives each thing that it says a number one higher; the next run begins
+at the clock (announce.py), any distance ahead, so half of that was taken for older where the window was in the middle. A
+false match delays a record until its next beat.
 """
 
 import struct
@@ -16,19 +18,22 @@ from manyhands.swarm.statement import MAX_BYTES
 
 NEWS_BYTES = 8 << 10  # at most 45 signatures to check: less than 10 ms of the event loop (0.2 ms each)
 VERSION = struct.Struct(f">{TAG_BYTES}sH")
+# More numbers than 14 records of a node are given while one of them can be held (180 s; a beat takes one). Where a list is
+# further behind, what is older is sent in vain beside what is newer.
+BEHIND = 1 << 9
 _BEAT = struct.Struct(f">{TAG_BYTES}sH{ANCHOR_BYTES}s")
 _COUNTS = struct.Struct(">HH")
 _LENGTH = struct.Struct(">H")
 
 
 def is_newer(version: int, other: int) -> bool:
-    """Whether `version` comes after `other`, by their low 16 bits."""
-    return 0 < (version - other) & 0xFFFF < 1 << 15
+    """Whether `version` may come after `other`, by their low 16 bits. Of two runs both may: the whole numbers decide."""
+    return 0 < (version - other) & 0xFFFF <= 0xFFFF - BEHIND
 
 
 def expand(version: int, near: int) -> int:
-    """The whole number with the low 16 bits of `version` that is nearest to `near`."""
-    return near + ((version - near + (1 << 15)) & 0xFFFF) - (1 << 15)
+    """The whole number with the low 16 bits of `version` that is `near`, after it, or at most BEHIND before it."""
+    return near - BEHIND + ((version - near + BEHIND) & 0xFFFF)
 
 
 @dataclass(slots=True)

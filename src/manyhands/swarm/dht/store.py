@@ -14,6 +14,7 @@ from itertools import chain
 from manyhands.core import ModelId, NodeId
 from manyhands.swarm.dht.wire import MAX_TAGS
 from manyhands.swarm.directory import Peer
+from manyhands.swarm.news import is_newer
 from manyhands.swarm.record import Record, RecordKey
 from manyhands.swarm.record_store import Forks, HeldRecord, RecordStore
 from manyhands.swarm.statement import RecordRefused, Verdict, read
@@ -82,12 +83,9 @@ class DhtStore:
         return [_tag(e) for e in store if e.teller == e.record.node and _is_current(e, now)]
 
     def lacks(self, key: int, tag: bytes) -> bool:
-        """Whether `tag` stands for news: a record that is not held, or a later version of it."""
+        """Whether `tag` may stand for news: a record that is not held, or a later version of it."""
         entry = self._find(key, tag)
-        if entry is None:
-            return True
-        ahead = int.from_bytes(tag[-2:]) - entry.record.version
-        return 0 < ahead % 0x10000 < 0x8000  # versions count seconds: 16 bits tell apart what lives 120 s
+        return entry is None or is_newer(int.from_bytes(tag[-2:]), entry.record.version)
 
     def data(self, key: int, tag: bytes) -> bytes | None:
         """The newest statement of the record of `tag`, whatever version was listed."""
