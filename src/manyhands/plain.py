@@ -22,6 +22,14 @@ def one_line(text: object, limit: int = LIMIT) -> str:
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
+def short_line(text: object, max_bytes: int = LIMIT) -> str:
+    """`text` as `one_line`, in at most `max_bytes` bytes of UTF-8."""
+    line = one_line(text, max_bytes)
+    while len(line.encode()) > max_bytes:
+        line = one_line(line, len(line) - 1)
+    return line
+
+
 def without_controls(text: str) -> str:
     """`text` of a model for a terminal: its lines, tabs and letters of every script, without what a terminal would obey."""
     return _CONTROL.sub("", text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,22 @@ def test_one_file_tells_every_machine_which_it_is(here: str, own: int | None) ->
 def test_layers_of_the_file_are_half_open_inside() -> None:
     assert Listed.parse(" [::1]:7  0-5 ") == Listed(NodeAddr("::1", 7), Span(0, 6))
     assert Listed.parse("nas.local:7700").span is None
+
+
+def test_a_model_whose_name_no_record_can_state_is_served(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The record could not be made, which ended the node."""
+    odd = shutil.copytree(folder, tmp_path / "tiny\u00a0model")
+
+    async def main() -> None:
+        async with town(odd, tmp_path) as place:
+            members = [(await place.host(index)).member for index in range(2)]
+            await until(lambda: all(spans(each).keys() == {"n0", "n1"} for each in members), 10)
+            assert {kind.name for kind in kinds_of(members[1].records())} == {"tiny?model"}
+
+    run_virtual(main())
+    assert "the swarm calls the model tiny?model" in caplog.text
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[\w.:]{1,9}:\d{1,6}( \d*-?\d*)?", fullmatch=True))

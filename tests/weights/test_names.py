@@ -9,6 +9,7 @@ from manyhands.errors import ModelError
 from manyhands.weights import names
 from manyhands.weights.names import HubId, parse_hub_id
 from manyhands.weights.selection import meant_file
+from tests.swarm.records import info_of, record_of
 
 
 def test_files_and_folders_are_called_by_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +20,22 @@ def test_files_and_folders_are_called_by_their_own_names(tmp_path: Path, monkeyp
         assert names.is_here(name) and names.label(name) == label == served_name(name)
     for name in ("org/name", "hf:org/name:file.gguf", "absent.gguf", ""):
         assert not names.is_here(name) and names.label(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf:org/name:" + "directory/" * 4 + "a" * 200 + ".gguf",
+        "org/name@" + "\u00e9" * 150,
+        "org/n\u00a0me",
+        "a\nb\udcff",
+    ],
+)
+def test_what_a_model_is_called_can_stand_in_a_record(name: str) -> None:
+    """A record states 255 bytes that are printable; a hub id may have 1,000 characters, a path any."""
+    called = names.label(name)
+    assert record_of(info=info_of(model_name=called)).info and names.label(called) == called != name
+    assert names.label("org/" + "a" * 251) == "org/" + "a" * 251
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ model; else the tensors of the span come from peers, and from the hub what no pe
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,8 @@ from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.reading import read_aside
 from manyhands.weights.workers import Blame
 from manyhands.worker.runner import arithmetic_class
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,8 @@ async def weights_of(
     Raises ModelError; WeightsMismatch if the swarm serves only other weights or another precision under this name.
     """
     label = names.label(name)
+    if label != names.own_name(name):
+        logger.warning("the swarm calls the model %s: its name is longer than 255 bytes, or not printable", label)
     same = [kind for kind in known_kinds(records, is_linked) if kind.name == label]
     precision: Precision
     if dtype is not None:

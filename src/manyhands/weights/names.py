@@ -16,6 +16,7 @@ from manyhands.checkpoint.part_names import all_parts, first_part, model_name, o
 from manyhands.config import home_from_env
 from manyhands.errors import ModelError
 from manyhands.files import expanded
+from manyhands.plain import short_line
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 
 _HUB_ID: Final = re.compile(
@@ -65,7 +66,12 @@ def is_here(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """What a model is called in records and in the API: a folder or file by its own name, else what the user typed."""
+    """What a model is called in records and in the API: `own_name` as a line of at most 255 bytes, as records have room for."""
+    return short_line(own_name(name))
+
+
+def own_name(name: str) -> str:
+    """A folder or file by its own name, else what the user typed: up to 4 KiB for a hub id, and any characters of a path."""
     if name not in SHORT_NAMES and (file := gguf_file(name)) is not None:
         return model_name(file.name)
     folder = model_folder(name)
