@@ -6,7 +6,7 @@ The loop below is the smallest that runs back-ends against each other in virtual
 import heapq
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -364,6 +364,31 @@ def test_a_lost_node_is_tried_again_until_it_answers() -> None:
     assert len(gossip.tick(NOW + 6)) == 1
     gossip.joined(peer_of(1), NOW + 7)
     assert len(gossip.records(NOW + 7)) == 1
+
+
+def calls(gossip: Gossip, rounds: int, answers: Callable[[NodeId], bool]) -> list[list[NodeId]]:
+    """Whom `gossip` calls in each round; `answers`: whether that one says anything then."""
+    found: list[list[NodeId]] = []
+    for second in range(rounds):
+        found.append([item.to.node for item in gossip.tick(NOW + second)])
+        for node in filter(answers, found[-1]):
+            gossip.receive(Peer(node), News().encode(NEWS), NOW + second)
+    return found
+
+
+def test_neighbours_are_called_in_turn_and_a_call_that_is_not_answered_is_made_up_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chance left a neighbour out for many rounds; and of calls in a swarm of which a third died a third was lost."""
+    monkeypatch.setattr("manyhands.swarm.gossip.RETRY_S", 1e9)  # which calls further ones, at first
+    alive = calls(gossip_with(*range(1, NEIGHBOURS + 1)), 2 * NEIGHBOURS, lambda node: True)
+    assert all(len(called) == 1 for called in alive)
+    assert alive[:NEIGHBOURS] == alive[NEIGHBOURS:] and len({node for (node,) in alive}) == NEIGHBOURS
+    dead = node_of(1)
+    mixed = calls(gossip_with(*range(1, NEIGHBOURS + 1)), 12, lambda node: node != dead)
+    lost = next(second for second, called in enumerate(mixed) if dead in called)
+    assert [len(called) for called in mixed[lost : lost + 4]] == [1, 1, 2, 1]
+    assert max(map(len, calls(gossip_with(*range(1, NEIGHBOURS + 1)), 12, lambda node: False))) == 2
 
 
 def test_a_dial_that_failed_loses_only_a_node_that_has_been_silent() -> None:

@@ -14,6 +14,10 @@ That holds once all know all; nodes that start together, and know few, could dra
 own. So every node also calls any node it is linked to, now and then. Nodes that were lost are remembered and tried in turn:
 a swarm that was cut in two grows together again.
 
+Neighbours are called in turn: each after so many rounds, where chance would leave some out for long (quasirandom rumour
+spreading: Doerr, Friedrich, Sauerwald, 2008). A dead one is called until its link is given up, after up to 10 s; from one that
+says nothing for ANSWER_S after a call the round that was lost is made up for by another call in the next round.
+
 A withdrawn record is told only to nodes that list its key, and by rumour when it is new. One that came again to those that
 forgot it would be theirs to pass on for as long again, and so go round for ever.
 
@@ -46,6 +50,7 @@ from manyhands.swarm.store_report import StoreBacked
 
 ROUND_S = 0.9  # that is 1 s for a node that ticks twice a second
 RETRY_S = 5.0  # how often one lost node is tried again, and one that is linked but perhaps no neighbour is called
+ANSWER_S = 1.9  # more than a round trip: at the second round after a call that is not answered
 NEIGHBOURS = 6
 LINKED = 4  # of them that a link has proven, where there are so many: records may name nodes that do not exist
 FAN_OUT = 3
@@ -75,6 +80,8 @@ class Gossip(StoreBacked):
         self._round_at = self._retry_at = 0.0
         self._near: list[Peer] = []  # neighbours as of `_near_until` - ROUND_S
         self._near_until = 0.0
+        self._called: dict[NodeId, float] = {}  # neighbours -> when they were last called
+        self._unanswered: dict[NodeId, float] = {}  # those that said nothing since -> when they were called
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         entry = self.store.take(data, now).entry
@@ -84,6 +91,7 @@ class Gossip(StoreBacked):
         if sender.node == self.me:
             return []
         self._meet(sender)
+        self._unanswered.pop(sender.node, None)
         is_digest = body[:1] in (bytes([DENSE]), bytes([SPARSE]))
         if not self._may_send(sender.node, max(len(body), VERSION.size * len(self.store) * is_digest), now):
             self.store.counts["flood"] += 1
@@ -104,7 +112,7 @@ class Gossip(StoreBacked):
         called = []
         if now >= self._round_at:
             self._round_at = now + ROUND_S
-            called += self._choose(self._neighbours(now), 1)
+            called += self._call_next(now)
         if now >= self._retry_at:
             self._retry_at = now + RETRY_S
             called += self._choose(list(self._lost.values()), 1) + self._choose(list(self._linked.values()), 1)
@@ -124,6 +132,7 @@ class Gossip(StoreBacked):
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         self._round_at = now  # a call that failed is made up for with the next tick
         peer = self._linked.pop(node, Peer(node))
+        self._unanswered.pop(node, None)
         self._budgets.pop(node, None)
         self._near_until = now
         self.store.suspect(node)
@@ -233,6 +242,20 @@ class Gossip(StoreBacked):
         self._near = [self._linked.get(node) or Peer(node, stated[node]) for node in near]
         self._near_until = now + ROUND_S
         return self._near
+
+    def _call_next(self, now: float) -> list[Peer]:
+        """The neighbour that was called longest ago; two where a call was not answered."""
+        late = [node for node, called_at in self._unanswered.items() if now - called_at >= ANSWER_S]
+        for node in late:
+            del self._unanswered[node]
+        near = self._neighbours(now)
+        drawn_at = now - NEIGHBOURS * ROUND_S  # a new one is due, but goes before none that waits for longer
+        self._called = {peer.node: self._called.get(peer.node, drawn_at) for peer in near}
+        chosen = nsmallest(1 + bool(late), near, key=lambda peer: self._called[peer.node])
+        for peer in chosen:
+            self._called[peer.node] = now
+            self._unanswered.setdefault(peer.node, now)
+        return chosen
 
     def _rank(self, node: NodeId) -> bytes:
         rank = self._ranks.get(node)

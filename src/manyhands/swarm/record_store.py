@@ -4,12 +4,12 @@ Time is this node's monotonic clock alone: a record is fresh for FRESH_S after i
 lifetime_s after it came. What its signer's clock shows plays no part, so a clock that is a day off locks no member out, and one
 that jumps changes nothing.
 
-    FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that
-    crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until the link
-    is back or two beats came: the first beat to come may have been on its way already. A dial that failed does so too
-    if no beat of the node came for SEEN_S; busy machines answer dials late. A node that is linked is judged
-    by its link's heartbeats alone (net/liveness.py), which tell a starved machine from a dead one: late beats do not take it
-    out.
+    FRESH_S = 13 s: beats are sent every 5 s and come at most 9 s apart (gossip of 300 nodes), which leaves 4 s for a node
+    that is held up. The last beat of a node that crashed takes up to 7 s to get to all 300, also where a third of them died
+    with it, so it is gone from every view after at most 7 + 13 = 20 s. A lost link (`suspect`) takes it out at once, until
+    the link is back or two beats came: the first beat to come may have been on its way already. A dial that failed does so
+    too if no beat of the node came for SEEN_S; busy machines answer dials late. A node that is linked is judged by its
+    link's heartbeats alone (net/liveness.py), which tell a starved machine from a dead one: late beats do not take it out.
 
 A withdrawn record stays as a tombstone until everything it replaced has ended, so that it cannot be replayed. So does a record
 that is no longer fresh: it comes back only by a later word of its node.
