@@ -18,20 +18,13 @@ from manyhands.net.transport import Link, Transport
 from manyhands.origin.routes import MAX_FAR
 from manyhands.origin.sessions import MAX_LOADED
 from manyhands.route.search import Rules
+from manyhands.swarm.allowance import ALL_BURST_BYTES, ALL_BYTES_PER_S, BURST_BYTES, BYTES_PER_S, PART_BURST_BYTES
 from manyhands.swarm.dht.backend import Dht
+from manyhands.swarm.dht.intake import FAIR_PER_SECOND, MAX_IN_ALL
 from manyhands.swarm.dht.store import MAX_PER_PUBLISHER, DhtStore, model_key
 from manyhands.swarm.dht.wire import DhtFetch, DhtPut, encode
 from manyhands.swarm.directory import DirectoryRunner, Outgoing, Peer
-from manyhands.swarm.gossip import (
-    BURST_BYTES,
-    BYTES_PER_S,
-    DENSE,
-    MAX_RECORDS,
-    NEWS,
-    RUMOUR,
-    SPARSE,
-    Gossip,
-)
+from manyhands.swarm.gossip import DENSE, MAX_RECORDS, NEWS, RUMOUR, SPARSE, Gossip
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.members import Members
 from manyhands.swarm.news import NEWS_BYTES, VERSION, News
@@ -310,6 +303,30 @@ def test_what_is_asked_for_counts_as_if_it_had_been_sent(flooded: Gossip) -> Non
     news = News(wants=[(entry.tag, 0) for entry in list(flooded.store)[:29]])
     answers = [out for _ in range(2000) for out in flooded.receive(evil, news.encode(NEWS), NOW)]
     assert answers and sum(len(out.body) for out in answers) <= BURST_BYTES + NEWS_BYTES
+
+
+def test_what_all_peers_send_together_is_bounded_and_leaves_each_its_part() -> None:
+    """256 links that each spent their budget had a node check signatures for 43 s, and then for 1.4 s in each second."""
+    gossip, dht = Gossip(ME, Random(1)), Dht(ME, Random(1))
+    gossip.store.take(sign(record_of(1), key_of(1)), NOW)
+    forged = sign(record_of(1, sequence=9), key_of(1))[:-1] + b"x"
+    rumour = News(statements=[forged] * 25).encode(RUMOUR)
+    evil = [Peer(node_of(index)) for index in range(100, 356)]
+    for second in range(4):
+        dht.tick(NOW + second)
+        for peer in evil:
+            for _ in range(BURST_BYTES // len(rumour) + 1):
+                gossip.receive(peer, rumour, NOW + second)
+            for _ in range(20):
+                dht.receive(peer, encode(DhtFetch(1, 5, ())), NOW + second)
+    taken = gossip.store.counts["forged"] // 25 * len(rumour)
+    assert ALL_BURST_BYTES < taken <= ALL_BURST_BYTES + 3 * 2 * ALL_BYTES_PER_S + 256 * PART_BURST_BYTES
+    assert dht.counts.flooded >= 4 * (256 * (20 - FAIR_PER_SECOND) - MAX_IN_ALL)
+    honest = sign(record_of(2), key_of(2))
+    gossip.receive(Peer(HONEST), News(statements=[honest]).encode(RUMOUR), NOW + 3)
+    assert "node-2" in {record.name for record in gossip.records(NOW + 3)}
+    dht.receive(Peer(HONEST), encode(DhtPut(0, (honest,))), NOW + 3)
+    assert "node-2" in {record.name for record in dht.records(NOW + 3)}
 
 
 def test_rumours_look_for_neighbours_once_a_round(flooded: Gossip, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,9 @@ Bytes sent per node and second in an idle swarm of N = 100 nodes with one record
     wants, rumours, answers by two neighbours at once (measured)          about 190
     together            1.2 KB in 6 bodies, 1.8 KB with 90 bytes below each: frame, TLS, TCP, IP
 
-Defence: a sender has a budget of bytes, for what it sends and for what it is answered; a digest, however short, counts as
-one of all keys held here, which is what it takes to compare it. News is answered by at most NEWS_BYTES. The store judges all
-statements.
+Defence: a sender has a budget of bytes, for what it sends and for what it is answered, and all have one together
+(allowance.py); a digest, however short, counts as one of all keys held here, which is what it takes to compare it. News is
+answered by at most NEWS_BYTES. The store judges all statements.
 """
 
 import hashlib
@@ -42,6 +42,7 @@ from random import Random
 from typing import ClassVar
 
 from manyhands.core import NodeId
+from manyhands.swarm.allowance import Allowance
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.news import VERSION, News, expand, is_newer
 from manyhands.swarm.record import TAG_BYTES
@@ -56,9 +57,6 @@ LINKED = 4  # of them that a link has proven, where there are so many: records m
 FAN_OUT = 3
 MAX_RECORDS = 4096  # a sparse digest of so many fits into one body
 MAX_LOST = 256
-# Of one sender: 60 signatures to check a second, 20 ms; or a comparison of 4,096 keys in 2.5 s, where a neighbour asks for one
-# in five.
-BURST_BYTES, BYTES_PER_S = 512 << 10, 16 << 10
 DENSE, SPARSE, NEWS, RUMOUR = 1, 2, 3, 4
 
 
@@ -76,7 +74,7 @@ class Gossip(StoreBacked):
         self._ranks: dict[NodeId, bytes] = {}
         self._linked: dict[NodeId, Peer] = {}
         self._lost: dict[NodeId, Peer] = {}  # unreachable, and to be tried again
-        self._budgets: dict[NodeId, tuple[float, float]] = {}  # sender -> (bytes left, when)
+        self._allowance = Allowance()
         self._round_at = self._retry_at = 0.0
         self._near: list[Peer] = []  # neighbours as of `_near_until` - ROUND_S
         self._near_until = 0.0
@@ -93,7 +91,7 @@ class Gossip(StoreBacked):
         self._meet(sender)
         self._unanswered.pop(sender.node, None)
         is_digest = body[:1] in (bytes([DENSE]), bytes([SPARSE]))
-        if not self._may_send(sender.node, max(len(body), VERSION.size * len(self.store) * is_digest), now):
+        if not self._allowance.take(sender.node, max(len(body), VERSION.size * len(self.store) * is_digest), now):
             self.store.counts["flood"] += 1
             return []
         try:
@@ -102,7 +100,7 @@ class Gossip(StoreBacked):
             self.store.counts["malformed"] += 1
             return []
         if not is_digest:
-            self._charge(sender.node, sum(len(out.body) for out in outgoing if out.to.node == sender.node))
+            self._allowance.charge(sender.node, sum(len(out.body) for out in outgoing if out.to.node == sender.node))
         return outgoing
 
     def tick(self, now: float) -> list[Outgoing]:
@@ -133,7 +131,7 @@ class Gossip(StoreBacked):
         self._round_at = now  # a call that failed is made up for with the next tick
         peer = self._linked.pop(node, Peer(node))
         self._unanswered.pop(node, None)
-        self._budgets.pop(node, None)
+        self._allowance.forget(node)
         self._near_until = now
         self.store.suspect(node)
         entries = self.store.of_node(node)
@@ -284,17 +282,6 @@ class Gossip(StoreBacked):
             self._lost[peer.node] = peer
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
-
-    def _may_send(self, node: NodeId, size: int, now: float) -> bool:
-        left, since = self._budgets.get(node, (float(BURST_BYTES), now))
-        left = min(BURST_BYTES, left + max(0.0, now - since) * BYTES_PER_S)
-        self._budgets[node] = (left - size if size <= left else left, now)
-        return size <= left
-
-    def _charge(self, node: NodeId, size: int) -> None:
-        """What `node` was answered, also where that is more than it has left."""
-        left, since = self._budgets[node]
-        self._budgets[node] = left - size, since
 
 
 def _news_to(peer: Peer, news: News) -> list[Outgoing]:
