@@ -70,6 +70,16 @@ def test_what_each_precision_would_take() -> None:
     assert "w4" in said and "this machine alone, estimated" in said
 
 
+def test_speeds_at_other_precisions_agree_with_what_is_expected_of_this_machine() -> None:
+    """1,812 tokens/s were expected in bf16, and below 584 estimated in bf16. An added machine changes none."""
+    for more in ([], ["--add", "server:64GB@2ms*10"]):
+        told = json.loads(run("tales", "--memory", "1GB", *more, "--json"))
+        here = next(plan for plan in told["plans"] if [hop["machine"] for hop in plan["hops"]] == [told["origin"]])
+        speeds = {each["precision"]: each["tokens_per_s"] for each in told["precisions"]}
+        assert speeds["bf16"] == pytest.approx(here["tokens_per_s"])
+        assert speeds["w4"] > speeds["w8"] > speeds["bf16"]
+
+
 def test_this_machine_alone() -> None:
     said = run("tales", "--memory", "1GB")
     assert "12 layers" in said and "0-11" in said

@@ -93,7 +93,7 @@ def plan(
         said = [advice(plans)]
         if add:
             said.append(what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
-        precisions = _precisions(checkpoint) if machines is None else {}
+        precisions = _precisions(checkpoint, task) if machines is None else {}
     if as_json:
         told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
         typer.echo(json.dumps(told, allow_nan=False))
@@ -140,13 +140,16 @@ def _measured(checkpoint: "Checkpoint", memory_bytes: int | None) -> "Machine":
     return options.run(aside(this_machine, name, checkpoint, home, memory_bytes, rehearsal.rehearsed))
 
 
-def _precisions(checkpoint: "Checkpoint") -> "dict[Precision, Predicted]":
-    """What the model would take of this machine's time at each precision."""
+def _precisions(checkpoint: "Checkpoint", task: "Task") -> "dict[Precision, Predicted]":
+    """What the model would take of this machine's time at each precision. `task`: for this machine alone."""
     from manyhands.checkpoint.config_fields import parse_config
     from manyhands.config import home_from_env
-    from manyhands.place.kernels import predict_here
+    from manyhands.place.kernels import as_measured, predict_here
+    from manyhands.place.plan import find_plans
 
-    return predict_here(parse_config(checkpoint.config), checkpoint.tensors, home_from_env())
+    found = predict_here(parse_config(checkpoint.config), checkpoint.tensors, home_from_env())
+    alone = find_plans(task).alone
+    return found if alone is None else as_measured(found, task.shape.precision, alone.tokens_per_s)
 
 
 def _added(texts: list[str], fleet: "Fleet") -> "list[Machine]":

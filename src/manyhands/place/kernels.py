@@ -11,11 +11,11 @@ import json
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from manyhands.core import PRECISIONS, Precision
+from manyhands.core import PRECISIONS, Precision, weight_precision
 from manyhands.place.measure import MAX_AGE_S, ORIGIN_OVERHEAD_S, read_measured
 from manyhands.resources import num_cores
 
@@ -70,6 +70,15 @@ def predict(
     sizes = {each: _read_bytes(program, stored, each) for each in PRECISIONS if each in ROW_TYPES}
     kernels = kernels_of({name for read in sizes.values() for name, _ in read})
     return {precision: _predicted(precision, read, kernels) for precision, read in sizes.items()}
+
+
+def as_measured(
+    predicted: Mapping[Precision, Predicted], precision: Precision, tokens_per_s: float
+) -> dict[Precision, Predicted]:
+    """The same, where the model itself was measured at one precision: all speeds by the factor that brings that one there."""
+    known = predicted.get(weight_precision(precision))
+    factor = tokens_per_s / known.tokens_per_s if known else 1.0
+    return {name: replace(each, tokens_per_s=factor * each.tokens_per_s) for name, each in predicted.items()}
 
 
 def _predicted(precision: Precision, read: Sequence[tuple[str, int]], kernels: Sequence[Kernels]) -> Predicted:
