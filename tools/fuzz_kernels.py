@@ -9,7 +9,6 @@ report and the seed at the first that reads or writes out of bounds or differs.
 """
 
 import argparse
-import ctypes
 import os
 import subprocess
 import sys
@@ -26,13 +25,16 @@ from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.grids import stand_in
+from manyhands.engine.layout import Segment
 from manyhands.engine.library import Array, Plan, Team
-from manyhands.engine.quants import FORMS, KEPT, packed_bytes, round_weights
+from manyhands.engine.quants import FORMS, KEPT, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ManyhandsError
-from tools.fuzz_plans import Integer, operation, shape_of
+from tools.fuzz_plans import operation
+from tools.fuzz_shapes import Integer, Shape, shape_of
 from tools.sanitized import ROOT, build, preloads
 
 LEAST: Final = 4  # plans with operations, however slow the machine
+POSITIONS: Final = 5000  # of a plan
 ODD: Final = (np.nan, np.inf, -np.inf, 3e38, 1e-45, -0.0)
 
 
@@ -45,27 +47,30 @@ def rows_of(integer: Integer, count: int, width: int) -> Array:
 
 
 def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) -> list[bytes]:
-    """A few steps of a few sessions; what they gave. Between them caches are forked, and steps beyond a cache are refused."""
-    caches, at, out = [SessionCache(plan) for _ in range(3)], [0, 0, 0], []
-    for _ in range(3):
-        at = [cache.reachable(length) for cache, length in zip(caches, at, strict=True)]
-        counts = [integer(1, 40) if integer(0, 9) else integer(200, 300) for _ in caches]
-        segments, row = [], 0
-        for i, count in enumerate(counts):
-            start = caches[i].reachable(integer(0, at[i]))
+    """A few steps of some of three sessions; what they gave. Between them caches are forked, and steps beyond a cache are
+    refused. Positions that a session has skipped are zeros in its cache."""
+    caches, out = [SessionCache(plan) for _ in range(3)], list[bytes]()
+    for _ in range(4):
+        segments, ends, row = list[Segment](), dict[int, int](), 0
+        for i in [i for i in range(3) if integer(0, 2)] or [integer(0, 2)]:
+            start = caches[i].reachable(integer(0, caches[i].length if integer(0, 19) else POSITIONS))
+            count = (1, integer(1, 40), integer(60, 70), integer(200, 300))[
+                (0, 0, 1, 1, 1, 1, 1, 2, 2, 3)[integer(0, 9)]
+            ]
+            count = count if start < 1000 else min(count, 3)
             segments.append(caches[i].segment(start, row, count))
-            at[i], row = start + count, row + count
+            ends[i], row = start + count, row + count
         rows = np.ascontiguousarray(stored(rows_of(integer, row, width), row_type)).view(np.uint8).reshape(-1)
         try:
             out.append(plan.run(team, integer(1, 4), segments, rows, row).tobytes())
-            for cache, end in zip(caches, at, strict=True):
-                cache.done(end)
+            for i, end in ends.items():
+                caches[i].done(end)
         except ManyhandsError as error:
             out.append(str(error).encode())
         number, other, end = integer(0, 2), integer(0, 2), integer(0, 300)
-        at = [cache.reachable(length) for cache, length in zip(caches, at, strict=True)]
-        if at[number] and integer(0, 1):
-            caches[other], at[other] = caches[number].fork(at[number], 0), at[number]
+        place = caches[number].reachable(integer(0, caches[number].length))
+        if place and integer(0, 1):
+            caches[other] = caches[number].fork(place, 0)
         if plan.block_bytes and integer(0, 3) == 0:
             out.append(beyond(plan, team, integer, caches[number], caches[number].reachable(end), len(rows) // row))
         if max(plan.state_bytes, plan.now_bytes) and integer(0, 3) == 0:
@@ -76,11 +81,11 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
 def beyond(plan: Plan, team: Team, integer: Integer, cache: SessionCache, start: int, row_bytes: int) -> bytes:
     """A step of a row in a cache that is told to be smaller or to lack blocks, or at a later position than it is: refused."""
     segment = cache.segment(start, 0, 1)
-    missing = (ctypes.c_void_p * segment.num_blocks)()
+    missing = np.zeros(segment.num_blocks, np.uintp)
     fewer, later = start // 64 - segment.num_blocks, 64 * segment.num_blocks
     field, by = (
         ("num_blocks", fewer),
-        ("blocks", ctypes.addressof(missing) - segment.blocks),
+        ("blocks", (library.address(missing) or 0) - segment.blocks),
         ("start", later),
         ("count", 2),
     )[integer(0, 3)]
@@ -129,16 +134,43 @@ def embedded(integer: Integer, back_end: str) -> bytes:
     vocab, width, row_type = integer(1, 40), integer(1, 600), ("bf16", "f32")[integer(0, 1)]
     name = ("bf16", "f16", "f32")[integer(0, 2)]
     table = stored(reals(integer(1, 99), vocab, width), name)
-    given = library.pack(table, name) if integer(0, 1) else table
-    if integer(0, 2) == 0:
-        small = ("w8", "w4")[integer(0, 1)]
-        given, name = round_weights(back_end, table, name, small), small
+    match integer(0, 4):
+        case 0:
+            given = table
+        case 1:
+            given = library.pack(table, name)
+        case 2:
+            small = ("w8", "w4")[integer(0, 1)]
+            given, name = round_weights(back_end, table, name, small), small
+        case _:
+            kind, depth = tuple(KEPT)[integer(0, len(KEPT) - 1)], integer(1, 4)
+            width, name = depth * BLOCKS[kind][0], KEPT[kind]
+            given = pack_blocks(blocks(integer(1, 99), vocab, depth, kind), kind, grid=stand_in(kind))
     ids = [integer(0, vocab - 1 + (integer(0, 9) == 0)) for _ in range(integer(0, 5))]
     shape = (vocab + (integer(0, 9) == 0), width + (integer(0, 9) == 0))
     try:
         return library.embed(back_end, given, name, shape, ids, 1.0 + integer(0, 2), row_type).tobytes()
     except ManyhandsError as error:
         return str(error).encode()
+
+
+def fill(plan: Plan, integer: Integer, shape: Shape) -> int:
+    """Add random operations; how many did fit. Products in a row have targets of their own: of one source they run at once."""
+    accepted, targets = 0, set[int]()
+    for _ in range(integer(1, 12)):
+        op = operation(integer, shape)
+        kind, numbers = op[:2]
+        targets = targets if kind == library.PRODUCT else set()
+        if kind == library.PRODUCT and numbers[1] in targets:
+            continue
+        try:
+            plan.add(*op)
+        except ManyhandsError:
+            continue
+        accepted += 1
+        if kind == library.PRODUCT:
+            targets.add(numbers[1])
+    return accepted
 
 
 def case(seed: int, teams: Team) -> bool:
@@ -154,14 +186,8 @@ def case(seed: int, teams: Team) -> bool:
         widths = shape.widths
         row_type = ("bf16", "f32")[integer(0, 1)]
         out_type = ("bf16", "f32")[integer(0, 1)]
-        plan = Plan(back_end, row_type, widths, integer(0, len(widths) - 1), out_type, 700)
-        accepted = 0
-        for _ in range(integer(1, 12)):
-            try:
-                plan.add(*operation(integer, shape))
-                accepted += 1
-            except ManyhandsError:
-                pass
+        plan = Plan(back_end, row_type, widths, integer(0, len(widths) - 1), out_type, POSITIONS)
+        accepted = fill(plan, integer, shape)
         given = [*step(plan, teams, integer, widths[0], row_type), embedded(integer, back_end), packed_wrong(integer)]
         found.append((accepted, given))
     assert all(other == found[0] for other in found), f"seed {seed}: back ends differ"

@@ -1,7 +1,7 @@
-"""Random shapes and operations of the native engine's plans, which fuzz_kernels.py runs."""
+"""Random operations of the native engine's plans, for shapes of fuzz_shapes.py; fuzz_kernels.py runs them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -9,23 +9,36 @@ from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import library
 from manyhands.engine.golden_cases import Op, reals, stored
 from manyhands.engine.golden_small import blocks
+from manyhands.engine.grids import stand_in
 from manyhands.engine.library import Array
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
 from manyhands.engine.states import DELTA_SCAN
+from tools.fuzz_shapes import Integer, Shape
 
-Integer = Callable[[int, int], int]
+# Operations to draw from: what models have most of more often, several products of one source in a row among them.
+KINDS: Final = (
+    *range(library.ADMIT + 1),
+    *[library.PRODUCT] * 7,
+    *[library.ROTARY] * 3,
+    *[library.ATTENTION] * 2,
+    library.EXPERTS,
+)
+MOST_CHOSEN: Final = 20  # experts of a row: of hundreds a step would take minutes
 
 
 def matrix(integer: Integer, n: int, k: int, groups: int = 1) -> tuple[int, Array]:
     """Packed out of views of all kinds: as it is, transposed, every other row, rows by number, at odd addresses."""
     name = ("bf16", "f16", "f32")[integer(0, 2)]
     packed = []
-    if (form := integer(0, 8)) < 3:
-        fits = [kind for kind in KEPT if BLOCKS[kind][0] == 32 or k % BLOCKS[kind][0] == 0]
+    form, block = integer(0, 8), 256 if k % 256 == 0 else 32
+    if form < 3 or (block == 256 and integer(0, 1)):
+        fits = [kind for kind in KEPT if BLOCKS[kind][0] == block]
         kind = fits[integer(0, len(fits) - 1)]
         rows = np.array([integer(0, n - 1) for _ in range(n)], np.int64) if integer(0, 1) else None
         drawn = [blocks(integer(1, 99), n, -(-k // BLOCKS[kind][0]), kind) for _ in range(groups)]
-        return library.TYPES[KEPT[kind]], np.concatenate([pack_blocks(raw, kind, rows) for raw in drawn])
+        return library.TYPES[KEPT[kind]], np.concatenate(
+            [pack_blocks(raw, kind, rows, grid=stand_in(kind)) for raw in drawn]
+        )
     small = ("w8", "w4")[form - 3] if form < 5 else ""
     for _ in range(groups):
         whole, rows = stored(reals(integer(1, 99), 2 * n, k), name), None
@@ -52,130 +65,9 @@ def maybe(integer: Integer, n: int) -> Array | None:
     return reals(integer(1, 99), n) if integer(0, 1) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Widths of a plan's registers, the heads they hold, and registers that fit some kinds of operation."""
-
-    widths: list[int]
-    heads: int = 0
-    key_heads: int = 0
-    fitting: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    index_heads: int = 0
-    chosen: int = 0  # the register of chosen positions or entries, if there is one
-    streams: int = 0
-    block: int = 0  # positions of a block that an index chooses
-
-
-def shape_of(integer: Integer) -> Shape:
-    """Random widths, or those of attention, of latents, of latents with an index, of experts, of linear attention, of streams
-    and entries, of attention over blocks that an index chooses."""
-    hidden, heads, width = integer(1, 4) * integer(1, 30), integer(1, 6), integer(1, 70)
-    common: dict[int, tuple[int, ...]] = {
-        library.ADD: (5, 5, 0, 5),
-        library.NORM: (0, 5, 0, 0),
-        library.MULTIPLY: (5, 6, 5, 0),
-        library.RESCALE: (0, 5, 0, 0),
-        library.MIX: (0, 6, 5, 0),
-    }
-    match integer(0, 8):
-        case 1:
-            key_heads, value = integer(1, 3), integer(1, 70)
-            many = heads * key_heads
-            widths = [hidden, many * width, key_heads * width, key_heads * value, many * value, hidden, many]
-            fitting = {**common, library.ATTENTION: (1, 2, 3, 4), library.MULTIPLY: (4, 6, 4, 0)}
-            return Shape(widths, many, key_heads, fitting)
-        case 2:
-            widths = [hidden, heads * width, width, hidden, heads * integer(1, width), hidden, 1]
-            return Shape(widths, heads, 1, {**common, library.ATTENTION: (1, 2, 2, 4)})
-        case 3:
-            experts, inner = integer(2, 40), integer(1, 80)
-            widths = [hidden, experts, 2 * integer(1, min(experts, 4)), hidden, inner, hidden, 1, inner]
-            mixture = {library.ROUTE: (1, 2, 0, 0), library.EXPERTS: (0, 2, 3, 0), library.GATE: (4, 7, 4, 0)}
-            return Shape(widths, 0, 0, {**common, **mixture})
-        case 4:
-            key_heads, value = integer(1, 3), integer(1, 70)
-            many = heads * key_heads
-            decays = many * (width if integer(0, 1) else 1)
-            widths = [hidden, key_heads * width, key_heads * width, many * value, decays, many, many * value]
-            linear = {library.DELTA: (1, 2, 3, 4, 5, 6), library.DECAY: (4, 8, 0, 0), library.CONVOLVE: (1, 2, 0, 0)}
-            return Shape(
-                [*widths, hidden, decays, many * value], many, key_heads, {library.NORM: (0, 7, 0, 0), **linear}
-            )
-        case 5:
-            many, wide, top_k = integer(1, 40), integer(1, 70), integer(1, 90)
-            widths = [
-                hidden,
-                heads * width,
-                width,
-                top_k,
-                heads * integer(1, width),
-                hidden,
-                1,
-                many * wide,
-                wide,
-                many,
-            ]
-            fitting = {**common, library.ATTENTION: (1, 2, 2, 4), library.INDEX: (7, 8, 9, 3)}
-            return Shape(widths, heads, 1, fitting, many, 3)
-        case 6:
-            return shape_of_entries(integer, heads, width)
-        case 7:
-            key_heads, value, wide, parts = integer(1, 3), integer(1, 70), integer(1, 70), integer(1, 3)
-            many, each = heads * key_heads, parts * integer(1, 3)
-            widths = [
-                hidden,
-                many * width,
-                key_heads * width,
-                key_heads * value,
-                key_heads * each,
-                many * value,
-                hidden,
-            ]
-            widths += [key_heads * wide, wide]
-            fitting = {
-                **common,
-                library.ATTENTION: (1, 2, 3, 5),
-                library.INDEX: (7, 8, 7, 4),
-                library.ADD: (6, 6, 0, 6),
-            }
-            return Shape(widths, many, key_heads, fitting, key_heads, 4, block=64 * parts)
-        case 8:
-            return shape_of_words(integer, hidden, heads, width)
-    return Shape([integer(1, 4) * integer(1, 30) for _ in range(integer(2, 6))])
-
-
-def shape_of_entries(integer: Integer, heads: int, width: int) -> Shape:
-    """Streams; queries, keys, what entries are made of, entries; an index of entries."""
-    count, wide, values = integer(1, 4), integer(1, 40), width * integer(1, 2)
-    many, narrow, top_k = integer(1, 40), integer(1, 70), integer(1, 40)
-    mixes = (2 + count) * count if integer(0, 2) else 2 * count
-    widths = [count * wide + integer(0, 1) * 4, mixes, wide, heads * width, width, values, values, width]
-    widths += [heads * width, many * narrow, narrow, many, top_k]
-    fitting: dict[int, tuple[int, ...]] = {
-        library.COLLAPSE: (0, 1, 2),
-        library.SPREAD: (2, 1, 0),
-        library.COMPRESS: (5, 6, 7),
-        library.ATTEND_ENTRIES: (3, 4, 7, 8),
-        library.INDEX: (9, 10, 11, 12),
-        library.NORM: (4, 7, 0, 0),
-    }
-    return Shape(widths, heads, 0, fitting, many, 12, count)
-
-
-def shape_of_words(integer: Integer, hidden: int, heads: int, width: int) -> Shape:
-    """Streams that admit a value; attention of several key heads to chosen entries; ids, and rows of a table by them."""
-    count, wide, key_heads, value = integer(1, 4), integer(1, 40), integer(1, 3), integer(1, 70)
-    many, narrow, top_k = integer(1, 40), integer(1, 70), integer(1, 40)
-    widths = [hidden, *[count * wide] * 2, wide, count * wide, heads * key_heads * width, key_heads * width]
-    widths += [key_heads * value, top_k, heads * key_heads * value, many * narrow, narrow, many]
-    widths += [4, 4, 4 * integer(1, 90)]
-    fitting: dict[int, tuple[int, ...]] = {
-        library.ADMIT: (1, 2, 3, 4),
-        library.ATTENTION: (5, 6, 7, 9),
-        library.INDEX: (10, 11, 12, 8),
-        library.NGRAMS: (13, 15, 14),
-    }
-    return Shape(widths, heads * key_heads, key_heads, fitting, many, 8, count)
+def gated(integer: Integer) -> tuple[float, float, float]:
+    """Of a gate what its activation is given, its limit (0: none), and what is added to the other factor."""
+    return (1.0, 1.702)[integer(0, 1)], float(integer(0, 3)), float(integer(0, 1))
 
 
 def rate(integer: Integer) -> int:
@@ -183,9 +75,39 @@ def rate(integer: Integer) -> int:
     return 3 if integer(0, 40) == 0 else (1, 2, 4, 8, 16, 32, 64, 128)[integer(0, 7)]
 
 
+@lru_cache(maxsize=512)
+def frequencies(turns: int, kind: int) -> Array:
+    """A table of a rotary embedding, the same array for the same one: its angles are computed once for all that turn by it."""
+    rates = np.float64((1e4, 5e5, 1e3)[kind % 3]) ** (-np.arange(turns) / turns)
+    match kind:
+        case 3:  # as those of longer contexts: the slow ones are slower still
+            rates[turns // 2 :] /= 32
+        case 4:  # as nanochat's
+            rates = -rates
+        case 5:  # as those of which a part stands still, or is beyond what angles are defined for
+            rates[turns // 2 :], rates[0] = 0, 1e9
+    return rates.astype(np.float32)
+
+
+def rotary(integer: Integer, whole: Shape, number: int, odd: bool) -> Op:
+    """Heads of a register that turn, whole or a part of each, in pairs or halves: often those of queries or keys."""
+    heads = integer(1, 8)
+    if whole.heads and integer(0, 2):
+        number = integer(1, 2)
+        heads = (whole.heads, whole.key_heads or 1)[number - 1]
+    whole_width = whole.widths[number] if number < len(whole.widths) else 8
+    heads = heads if whole_width % heads == 0 else 1
+    width = whole_width // heads
+    turns = max(1, width // 2) if integer(0, 1) else integer(1, max(1, width // 2))
+    offset = integer(0, 1) * max(0, width - 2 * turns) if integer(0, 3) else integer(0, width - 1)
+    shape = (number, heads, width, offset, turns + odd, integer(0, 1), integer(0, 1) * integer(0, 99))
+    return library.ROTARY, shape, ((1.0, 1.3)[integer(0, 1)],), (frequencies(turns, integer(0, 5)),)
+
+
 def operation(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
-    kind, widths = integer(0, library.ADMIT), whole.widths
+    kinds = KINDS if integer(0, 1) else tuple(whole.fitting) or KINDS
+    kind, widths = kinds[integer(0, len(kinds) - 1)], whole.widths
     r = [integer(0, len(widths) - 1 + (integer(0, 30) == 0)) for _ in range(6)]
     if kind in whole.fitting and integer(0, 5):
         r = list(whole.fitting[kind])
@@ -196,18 +118,21 @@ def operation(integer: Integer, whole: Shape) -> Op:
     match kind:
         case library.NORM:
             groups = next(g for g in (integer(1, 4), 1) if w[0] % g == 0)
-            return kind, (r[0], r[1], groups, integer(0, 1)), (1e-5, 0.0), (maybe(integer, w[0] + odd), None)
+            vectors = maybe(integer, (w[0], w[0] // groups)[integer(0, 1)] + odd), maybe(integer, w[0])
+            return kind, (r[0], r[1], groups, integer(0, 1)), (1e-5, float(integer(0, 1))), vectors
         case library.PRODUCT:
+            if integer(0, 1):
+                r[0], w[0] = 0, widths[0]
             groups = integer(1, 3) if integer(0, 2) == 0 and min(w[:2]) >= 6 else 1
             c, t = integer(0, w[0] // groups - 1), integer(0, w[1] // groups - 1)
             k, n = integer(1, w[0] // groups - c), integer(1, w[1] // groups - t)
+            if groups == 1 and integer(0, 2):  # all columns, which other products read too, or whole blocks of 256
+                c, k = 0, w[0] // 256 * 256 or w[0]
             number, packed = matrix(integer, n, k, groups)
             columns = (c + odd, k, t, n, groups, integer(0, w[0] // groups), w[1] // groups)
             return kind, (r[0], r[1], number, integer(0, 6), *columns), (), (packed, maybe(integer, n * groups))
         case library.ROTARY:
-            turns = integer(1, max(1, w[0] // 2))
-            rates = np.ones(turns + odd, np.float32)
-            return kind, (r[0], 1, w[0], integer(0, max(0, w[0] - 2 * turns)), turns, integer(0, 1)), (1.0,), (rates,)
+            return rotary(integer, whole, r[0], odd)
         case library.ATTENTION:
             heads, kv = whole.heads or 1, whole.key_heads or 1
             latent = int(r[1] == r[2])  # values are the beginning of keys
@@ -219,24 +144,27 @@ def operation(integer: Integer, whole: Shape) -> Op:
             return kind, shape, (0.1, integer(0, 1) * 2.0), (maybe(integer, heads + odd),)
         case library.ROUTE:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)
-            top = max(1, w[1] // 2)
+            top = min(max(1, w[1] // 2), MOST_CHOSEN)
             vectors = maybe(integer, w[0] + odd), maybe(integer, w[0])
             score = integer(0, 3 + odd)
             normalises = integer(0, 1) * (score != 2 or odd)
             table = np.resize(np.arange(w[0] + odd, dtype=np.int32), (integer(1, 300), top)) if integer(0, 1) else None
             named = 0 if odd and integer(0, 1) else top
             shape = (r[0], r[1], w[0], named, score, normalises, groups, integer(1, groups), r[2])
-            return kind, shape, (1.0, 1e-20), (*vectors, table)
+            return kind, shape, ((1.0, 2.5)[integer(0, 1)], (1e-20, 1e-6, 0.1)[integer(0, 2)]), (*vectors, table)
         case library.EXPERTS:
-            inner, top = integer(1, 40), max(1, w[1] // 2)
-            experts = integer(top, top + 9)
+            top = min(max(1, w[1] // 2), MOST_CHOSEN)
+            inner = 256 if top < 5 and integer(0, 3) == 0 else integer(1, 40)
+            experts = integer(top, top + (9 if inner < 256 else 1))
             first, before = matrix(integer, inner, w[0], experts)
             second, after = matrix(integer, w[2], inner, experts)
             scales = integer(0, 1) * (w[0] == w[2] or odd)
             more = integer(0, 3) * ((w[0] == w[2] and not scales) or odd)
             shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second, scales, more)
             gates = before if integer(0, 2) else None
-            return kind, shape, (1.0, 0.0, 0.0), (gates, before, after, maybe(integer, experts * inner))
+            biases = [maybe(integer, experts * n) for n in (inner, inner, w[2] + odd)]
+            biases[0] = biases[0] if gates is not None or odd else None
+            return kind, shape, gated(integer), (gates, before, after, *biases)
         case library.CONVOLVE:
             taps = integer(1, 32 + odd)
             weights = reals(integer(1, 99), taps, w[0] + (integer(0, 9) == 0))
@@ -305,4 +233,4 @@ def operation(integer: Integer, whole: Shape) -> Op:
         case library.MULTIPLY:
             return kind, tuple(r[:3]), (), (maybe(integer, w[0] + odd),)
         case _:
-            return kind, (*r[:3], integer(0, 6 + odd)), (1.0, float(integer(0, 3)), 0.0), ()
+            return kind, (*r[:3], integer(0, 6 + odd)), gated(integer), ()
