@@ -7,6 +7,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from os import environ
 from pathlib import Path
@@ -15,11 +17,15 @@ import pytest
 
 from manyhands.engine import golden, golden_models, library
 from manyhands.engine.cache import SessionCache
+from manyhands.engine.library import Team
 from tests.engine.conftest import NATIVE
 from tests.engine.remote import SOURCE, Remote
 from tests.nightly import daily
+from tools import fuzz_kernels
 
+WITHOUT_DOT = "cortex-a72"  # has no dot product of bytes, which sums of small weights take where there is one
 MODELS = ("gpt_oss", "llama", "gemma2", "deepseek_v3", "qwen3_next")  # emulated: all families would take minutes
+PLANS = 25
 FLAGS = [
     "-O2",
     "-std=gnu11",
@@ -53,28 +59,57 @@ def build(compiler: list[str], folder: Path) -> Path:
     return folder / "remote"
 
 
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What starts the engine on ARM, without the emulator's options."""
+    compiler, qemu = programs()
+    return [qemu, str(build(compiler, tmp_path_factory.mktemp("neon")))]
+
+
+@contextmanager
+def on_arm(command: list[str], *options: str) -> Iterator[None]:
+    """The engine computes there."""
+    remote = Remote([command[0], *options, *command[1:]])
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "load", lambda: remote)
+            patch.setattr(library, "address", remote.address)
+            patch.setattr(library, "_fresh", remote.address)
+            patch.setattr(library, "tensor", remote.tensor)
+            patch.setattr(SessionCache, "_address", remote.cache_address, raising=False)
+            assert library.supported() == ["neon", "scalar"]
+            yield
+    finally:
+        remote.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "models"), daily([("neon", MODELS[:1])], [("neon", MODELS[1:]), ("scalar", ())]))
-def test_neon_reproduces_the_digests(
-    name: str, models: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neon_reproduces_the_digests(name: str, models: tuple[str, ...], command: list[str]) -> None:
     """Of every operation, and of some whole models."""
-    compiler, qemu = programs()
-    remote = Remote([qemu, str(build(compiler, tmp_path))])
-    try:
-        monkeypatch.setattr(library, "load", lambda: remote)
-        monkeypatch.setattr(library, "address", remote.address)
-        monkeypatch.setattr(library, "_fresh", remote.address)
-        monkeypatch.setattr(library, "tensor", remote.tensor)
-        monkeypatch.setattr(SessionCache, "_address", remote.cache_address, raising=False)
-        assert library.supported() == ["neon", "scalar"]
+    with on_arm(command):
         found = golden.digests(name)
         if models:
             found.update(golden_models.digests(golden_models.OfCpu(name), models))
         calls = library.calls(name)
-    finally:
-        remote.close()
-        monkeypatch.undo()
     found["tininess aarch64"] = found.pop(f"tininess {platform.machine()}")
     assert calls > 0
     assert {case: golden.recorded().get(case) for case in found} == found
+
+
+@pytest.mark.slow
+def test_neon_without_a_dot_product_reproduces_the_digests_of_small_weights(command: list[str]) -> None:
+    with on_arm(command, "-cpu", WITHOUT_DOT):
+        found = golden.digests("neon", golden.GROUPS["small"])
+    assert {case: golden.recorded().get(case) for case in found} == found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cpu", ["max", WITHOUT_DOT])
+def test_random_plans_have_the_bits_of_plain_c(cpu: str, command: list[str]) -> None:
+    """Ragged edges, refusals, forks: those of tools/fuzz_kernels.py, without sanitizers."""
+    with on_arm(command, "-cpu", cpu):
+        team = Team(3)
+        fitting = sum(fuzz_kernels.case(seed, team) for seed in range(PLANS))
+        team.close()
+    assert fitting > PLANS // 2
