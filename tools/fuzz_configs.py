@@ -4,8 +4,9 @@
 
 Each draw makes a tiny checkpoint with random sizes and options, whose config.json may have another form (fuzz_forms.py), and
 compares logits of one pass and greedy ids (prompt in chunks, then one by one) of the torch engine in fp32 with transformers; of
-families with states those of the native engine. It must have the same bits on every back end that the machine has, in fp32 or
-bf16, whatever the cut, chunks and threads; in fp32 it is compared with transformers too.
+families with states those of the native engine. It must have the same bits on every back end that the machine has, in any
+precision and with any caches, whatever the cut and the life of the session (fuzz_sessions.py); in fp32 it is compared with
+transformers too.
 Configurations that transformers itself refuses are counted apart. Prints one JSON line for each draw that fails, with what is
 needed to draw it again, and a summary with the back ends as the last line; exits with 1 if any failed.
 """
@@ -22,21 +23,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from manyhands.core import Precision
 from manyhands.engine import library
 from manyhands.errors import ModelError
-from manyhands.program.families import read_program
 from manyhands.program.ops import Attention
 from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, write_tiny
 from manyhands.testing.tiny_configs import LFM3_KINDS, NEMOTRON_KINDS
 from manyhands.testing.tiny_v4 import V4_KINDS
 from tests.engine.oracle import NativePair, Pair, pair_in
-from tests.worker.pipeline import Ids, Loader, Logits
 from tools.fuzz_forms import TYPES, config_of, rewritten, scaling
+from tools.fuzz_sessions import on_all, precisions
 
 TOLERANCE = 1e-4  # of the largest logit; wrong arithmetic shows as 1e-2 and more
 STEEPEST = 1e-2  # a difference that may come from rounding
@@ -635,7 +633,9 @@ _LATENT = (
 
 def options(draw: random.Random, family: str) -> Options:
     """Random keyword arguments for make_tiny."""
-    hidden, heads = draw.choice([64, 96, 128]), draw.choice([1, 2, 4, 8])
+    hidden, counts = draw.choice([64, 96, 128]), [1, 2, 4, 8]
+    counts += [3, 5, 6, 7] if family in _FREE_HEADS else [3, 6] if hidden == 96 else []
+    heads = draw.choice(counts)
     out: Options = {
         "layers": draw.choice([1, 2, 4]),
         "hidden": hidden,
@@ -647,12 +647,12 @@ def options(draw: random.Random, family: str) -> Options:
     if family not in _LATENT:
         out["num_attention_heads"] = heads
         if family != "gpt_neox":
-            out["num_key_value_heads"] = draw.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
+            out["num_key_value_heads"] = draw.choice([n for n in range(1, 9) if heads % n == 0])
     if family == "mimo_v2_flash":  # has twice as many in some layers
         out["num_key_value_heads"] = 1
     if family in _FREE_HEADS:
         out["head_dim"] = draw.choice([2, 8, 16, 20, 48, 66])
-        out["hidden_size"] = draw.choice([hidden, 8 * heads, 72, 200])
+        out["hidden_size"] = draw.choice([n for n in (hidden, 8 * heads, 72, 200) if n % heads == 0])
     if family == "nemotron_h":
         out |= {"layers_block_type": draw.choices(NEMOTRON_KINDS, k=out["layers"]), "tie_word_embeddings": False}
     if family == "lfm3":
@@ -804,43 +804,21 @@ def compared(pair: Pair, seed: int) -> tuple[str, str]:
     ids, last = pair.greedy(prompt, count, chunk=5)
     theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
     draw = random.Random(seed)
-    precision: Precision = draw.choice(["bf16", "fp32"])
-    native, differs = on_all(pair.folder, precision, ids, draw)
+    precision = draw.choice(["fp32", *precisions(pair.folder)])
+    more = min(draw.choice([0, 60, 150, 300]), pair.program.context - len(ids))
+    native, differs = on_all(pair.folder, precision, [*ids, *(draw.randrange(256) for _ in range(more))], draw)
     if differs:
         return "bits", f"{precision}: {differs}"
     largest = theirs.abs().max()
     worst = float(torch.maximum((ours - theirs).abs().max(), (last - ours[-1]).abs().max()) / largest)
     if precision == "fp32":
-        worst = max(worst, float((torch.from_numpy(native) - theirs).abs().max() / largest))
+        worst = max(worst, float((torch.from_numpy(native[: len(ids)]) - theirs).abs().max() / largest))
     if worst >= TOLERANCE and pair.least_gap(ids) < NEAREST:
         return "near", f"{worst:.3g}"
     most = CHUNKED_TOLERANCE if isinstance(pair, NativePair) else TOLERANCE
     if most <= worst < STEEPEST and float((theirs - pair.exact(ids)).abs().max() / largest) > worst / 4:
         return "steep", f"{worst:.3g}"
     return ("ok" if worst < most else "wrong"), f"{worst:.3g}"
-
-
-def on_all(folder: Path, precision: Precision, ids: Ids, draw: random.Random) -> tuple[Logits, str]:
-    """Logits of plain C in one step on one thread, and the first way of computing them that gave other bits ("": none)."""
-    plain = Loader(folder, precision, "scalar")
-    layers = len(read_program(folder).layers)
-    want = plain.cut(0, layers).run(ids, [len(ids)])
-    for back_end in library.supported():
-        edges = sorted({0, draw.randint(0, layers), layers})
-        sizes = pieces_of(len(ids), draw)
-        threads = draw.choice([1, 2, 4])
-        got = Loader(folder, precision, back_end).cut(*edges).on(threads).run(ids, sizes)
-        if not np.array_equal(got, want):
-            return want, f"{back_end}, cut at {edges}, steps of {sizes} rows, {threads} threads"
-    return want, ""
-
-
-def pieces_of(total: int, draw: random.Random) -> list[int]:
-    """`total` as a sum of random pieces."""
-    sizes: list[int] = []
-    while left := total - sum(sizes):
-        sizes.append(min(left, draw.choice([1, 2, 3, 5, 9, 17, 40])))
-    return sizes
 
 
 def main() -> int:
