@@ -92,8 +92,8 @@ MUTATIONS: Final = (
     Mutation(
         "a request's rules do not reach the route",
         "origin/routes.py",
-        "replace(self.terms(num_tokens, rules), current=current)",
-        "replace(self.terms(num_tokens, Rules()), current=current)",
+        "replace(self.terms(num_tokens, rules), current=current,",
+        "replace(self.terms(num_tokens, Rules()), current=current,",
         ("member/test_rules.py",),
     ),
     Mutation(
@@ -148,7 +148,7 @@ MUTATIONS: Final = (
     Mutation(
         "a lease grows beyond what is free",
         "worker/leases.py",
-        "min(positions - leased, self._left(tokens, 0))",
+        "min(positions - leased, tokens - self._num_positions, free)",
         "positions - leased",
         ("worker/test_extend.py::test_a_lease_grows_as_far_as_there_is_room",),
     ),
