@@ -166,7 +166,7 @@ def test_failures_and_refusals_have_their_code(folder: Path) -> None:
     async def main(scene: Observed) -> None:
         for index in range(3):
             scene.swarm.origin.routes.evict(scene.node(index))
-        with pytest.raises(Exception, match="no node holds"):
+        with pytest.raises(Exception, match="no node that is not evicted holds"):
             await scene.answer()
         assert value(scene.metrics, "requests_total", outcome="shard_unavailable") == 1
 

@@ -82,8 +82,9 @@ def test_inspect_and_plan_tell_bytes_and_speed_of_a_gguf_file_at_each_precision(
     assert facts["stored"]["Q4_1"] * 0.99 < totals["w4"] < facts["stored"]["Q4_1"] * 1.1
     assert facts["tokens_per_s"]["w4"] == facts["tokens_per_s"]["w8"] > facts["tokens_per_s"]["bf16"]
     planned = CliRunner().invoke(cli, ["plan", str(file), "--json"], catch_exceptions=False)
-    told = {each["precision"]: each for each in json.loads(planned.stdout)["precisions"]}
-    assert {name: round(each["tokens_per_s"], 2) for name, each in told.items()} == facts["tokens_per_s"]
+    told = {each["precision"]: each["tokens_per_s"] for each in json.loads(planned.stdout)["precisions"]}
+    scaled = {name: facts["tokens_per_s"][name] * told["bf16"] / facts["tokens_per_s"]["bf16"] for name in told}
+    assert told == pytest.approx(scaled, rel=1e-3)  # plan has measured the model at one precision, inspect at none
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
