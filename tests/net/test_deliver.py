@@ -7,7 +7,7 @@ import pytest
 
 from manyhands.core import MAX_STEP_IDS
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.inbox import ID_BYTES, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Inbox, held_bytes
+from manyhands.net.inbox import ID_BYTES, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Inbox
 from manyhands.net.link import FramedLink, Handshake
 from manyhands.net.shares import Shares
 from manyhands.net.transport import Link
@@ -68,7 +68,7 @@ def test_ids_that_wait_are_counted() -> None:
     waiting = 0
     while not inbox.is_full:
         message = Step(SESSION, 1, 0, 0, len(ids), 0, 0, "hidden", ids, None)
-        inbox.put(message, held_bytes(message, 0))
+        inbox.put(message, 0)
         waiting += 1
     assert waiting == -(-MAX_QUEUED_BYTES // (ID_BYTES * len(ids))) < MAX_QUEUED_MESSAGES
 

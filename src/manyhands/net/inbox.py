@@ -21,8 +21,7 @@ class Inbox:
     """Messages in order, handed to at most one taker at a time, which is called where they are put."""
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[Message, int]] = deque()
-        self.num_bytes = 0  # of memory for what waits
+        self.waiting: deque[tuple[Message, int]] = deque()  # and bytes of their frames
         self._end: str | None = None
         self._take: Take | None = None
         self._ended: asyncio.Future[Exception] | None = None  # done, also by cancelling: `_take` gets nothing more
@@ -30,12 +29,17 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        return len(self._queue) >= MAX_QUEUED_MESSAGES or self.num_bytes >= MAX_QUEUED_BYTES
+        waiting = self.waiting
+        return bool(waiting) and (len(waiting) >= MAX_QUEUED_MESSAGES or self.num_bytes >= MAX_QUEUED_BYTES)
 
-    def put(self, message: Message, num_bytes: int) -> None:
-        """Keep a message, of so many bytes of memory (held_bytes), until hand_on."""
-        self._queue.append((message, num_bytes))
-        self.num_bytes += num_bytes
+    @property
+    def num_bytes(self) -> int:
+        """Of memory for what waits."""
+        return sum(_held_bytes(*one) for one in self.waiting)
+
+    def put(self, message: Message, frame_bytes: int) -> None:
+        """Keep a message, whose frame had so many bytes, until hand_on."""
+        self.waiting.append((message, frame_bytes))
 
     def hand_to(self, take: Take) -> "asyncio.Future[Exception]":
         """Let `take` have what waits and comes, at each `hand_on`, until the future is done: cancelled, or why it ended.
@@ -65,18 +69,16 @@ class Inbox:
         if self._ended is not ended:  # `take` ended its own delivery, and another began
             return self.hand_on(is_over)
         if not ended.done():
-            return bool(self._queue)
+            return bool(self.waiting)
         self._take = self._ended = None  # they lead to whom this belongs: what is over is freed at once
         return False
 
     def _hand_on(self, take: Take, ended: "asyncio.Future[Exception]", is_over: Callable[[], bool]) -> Exception | None:
         """Why no more is to be handed on, if so. (A frame of its own: an error's traceback must not lead to the error.)"""
         try:
-            while self._queue and not ended.done():
-                message, num_bytes = self._queue.popleft()
-                self.num_bytes -= num_bytes
-                take(message)
-                if self._queue and is_over():
+            while self.waiting and not ended.done():
+                take(self.waiting.popleft()[0])
+                if self.waiting and is_over():
                     return None
             return LinkClosed(self._end) if self._end is not None else None
         except Exception as error:
@@ -86,11 +88,10 @@ class Inbox:
         """No more will arrive; the next `hand_on` ends the taker. `drop`: what arrived is discarded. The first call counts."""
         self._end = self._end or reason
         if drop:
-            self._queue.clear()
-            self.num_bytes = 0
+            self.waiting.clear()
 
 
-def held_bytes(message: Message, frame_bytes: int) -> int:
+def _held_bytes(message: Message, frame_bytes: int) -> int:
     """Bytes of memory that a message holds while it waits; `frame_bytes` were its frame's."""
     match message:
         case Step():

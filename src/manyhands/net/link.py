@@ -13,7 +13,7 @@ from typing import NoReturn, cast
 
 from manyhands.core import EdgeHealth, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.inbox import Inbox, held_bytes
+from manyhands.net.inbox import Inbox
 from manyhands.net.kernel import acknowledged, local_host
 from manyhands.net.liveness import LinkEvidence
 from manyhands.net.pings import ANSWERED, PER_S, PingBudget
@@ -145,11 +145,9 @@ class FramedLink(asyncio.BufferedProtocol):
         return LinkEvidence(*seen, host)
 
     def num_received(self) -> int:
-        """Bytes of memory for the frame under way and for what was not taken yet."""
         return self._reader.num_open + self._inbox.num_bytes
 
     def num_unsent(self) -> int:
-        """Bytes that wait to be sent."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def answer_pings_with(self, pong: PongRoute) -> None:
@@ -236,7 +234,7 @@ class FramedLink(asyncio.BufferedProtocol):
             if isinstance(message, OWN):
                 own.append(message)
             else:
-                self._inbox.put(message, held_bytes(message, frame_bytes))
+                self._inbox.put(message, frame_bytes)
         if own and not self._budget.take(len(own), self._handshake.clock()):
             logger.warning("peer=%s lane=%s floods with pings", self._peer, self._reader.lane)
             self.abort(f"the peer sent more than {PER_S:g} pings a second")
@@ -268,7 +266,8 @@ class FramedLink(asyncio.BufferedProtocol):
             turn.later(self._go_on)
         if self._is_reading == self._inbox.is_full:
             self._pace()
-        self._note_received()
+        if self._num_noted or self._reader.num_open or self._inbox.waiting:
+            self._note_received()
 
     def _note_received(self) -> None:
         """Tell all links' budget what this one holds."""

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
-from manyhands.net.inbox import Inbox, held_bytes
+from manyhands.net.inbox import Inbox
 from manyhands.net.link import CLOSE_S
 from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import Link, Transport, check_lane, note_rtt
@@ -228,7 +228,7 @@ class WanLink(WrappedLink):
         self._inbox.hand_on()
 
     def _leave(self, message: Message) -> None:
-        self._inbox.put(message, held_bytes(message, wire_size(message)))
+        self._inbox.put(message, wire_size(message))
         self._inbox.hand_on()
 
     async def _until(self, due: float) -> None:

@@ -169,6 +169,7 @@ class FrameReader:
         self._body = _NOTHING
         self._num_body = 0
         self._error: str | None = None
+        self.num_open = 0  # bytes of the body that is being read, those that have not come yet too
         self.num_read = 0  # bytes of the frames that the last read completed
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -190,15 +191,10 @@ class FrameReader:
             self.end(str(exc))
             raise
 
-    @property
-    def num_open(self) -> int:
-        """Bytes of the body that is being read, those that have not come yet too."""
-        return len(self._body)
-
     def end(self, reason: str) -> None:
         """Free the body that is being read; `buffer_updated` raises ProtocolError from now on. The first call counts."""
         self._error = self._error or reason
-        self._open, self._body, self._num_scratch = None, _NOTHING, 0
+        self._open, self._body, self.num_open, self._num_scratch = None, _NOTHING, 0, 0
 
     def _continue_body(self, num_bytes: int) -> list[Message]:
         assert self._open is not None
@@ -206,7 +202,7 @@ class FrameReader:
         if self._num_body < len(self._body):
             return []
         header, body = self._open, self._body
-        self._open, self._body = None, _NOTHING
+        self._open, self._body, self.num_open = None, _NOTHING, 0
         self.num_read = HEADER_BYTES + len(body)
         shape = self._check(header)
         return [self._decode(header, body) if shape is None else _decode_step(header, shape, body)]
@@ -221,6 +217,7 @@ class FrameReader:
             stop = start + header[LENGTH]
             if stop > end:
                 self._open, self._body, self._num_body = header, _untouched(header[LENGTH]), end - start
+                self.num_open = header[LENGTH]
                 self._body[: end - start] = scratch[start:end]
                 start = end
                 break
