@@ -286,6 +286,7 @@ const checks = {
     await tab("Skip to content");
     for (const name of ["manyhands", "Chat", "Swarm", "Add a machine", "Plan", "Jobs"]) await tab(name);
     await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.activeElement.id === "main"); // a panel that is opened takes the focus
     await page.waitForSelector("tbody tr");
     await tab("Details of the request");
     await page.keyboard.press("Enter");
