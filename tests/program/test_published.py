@@ -309,8 +309,9 @@ SPOKEN: dict[str, dict[str, Any]] = {
 }
 
 
-# Whole configs as they are on the hub, with the billions of parameters that it says of them (without layers that only guess;
-# of multimodal models those of the text part, as transformers counts them).
+# Whole configs as they are on the hub (but those of Gemma 4 E2B and E4B, put together from public code), with the billions
+# of parameters that it says of them (without layers that only guess; of multimodal models those of the text part, as
+# transformers counts them).
 WHOLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("published.json").read_text())
 
 
