@@ -1,20 +1,23 @@
 """What all links of a transport hold is bounded, and an honest one keeps its link while others take all they can."""
 
 import asyncio
+import dataclasses
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from manyhands.core import NodeId
+from manyhands.core import MAX_BIASES, NodeId
 from manyhands.errors import LinkClosed
 from manyhands.net.inbox import JSON_BYTES
 from manyhands.net.link import FramedLink, Handshake
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
 from manyhands.net.shares import RECEIVED_BYTES, Budget, Shares
 from manyhands.net.unread import MUCH_UNSENT
+from manyhands.wire import control
 from manyhands.wire.frame import encode
 from manyhands.wire.header import HEADER_BYTES, MAX_STEP_BODY
-from manyhands.wire.message import Lane, Message, Step
+from manyhands.wire.message import Lane, Message, Open, Step
 from tests.net.links import ANYWHERE, A, B, receive, says, step, until
 from tests.net.test_link import Slow
 from tests.wire.messages import CONTROL, hello
@@ -36,6 +39,23 @@ class Holder:
 
     def abort(self, reason: str) -> None:
         raise AssertionError("note does not close")
+
+
+def test_json_takes_no_more_memory_than_is_counted() -> None:
+    """Of all frames an Open with as many biases as it may have takes the most for its bytes."""
+    usual = next(message for message in CONTROL if isinstance(message, Open) and message.sampling is not None)
+    assert usual.sampling is not None
+    biases = tuple((1000 + number, 1.0) for number in range(MAX_BIASES))
+    body = control.encode(
+        dataclasses.replace(usual, sampling=dataclasses.replace(usual.sampling, logit_bias=biases))
+    ).replace(b"1.0]", b"9]")
+    control.decode(Open, body)
+    tracemalloc.start()
+    kept = control.decode(Open, body)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept.sampling is not None and len(kept.sampling.logit_bias) == MAX_BIASES
+    assert JSON_BYTES / 2 < taken / (len(body) + HEADER_BYTES) <= JSON_BYTES
 
 
 def budget(limit: int) -> Budget:

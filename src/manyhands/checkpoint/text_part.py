@@ -42,9 +42,8 @@ _OF_IMAGES: Final = frozenset(
     process_image_mode projector_hidden_size video_token_index vision_feature_select_strategy
     """.split()
 )
-_NGRAM_END: Final = (
-    "ngram_eos_token_id"  # told to the recipe of qwen4_exp from here alone: transformers reads no such field
-)
+# Told to the recipe of qwen4_exp from here alone: transformers reads no such field.
+_NGRAM_END: Final = "ngram_eos_token_id"
 _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")

@@ -22,7 +22,6 @@ class FileTable:
         found, _ = find(weight, read)
         self._stored = found if found.order is None else as_numbers(found)
         self._precision, self._back_end = precision, back_end
-        self._num_rows = weight.outputs
         self._file = _mapping_of(self._stored.array)
         self._is_settled = False
 
@@ -30,7 +29,8 @@ class FileTable:
         """The rows of `ids`, as the table held at this precision has them; row 0 for ids that it lacks. Raises ModelError."""
         if self._file is not None:
             self._settle(self._file)
-        chosen = np.array([number if number < self._num_rows else 0 for number in ids], np.int64)
+        num_rows = len(self._stored.array)
+        chosen = np.array([number if number < num_rows else 0 for number in ids], np.int64)
         return rows_held(self._stored, chosen, self._precision, self._back_end)
 
     def _settle(self, file: mmap.mmap) -> None:

@@ -18,9 +18,8 @@ class Unread:
     """What waits for one peer, looked at with each write."""
 
     def __init__(self) -> None:
-        self._much_since: tuple[float, int] | None = (
-            None  # since when more than MUCH_UNSENT waits, and bytes read by then
-        )
+        # Since when more than MUCH_UNSENT waits, and bytes read by then.
+        self._much_since: tuple[float, int] | None = None
 
     def judge(self, lane: Lane, num_unsent: int, num_read: int, now: float) -> str | None:
         """Why the link has to be closed, if more waits than a peer that reads would leave.
