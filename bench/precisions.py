@@ -9,6 +9,7 @@ Run: python -m bench.precisions [--shape 0.5b|1.1b] [--reps N]
 import argparse
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.core import Precision, Span
 from manyhands.engine.span import EndsRunner, Piece, SpanRunner
-from manyhands.place.kernels import measure_kernels, predict
+from manyhands.place.kernels import Kernels, measure_kernels, predict
 from manyhands.place.measure import ORIGIN_OVERHEAD_S
 from manyhands.worker.runner import load_ends, load_span
 
@@ -41,9 +42,11 @@ def tokens_per_s(span: SpanRunner, ends: EndsRunner) -> float:
 def predicted(folder: Path, precision: Precision) -> float:
     """Nothing is remembered."""
     config, entries = parse_config(read_config(folder)), read_entries(folder)
-    return predict(config, entries, lambda types: [measure_kernels(1, types, time.process_time)])[
-        precision
-    ].tokens_per_s
+
+    def measured(types: Collection[str]) -> list[Kernels]:
+        return [measure_kernels(1, types, time.process_time)]
+
+    return predict(config, entries, measured, ORIGIN_OVERHEAD_S)[precision].tokens_per_s
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.place import kernels
 from manyhands.place.kernels import Kernels, measure_kernels, measured_kernels, predict_here
-from manyhands.place.measure import MAX_AGE_S, ORIGIN_OVERHEAD_S
+from manyhands.place.measure import MAX_AGE_S, Overheads, measured_overheads
 from manyhands.resources import num_cores
 from manyhands.testing.tiny import make_tiny
 from tests.quantised_cases import CASES
@@ -47,8 +48,18 @@ def test_each_precision_takes_its_bytes(tmp_path: Path, home: Path, asked: list[
     rows = -(-264 // 16) * 16 * 256  # panels of 16 outputs
     assert matrices + head <= found["bf16"][0] / 2 <= matrices + rows
     assert found["w4"][0] == pytest.approx(matrices * 4.5 / 8 + rows * 8.5 / 8, rel=0.1)
+    beside_s = Overheads().hop_s + Overheads().origin_s
     for size, speed in found.values():
-        assert 1 / speed == pytest.approx(size * 1e-6 / num_cores() + 15 * 1e-3 + ORIGIN_OVERHEAD_S)
+        assert 1 / speed == pytest.approx(size * 1e-6 / num_cores() + 15 * 1e-3 + beside_s)
+
+
+def test_overheads_count_as_they_were_rehearsed(tmp_path: Path, home: Path, asked: list[set[str]]) -> None:
+    """So that `model inspect` says what `plan` does."""
+    folder = make_tiny("llama", tmp_path / "llama", layers=2)
+    usual = predicted(folder, home)["bf16"][1]
+    measured_overheads(home, time.time(), lambda: Overheads(hop_s=0.5, origin_s=0.25))
+    rehearsed = predicted(folder, home)["bf16"][1]
+    assert 1 / rehearsed - 1 / usual == pytest.approx(0.75 - Overheads().hop_s - Overheads().origin_s)
 
 
 def test_experts_count_as_they_are_routed_to(tmp_path: Path, home: Path, asked: list[set[str]]) -> None:

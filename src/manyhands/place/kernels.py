@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.core import PRECISIONS, Precision, weight_precision
-from manyhands.place.measure import MAX_AGE_S, ORIGIN_OVERHEAD_S, read_measured
+from manyhands.place.measure import MAX_AGE_S, Overheads, measured_overheads, read_measured
 from manyhands.resources import num_cores
 
 if TYPE_CHECKING:
@@ -52,11 +52,12 @@ def predict(
     config: Mapping[str, Any],
     tensors: "Sequence[Described]",
     kernels_of: "Callable[[Collection[str]], Sequence[Kernels]]",
+    overhead_s: float,
 ) -> dict[Precision, Predicted]:
     """For each precision in which the native engine computes this model; empty where it has no Program.
 
     tensors: those of the model, as they are stored. kernels_of: what is measured of types of weights, for some numbers of
-    threads; the fastest counts.
+    threads; the fastest counts. overhead_s: what a token takes beside its products.
     """
     from manyhands.checkpoint.quantised import folded
     from manyhands.engine.compile import ROW_TYPES
@@ -69,7 +70,7 @@ def predict(
         return {}
     sizes = {each: _read_bytes(program, stored, each) for each in PRECISIONS if each in ROW_TYPES}
     kernels = kernels_of({name for read in sizes.values() for name, _ in read})
-    return {precision: _predicted(precision, read, kernels) for precision, read in sizes.items()}
+    return {precision: _predicted(precision, read, kernels, overhead_s) for precision, read in sizes.items()}
 
 
 def as_measured(
@@ -81,9 +82,11 @@ def as_measured(
     return {name: replace(each, tokens_per_s=factor * each.tokens_per_s) for name, each in predicted.items()}
 
 
-def _predicted(precision: Precision, read: Sequence[tuple[str, int]], kernels: Sequence[Kernels]) -> Predicted:
+def _predicted(
+    precision: Precision, read: Sequence[tuple[str, int]], kernels: Sequence[Kernels], overhead_s: float
+) -> Predicted:
     each = (sum(of.byte_s[name] * size + of.product_s for name, size in read) for of in kernels)
-    return Predicted(precision, sum(size for _, size in read), 1 / (min(each) + ORIGIN_OVERHEAD_S))
+    return Predicted(precision, sum(size for _, size in read), 1 / (min(each) + overhead_s))
 
 
 def _read_bytes(program: "Program", stored: Mapping[str, str], precision: Precision) -> list[tuple[str, int]]:
@@ -124,8 +127,11 @@ def _packed(weight: "Weight", stored: Mapping[str, str], precision: Precision) -
 
 
 def predict_here(config: Mapping[str, Any], tensors: "Sequence[Described]", home: Path) -> dict[Precision, Predicted]:
-    """By what is measured of this machine."""
-    return predict(config, tensors, lambda types: measured_kernels(types, home, time.time()))
+    """By what is measured of this machine; what a hop and the origin add counts as the last rehearsal found it, if there was
+    one of late (cli/rehearsal.py)."""
+    overheads = measured_overheads(home, time.time(), Overheads)
+    overhead_s = overheads.hop_s + overheads.origin_s
+    return predict(config, tensors, lambda types: measured_kernels(types, home, time.time()), overhead_s)
 
 
 def measured_kernels(types: Collection[str], home: Path, now_s: float) -> tuple[Kernels, ...]:

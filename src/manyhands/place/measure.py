@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 # Of layers loaded to measure: more than any cache holds, so that weights come from memory as they do in earnest.
 SAMPLE_BYTES: Final = 512_000_000
-ORIGIN_OVERHEAD_S: Final = 0.0014  # where it was not rehearsed; of a Xeon of 2.1 GHz
+# Where it was not rehearsed: of bench/hop.py `path_ms` less `hop_ms`, 0.2 to 0.4 on the makes of bench/results.
+ORIGIN_OVERHEAD_S: Final = 0.0004
 MAX_AGE_S: Final = 86400.0
 MAX_BYTES: Final = 16 << 20  # of what was measured before
 ROWS: Final = 256  # RequestConfig.prefill_chunk
@@ -83,7 +84,7 @@ def this_machine(
 ) -> Machine:
     """This machine as the origin and a host of `model`; `memory_bytes`: default what is available. Raises ModelError.
 
-    `rehearse` measures the overheads; default: those of a Xeon of 2.1 GHz.
+    `rehearse` measures the overheads; default: the usual ones.
     """
     now_s = time.time()
     room = available_memory() if memory_bytes is None else memory_bytes

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from manyhands.core import SpanLoad
 from manyhands.errors import BadRequest
 
-# What a hop adds to a step beyond its layers: framing, TLS, two wake-ups of an event loop, two of a thread. 0.92 ms in the
-# median of 9 runs on loopback (hop_ms in bench/results/hop-avx2-amd25.json).
+# What a hop adds to a step beyond its layers, where it was not measured: framing, TLS, wake-ups of an event loop and a thread.
+# On loopback 0.2 ms with a model that caches hold (bench/hop.py); 0.25 to 1.5 ms with one of 0.5B (bench/split.py), whose
+# weights drive code and data of all else out of them.
 HOP_OVERHEAD_S = 0.0009
 
 
