@@ -1,5 +1,6 @@
 """manyhands stop and the run file: a signal goes to the node that wrote the file, and to no other process."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from manyhands.cli import app
 from manyhands.cli.runfile import run_file, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
 from manyhands.member.process import start_ticks
-from tests.waiting import GUARD_S
+from tests.waiting import GUARD_S, until
 
 SLEEPER = """
 import signal
@@ -48,8 +49,13 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         child.kill()
 
 
+def stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat, from the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return int(stat(pid)[19])
 
 
 def test_a_node_is_told_to_leave(process: subprocess.Popen[bytes]) -> None:
@@ -76,6 +82,25 @@ def test_one_that_has_left_is_gone() -> None:
         assert child.stdout and child.stdout.readline()
         path.write_text(f"{child.pid} {ticks(child.pid)}")
         assert CliRunner().invoke(app, ["stop", "desk"]).stdout == "desk has left\n"
+        assert start_ticks(child.pid) is None
+
+
+WITHOUT_MAIN_THREAD = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=[60]).start()
+print(flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit, of the calling thread alone
+"""
+
+
+def test_one_of_which_threads_are_left_is_not_gone() -> None:
+    """As of a killed node on a busy machine: its main thread was a zombie, and others of its threads still held the key."""
+    with subprocess.Popen([sys.executable, "-c", WITHOUT_MAIN_THREAD], stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline()
+        asyncio.run(until(lambda: stat(child.pid)[0] == "Z"))
+        assert start_ticks(child.pid) == ticks(child.pid)
+        child.kill()
+        asyncio.run(until(lambda: len(os.listdir(f"/proc/{child.pid}/task")) == 1))  # nothing has reaped it
         assert start_ticks(child.pid) is None
 
 

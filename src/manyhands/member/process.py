@@ -7,12 +7,15 @@ SLACK_S = 2.0  # between the kernel's clock of process starts and the file syste
 
 
 def start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Clock ticks from boot to a process's start; None if it is gone, a zombie, or the kernel does not tell (proc(5))."""
+    """Clock ticks from boot to a process's start; None if it is gone, a zombie, or the kernel does not tell (proc(5)).
+
+    One that was killed is no zombie yet while threads of it are left: they hold its files, and so its locks.
+    """
     try:
-        fields = (
-            (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        )  # the name may hold anything
-        return None if fields[0] in "ZX" else int(fields[19])  # fields 3 and 22
+        stat = (proc / str(pid) / "stat").read_text(errors="replace")
+        fields = stat.rpartition(")")[2].split()  # the name may hold anything
+        is_over = fields[0] in "ZX" and len(os.listdir(proc / str(pid) / "task")) == 1  # the main thread's alone
+        return None if is_over else int(fields[19])  # fields 3 and 22
     except (OSError, ValueError, IndexError):
         return None
 
