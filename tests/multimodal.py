@@ -129,6 +129,20 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _GROWING},
         {**_TOWER, "model_type": "pixtral"},
     ),
+    "cohere_compass": (
+        "cohere_compass",
+        {
+            "model_type": "cohere_compass_text",
+            "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+            "logit_scale": 0.5,
+            "rope_parameters": {
+                "full_attention": None,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [4, 2, 2]},
+            },
+            "sliding_window": WINDOW,
+        },
+        {**_QWEN_TOWER, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    ),
     "glm4v": (
         "glm4v",
         {

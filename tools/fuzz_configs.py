@@ -210,6 +210,15 @@ OWN: dict[str, Options] = {
         "num_experts_per_tok": [1, 4],
         "sliding_window": [1, 20],
     },
+    "cohere_compass_text": {
+        "attention_bias": _BOOL,
+        "logit_scale": [None, 0.1, 2.0],
+        "rope_parameters": [
+            {"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+            {"full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, "sliding_attention": None},
+        ],
+        "sliding_window": [3, 50],
+    },
     "cohere2": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0], "sliding_window": [3, 50]},
     "granite": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "logits_scaling": [0.5, 8.0]},
     "bamba": {
@@ -464,6 +473,33 @@ OWN: dict[str, Options] = {
         "zero_expert_num": [0, 3, 30],
     },
     "lfm2": {"conv_bias": _BOOL, "conv_L_cache": [1, 3, 6], "block_auto_adjust_ff_dim": _BOOL},
+    "beam": {
+        "attention_bias": _BOOL,
+        "final_logit_softcapping": [None, 5.0],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 4],
+        "rope_parameters": [
+            {"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+            {"full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, "sliding_attention": None},
+        ],
+        "routed_scaling_factor": [0.3, 2.5],
+        "sliding_window": [1, 9],
+    },
+    "flint": {
+        "attention_bias": _BOOL,
+        "decoder_sparse_step": [1, 2],
+        "mlp_only_layers": [[], [0, 3]],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 4],
+        "shared_expert_intermediate_size": [1, 40],
+        "sliding_window": [1, 9],
+    },
+    "kolibri1": {
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 4],
+        "shared_expert_intermediate_size": [1, 40],
+        "sliding_window": [1, 9],
+    },
     "laguna": {
         "attention_bias": _BOOL,
         "gating": [True, "per-head", "per-element"],
@@ -559,7 +595,9 @@ _ONE_TABLE = (
     "seed_oss",
     "afmoe",
     "exaone_moe",
+    "flint",
     "hy_v3",
+    "kolibri1",
     "solar_open",
     "cohere",
     "cohere2_moe",
@@ -600,8 +638,11 @@ _FREE_HEADS = (
     "ministral",
     "seed_oss",
     "afmoe",
+    "beam",
     "exaone_moe",
+    "flint",
     "hy_v3",
+    "kolibri1",
     "solar_open",
     "cohere2_moe",
     "cwm",
@@ -675,7 +716,9 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"head_dim": 64, "partial_rotary_factor": 0.25, "moe_intermediate_size": out["intermediate_size"]}
         out["num_attention_heads"] = draw.choice([2, 4, 8])
         out["rope_parameters"] = scaling(draw, 16)
-    if family in ("axk2", "hy_v4"):
+    if family in ("beam", "cohere_compass_text", "flint", "kolibri1"):
+        out["layer_types"] = draw.choices(TYPES, k=out["layers"])
+    if family in ("axk2", "beam", "hy_v4"):
         out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
     if family == "bailing_hybrid":
         kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])

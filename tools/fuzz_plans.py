@@ -146,7 +146,7 @@ def operation(integer: Integer, whole: Shape) -> Op:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)
             top = min(max(1, w[1] // 2), MOST_CHOSEN)
             vectors = maybe(integer, w[0] + odd), maybe(integer, w[0])
-            score = integer(0, 3 + odd)
+            score = integer(0, 4 + odd)
             normalises = integer(0, 1) * (score != 2 or odd)
             table = np.resize(np.arange(w[0] + odd, dtype=np.int32), (integer(1, 300), top)) if integer(0, 1) else None
             named = 0 if odd and integer(0, 1) else top
@@ -204,7 +204,8 @@ def operation(integer: Integer, whole: Shape) -> Op:
             shape = (*r[:4], heads, integer(1 - odd, 90), rate(integer), whole.chosen if integer(0, 2) else 0)
             return kind, shape, (0.1,), (maybe(integer, heads + odd),)
         case library.SCALE:
-            return kind, (r[0], integer(1 - odd, 9), integer(0, 1 + odd)), (float(integer(-odd, 3)),), ()
+            shape = (r[0], integer(1 - odd, 9), integer(0, 1 + odd), integer(0, 1 + odd))
+            return kind, shape, (float(integer(-odd, 3 + 2 * odd)),), ()
         case library.XIELU:
             return kind, (r[0],), (), (reals(integer(1, 99), 4 + odd),)
         case library.COPY:

@@ -243,6 +243,9 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.XIELU, (0,), (), ()),
     (library.XIELU, (0,), (), (np.zeros(3, np.float32),)),
     (library.SCALE, (0, 8, 2), (0.1,), ()),
+    (library.SCALE, (0, 8, 1, 2), (0.1,), ()),
+    (library.SCALE, (0, 8, 1, 1), (4.1,), ()),
+    (library.SCALE, (0, 8, 1, 1), (math.nan,), ()),
     (library.MIX, (0, -1, 64, 20, 1, 1, 0, 0), (0.0,), ()),
     (library.MIX, (0, -2, 1, 20, 1, 1, 0, 0), (0.0,), ()),
     (library.MIX, (0, 64, 1, 20, 1, 1, 0, 0), (0.0,), ()),
@@ -263,7 +266,7 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.DELTA, (1, 1, 2, 2, 2, 3, 1, 1, 96, 48, 4), (), ()),
     (library.DELTA, (1, 1, 2, 2, 2, 3, 2, 1, 48, 24, DELTA_SCAN), (), (None, np.zeros(48 * 24, np.float32))),
     (library.MULTIPLY, (0, 0, 0), (), (np.zeros(39, np.float32),)),
-    (library.ROUTE, (0, 5, 40, 20, 4, 0, 1, 1), (1.0, 0.0), ()),
+    (library.ROUTE, (0, 5, 40, 20, 5, 0, 1, 1), (1.0, 0.0), ()),
     (library.ROUTE, (0, 5, 40, 20, 2, 1, 1, 1), (1.0, 0.0), ()),
 ]
 

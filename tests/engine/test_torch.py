@@ -482,6 +482,54 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "solar_open",
         {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False, **rope("yarn", **YARN)},
     ),
+    "cohere_compass_text, sections, fields that stayed behind, biases": (
+        "cohere_compass_text",
+        {
+            "attention_bias": True,
+            "layer_types": ["full_attention"] * 4,
+            "logit_scale": None,
+            "pooling": "eos",
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 3, 3]},
+                "rope_theta": 777.0,
+                "rope_type": "default",
+            },
+        },
+    ),
+    "flint, biases, no list of dense layers, yarn": (
+        "flint",
+        {
+            "attention_bias": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [],
+            "norm_topk_prob": False,
+            "shared_expert_intermediate_size": 24,
+            "num_key_value_heads": 1,
+            **rope("yarn", **YARN),
+        },
+    ),
+    "kolibri1, no layer with a window, normalised": (
+        "kolibri1",
+        {"layer_types": ["full_attention"] * 4, "norm_topk_prob": True, "hidden_act": "gelu"},
+    ),
+    "beam, other types turn, biases, one group, no soft cap": (
+        "beam",
+        {
+            "attention_bias": True,
+            "final_logit_softcapping": None,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+            "n_group": 1,
+            "norm_topk_prob": False,
+            "num_attention_heads": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, **YARN},
+                "sliding_attention": None,
+            },
+            "routed_scaling_factor": 0.7,
+        },
+    ),
     "laguna, a gate for each column, yarn, biases": (
         "laguna",
         {

@@ -342,6 +342,7 @@ def billions(program: Program) -> float:
     ("family", "published"),
     [
         ("axk1", 519),  # A.X-K1
+        ("beam", 501),  # Beam-1.0-501B-A23B
         ("bailing_hybrid", 124),  # Ling-3.0-flash
         ("deepseek_v4", 284),  # DeepSeek-V4-Flash
         ("gemma3n_text", 6.87),  # the text part of gemma-3n-E4B, with keys of layers that share those of others
@@ -672,6 +673,28 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("lfm2", "block_ffn_dim_multiplier", 1e-9),
         ("lfm2", "tie_embedding", False),
         ("lfm2", "use_pos_enc", False),
+        ("beam", "layer_types", ["chunked_attention"] * 3),
+        ("beam", "n_group", 3),
+        ("beam", "num_key_value_heads", 3),
+        ("beam", "rope_parameters", {"sliding_attention": None}),
+        ("beam", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
+        ("beam", "rope_theta", 1e4),
+        ("beam", "scoring_func", "softmax"),
+        ("beam", "sliding_window", 0),
+        ("cohere_compass_text", "layer_types", ["chunked_attention"] * 3),
+        ("cohere_compass_text", "rope_parameters", {}),
+        ("cohere_compass_text", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
+        ("cohere_compass_text", "rope_parameters", {"full_attention": None}),
+        ("flint", "layer_types", ["sliding_attention"]),
+        ("flint", "num_local_experts", 7),
+        ("flint", "shared_expert_intermediate_size", 0),
+        ("flint", "sliding_window", 0),
+        ("flint", "use_sliding_window", True),
+        ("kolibri1", "attention_bias", True),
+        ("kolibri1", "num_experts", 7),
+        ("kolibri1", "num_experts_per_tok", 9),
+        ("kolibri1", "mlp_only_layers", [0]),
+        ("kolibri1", "sliding_window", None),
         ("laguna", "decoder_sparse_step", 2),
         ("laguna", "gating", False),
         ("laguna", "gating", "per-layer"),
@@ -1049,8 +1072,8 @@ def test_decays_without_end_are_refused_before_they_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", sorted(FAMILIES.keys() - {"jamba", "kimi_linear", "nemotron_h"})
-)  # which have no positions
+    "family", sorted(FAMILIES.keys() - {"beam", "cohere_compass_text", "jamba", "kimi_linear", "nemotron_h"})
+)  # the first two name none outside of their tables, the others have no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:
     config = tiny(family)
     del config["rope_parameters"]

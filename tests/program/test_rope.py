@@ -189,6 +189,8 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 # Where a family has a base frequency of another name or tables by type of layer: one line says so.
 REFUSED = {
+    "beam": set(PLACES) - {"nowhere"},
+    "cohere_compass_text": set(PLACES),
     "gpt_neox": {"beside", "old", "in both"},
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma3n_text": {"without a base", "new", "in both"},

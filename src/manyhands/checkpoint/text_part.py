@@ -64,6 +64,7 @@ class _Part:
 
 
 _PARTS: Final[Mapping[str, _Part]] = {
+    "cohere_compass": _Part(defaults={"model_type": "cohere_compass_text"}),
     "gemma3": _Part(defaults=_GEMMA3),
     "gemma3n": _Part(defaults={"model_type": "gemma3n_text"}),
     "gemma4": _Part(),

@@ -49,7 +49,7 @@ def _(op: Multiply, to: Emitter) -> None:
 
 @add_row.register
 def _(op: ScaleByPosition, to: Emitter) -> None:
-    to.emit(library.SCALE, (to.source(op.target), op.length, op.offset), (op.beta,))
+    to.emit(library.SCALE, (to.source(op.target), op.length, op.offset, int(op.is_power)), (op.beta,))
 
 
 @add_row.register

@@ -63,6 +63,26 @@ def mixers(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def logits(machine: BackEnd) -> bytes:
+    """Experts ranked by logits with a correction, and without, whose weights are sigmoids; in groups too."""
+    found = []
+    for count, top_k, groups, normalise in ((16, 2, 1, 1), (40, 3, 5, 0), (9, 9, 1, 1)):
+        for correction in (reals(31, count, around=0), None):
+            shape = (0, 1, count, top_k, 4, normalise, groups, min(2, groups))
+            ops: list[Op] = [(library.ROUTE, shape, (1.5, 1e-20), (correction,))]
+            found.append(machine.run(reals(20, 64, count, around=2), "f32", [2 * top_k], ops, 1).tobytes())
+    return b"".join(found)
+
+
+def powers(machine: BackEnd) -> bytes:
+    """Rows times powers of their positions."""
+    found = []
+    for beta, length in ((0.1, 2048), (0.37, 1), (4.0, 3), (0.0, 5)):
+        ops: list[Op] = [(library.SCALE, (0, length, 1, 1), (beta,), ())]
+        found += [machine.run(reals(17, 80, 40), kind, [1], ops, 0).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
 def xielus(machine: BackEnd) -> bytes:
     """The function of two alphas, at finite edges and between, of an epsilon below zero, far below and above."""
     edges = np.array([bits | sign for bits in EDGES[:6] for sign in (0, 1 << 31)], np.uint32).view(np.float32)
@@ -92,6 +112,8 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "experts of scaled sources": scaled_sources,
     "experts and identities": identities,
     "mixers": mixers,
+    "ranks by logits": logits,
+    "powers of positions": powers,
     "xielu": xielus,
     "gates of heads": head_gates,
 }

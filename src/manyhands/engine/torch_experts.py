@@ -29,7 +29,7 @@ def _(op: ExpertRouting, run: LayerRun) -> None:
     logits = run.registers[op.source]
     scores, ranks = scored(op.score, logits)
     if op.correction is not None:
-        ranks = scores + run.weights[op.correction, 0]
+        ranks = (logits if op.score == "logit" else scores) + run.weights[op.correction, 0]
     if op.table is None:
         chosen = best(ranks, op)
     else:

@@ -62,7 +62,7 @@ def scored(score: Score, logits: Tensor) -> tuple[Tensor, Tensor]:
     if score in ("sigmoid", "root"):
         found = logits.sigmoid() if score == "sigmoid" else logits.sqrt()
         return found, found
-    return logits.softmax(-1), logits
+    return logits.sigmoid() if score == "logit" else logits.softmax(-1), logits
 
 
 def best(ranks: Tensor, op: ExpertRouting) -> Tensor:

@@ -63,7 +63,7 @@ class TorchWeights:
         if weight.rows is not None:
             r = weight.rows
             starts = torch.arange(r.groups) * r.stride + r.start
-            found = found[(starts[:, None] + torch.arange(r.count)).flatten()]
+            found = found[(starts[:, None] + torch.arange(r.count)).flatten().repeat_interleave(r.copies)]
         return found.to(self._kept(found)).contiguous()
 
     def _kept(self, found: Tensor) -> torch.dtype:

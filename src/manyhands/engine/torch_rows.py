@@ -13,8 +13,12 @@ Registers = dict[str, Tensor]
 
 def position_factors(op: ScaleByPosition, positions_N: Tensor) -> Tensor:
     """What rows at these positions are multiplied by [N]."""
-    steps = ((positions_N + op.offset) // op.length).cpu().double()  # some devices have no double
-    return (1.0 + op.beta * torch.log(1.0 + steps)).float().to(positions_N.device)
+    positions = (positions_N + op.offset).cpu()  # some devices have no double
+    if op.is_power:
+        factors = (1.0 + positions.double() / op.length) ** op.beta
+    else:
+        factors = 1.0 + op.beta * torch.log(1.0 + (positions // op.length).double())
+    return factors.float().to(positions_N.device)
 
 
 def run_row(op: RowOp, registers: Registers, rounded: Callable[[Tensor], Tensor]) -> None:

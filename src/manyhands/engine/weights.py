@@ -92,7 +92,7 @@ def take(weight: Weight, read: Read, expert: int = 0) -> Stored:
 
 def _indices(rows: Rows) -> NDArray[np.int64]:
     starts = np.arange(rows.groups) * rows.stride + rows.start
-    return np.asarray((starts[:, None] + np.arange(rows.count)).reshape(-1))
+    return np.repeat((starts[:, None] + np.arange(rows.count)).reshape(-1), rows.copies)
 
 
 def as_numbers(stored: Stored) -> Stored:

@@ -5,8 +5,8 @@ from typing import Final, Literal
 
 from manyhands.program.weight import Activation, Weight
 
-Score = Literal["softmax", "sigmoid", "mixer", "root"]
-SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "mixer", "root")
+Score = Literal["softmax", "sigmoid", "mixer", "root", "logit"]
+SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "mixer", "root", "logit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ class ExpertRouting:
     The pairs are in order of rank.
     mixer: ranked by source. The weight of each in turn is its softmax over those that do not rank before it and for which
     not (its source v - source) / max(|source|, v) > `epsilon`; it is not normalised.
-    root: s = sqrt(source), else as sigmoid. With a `table` [tokens, top_k] of whole numbers the chosen ones are those of the
-    token's row, in its order; the token's id is in the last four columns of `ids` (compressed_ops.py), 0 where it is none.
+    root: s = sqrt(source), else as sigmoid. logit: as sigmoid, but ranked by source + correction.
+    With a `table` [tokens, top_k] of whole numbers the chosen ones are those of the token's row, in
+    its order; the token's id is in the last four columns of `ids` (compressed_ops.py), 0 where it is none.
     With `may_lack_correction` a checkpoint that lacks the correction has none (tensors.py: without_corrections).
     """
 

@@ -7,7 +7,7 @@ stands. Scalings that switch with the length seen (dynamic, longrope) hold the m
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from manyhands.program.fields import LARGEST, SMALLEST, Fields
@@ -121,6 +121,18 @@ class RopeReader:
         base = self.fields.number(field, theta) if field else theta
         old = self.fields.raw("rope_scaling", {}) if scaled else {}
         return self._of_type({**(tables.get(kind) or {"rope_type": "default"}), **old}, width, base, partial)
+
+    def by_types(
+        self, kinds: Collection[str], width: int, *, theta: float, unread: Collection[str] = ()
+    ) -> dict[str, Rope]:
+        """The tables of those types of layers that turn: rope_parameters has an object for each type, or null for one that does
+        not. `unread`: fields beside them that transformers drops."""
+        tables = self.fields.raw("rope_parameters", {})
+        others = (value for name, value in tables.items() if name not in unread)
+        if not all(isinstance(value, dict | None) for value in others) or not tables.keys() >= set(kinds):
+            raise self.fields.refuse("rope_parameters", f"an object or null is needed for {', '.join(sorted(kinds))}")
+        turning = sorted(kind for kind in kinds if tables[kind] is not None)
+        return {kind: self._of_type(tables[kind], width, theta, False) for kind in turning}
 
     def _of_type(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
         """A type's table. Of these transformers does not read `truncate`: it rounds, whatever is said there."""

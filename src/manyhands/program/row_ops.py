@@ -31,16 +31,18 @@ class Xielu:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByPosition:
-    """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position.
+    """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position; if it `is_power`,
+    times (1 + (p + offset) / length) ** beta.
 
-    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. Before position `length` -
-    `offset` it is 1. `beta` is not negative; `length` counts positions; `offset` is 0 or 1.
+    The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. `beta` is not negative, of
+    a power at most 4; `length` counts positions; `offset` is 0 or 1.
     """
 
     target: str
     beta: float
     length: int
     offset: int = 0
+    is_power: bool = False
 
 
 @dataclass(frozen=True, slots=True)

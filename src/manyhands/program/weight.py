@@ -9,12 +9,14 @@ EXPERT: Final = "{expert}"  # stands in a name for the expert's number, where ea
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which outputs of a stored tensor: `groups` runs of `count`, run g starting at `start + g * stride`, in order."""
+    """Which outputs of a stored tensor: `groups` runs of `count`, run g starting at `start + g * stride`, in order, each output
+    `copies` times."""
 
     start: int
     count: int
     stride: int = 0
     groups: int = 1
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Weight:
     @property
     def outputs(self) -> int:
         """Outputs of this weight, after `rows`."""
-        return self._whole[0] if self.rows is None else self.rows.count * self.rows.groups
+        return self._whole[0] if self.rows is None else self.rows.count * self.rows.groups * self.rows.copies
 
     @property
     def inputs(self) -> int:

@@ -185,6 +185,8 @@ _HY_NAMES: Final = (
 )
 
 
+# Families of which a list says that some layers have a window and others have none: without it few do, or all.
+_BOTH_KINDS: Final = ("beam", "cohere_compass_text", "kolibri1", "laguna", "mellum")
 # Of families whose publisher's checkpoints have other tensors than transformers writes.
 _PUBLISHED: Final[dict[str, Callable[[PreTrainedModel], dict[str, torch.Tensor]]]] = {
     "olmo_hybrid": _olmo_hybrid,
@@ -234,11 +236,13 @@ def tiny_config(
         shape["mlp_layer_types"] = ["sparse" if i else "dense" for i in range(layers)]
     if model_type == "deepseek_v4":
         shape |= v4_kinds(layers)
-    if model_type in ("laguna", "mellum"):  # without a list, no layer has a window
+    if model_type in _BOTH_KINDS:
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)]
     if model_type == "laguna":
         shape |= {"num_attention_heads_per_layer": [6 - i % 2 * 2 for i in range(layers)], "sliding_window": WINDOW}
         shape["shared_expert_intermediate_size"] = hidden
+    if model_type == "beam":
+        shape["mlp_layer_types"] = ["sparse" if i else "dense" for i in range(layers)]
     if model_type == "qwen4_exp_text":
         shape["layer_types"] = ["indexed_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]
         shape["ple_layer_ids"] = [i for i in (1, 3) if i <= layers]

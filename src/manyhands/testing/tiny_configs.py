@@ -22,6 +22,7 @@ from manyhands.testing.tiny_latent import (
     mla,
 )
 from manyhands.testing.tiny_minimax import lightning, minimax, minimax_m3, published_lightning
+from manyhands.testing.tiny_unturned import beam, compass, flint, kolibri
 from manyhands.testing.tiny_v4 import small_v4
 
 NEMOTRON_KINDS: Final = ("linear_attention", "moe", "full_attention", "mlp")  # of layers of nemotron_h
@@ -250,9 +251,11 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "axk2": ("axk2", axk2),
     "bailing_hybrid": ("bailing_hybrid", bailing),
     "bamba": ("bamba", _bamba),
+    "beam": ("beam", beam),
     "cohere": ("cohere", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "cohere2_moe": ("cohere2_moe", _cohere2_moe),
+    "cohere_compass_text": ("cohere_compass_text", compass),
     "cwm": ("cwm", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "deepseek_v2": ("deepseek_v2", deepseek_v2),
     "deepseek_v32": ("deepseek_v32", indexed),
@@ -263,6 +266,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "exaone4": ("exaone4", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "exaone_moe": ("exaone_moe", _exaone_moe),
     "falcon_h1": ("falcon_h1", _falcon_h1),
+    "flint": ("flint", flint),
     "flex_olmo": ("flex_olmo", lambda hidden: {"num_experts": 6, "num_experts_per_tok": 2}),
     "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
     "gemma3n_text": ("gemma3n_text", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
@@ -293,6 +297,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "jamba": ("jamba", lambda hidden: {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 4}),
     "kimi_k2": (NAMED_ANEW["kimi_k2"], kimi),
     "kimi_linear": ("kimi_linear", kimi_linear),
+    "kolibri1": ("kolibri1", kolibri),
     "laguna": ("laguna", lambda hidden: {**experts(hidden, 8), "head_dim": hidden // 2}),
     "lfm2": ("lfm2", lambda hidden: {"block_multiple_of": 32, "conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", _lfm2_moe),

@@ -36,9 +36,9 @@ def multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 def scale(room: Room, op: Held, table: int, rows: int) -> Launch:
     """The factors of rows' positions. table: the address of their Rows (common.cu)."""
-    number, length, offset = op.numbers[:3]
+    number, *shape = op.numbers[:4]
     out, width = room.register(number), room.widths[number]
-    return over_columns("scale", width, rows, args(out=out, n=(width, length, offset), reals=op.reals, rows=table))
+    return over_columns("scale", width, rows, args(out=out, n=(width, *shape), reals=op.reals, rows=table))
 
 
 def xielu(room: Room, op: Held, rows: int) -> Iterator[Launch]:

@@ -15,6 +15,7 @@ typedef long long count_t;
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, THREADS = 256 }; /* columns of a panel, K of a step, keys of a block, threads of a block */
 enum { STATE_BLOCK = 32 };                                 /* positions of a block of states */
 enum { BF16, F16, F32 };                                   /* types of stored numbers (engine/library.py) */
+enum { BY_SOFTMAX, BY_SIGMOID, BY_MIXER, BY_ROOT, BY_LOGIT }; /* Score in engine/native/kernels.h */
 enum { MOST_PARTS = 4, MOST_EXPERTS = 1024, MOST_WIDTH = 1024, MOST_VALUES = 512, BLOCKS_AT_ONCE = 4 };
 
 /* A row of the step, and for a session with states what Segment in engine/native/plan.h says of them. */

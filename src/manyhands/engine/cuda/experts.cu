@@ -49,7 +49,7 @@ KERNEL(route)
     __shared__ char taken[MOST_EXPERTS], seen[MOST_EXPERTS];
     __shared__ int places[64], chosen[MOST_EXPERTS];
     const int t = threadIdx.x, n = (int)a.n[0], top_k = (int)a.n[1], groups = (int)a.n[4], size = n / groups, whole = (n + SIDE - 1) / SIDE * SIDE;
-    const bool is_softmax = a.n[2] != 1;
+    const bool by_logit = a.n[2] == BY_LOGIT, is_softmax = a.n[2] != BY_SIGMOID && !by_logit;
     const float *logits = a.x + blockIdx.x * a.x_stride, *correction = (const float *)a.tensors[0], *factors = (const float *)a.tensors[1];
     float *pairs = a.out + blockIdx.x * a.out_stride, lane = -infinity();
     for (int e = t % SIDE; e < n && is_softmax; e += SIDE)
@@ -65,7 +65,8 @@ KERNEL(route)
     __syncthreads();
     for (int e = t; e < n; e += 32) {
         scores[e] = is_softmax ? scores[e] / total : scores[e];
-        ranks[e] = correction ? scores[e] + correction[e] : is_softmax ? logits[e] : scores[e];
+        ranks[e] = by_logit || (is_softmax && !correction) ? logits[e] : scores[e];
+        ranks[e] = correction ? ranks[e] + correction[e] : ranks[e];
         taken[e] = 0;
     }
     __syncthreads();
@@ -100,7 +101,7 @@ KERNEL(route)
     for (int i = 1; i < top_k; i++)
         most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
     for (int i = 0; i < top_k; i++) {
-        float weight = a.n[2] == 2 ? mixed(logits, n, chosen, i, (float)a.reals[1]) : a.n[3] && is_softmax ? exponential(logits[chosen[i]] - most) : scores[chosen[i]];
+        float weight = a.n[2] == BY_MIXER ? mixed(logits, n, chosen, i, (float)a.reals[1]) : a.n[3] && is_softmax ? exponential(logits[chosen[i]] - most) : scores[chosen[i]];
         sum = sum + weight;
         pairs[2 * i] = (float)chosen[i], pairs[2 * i + 1] = weight;
     }

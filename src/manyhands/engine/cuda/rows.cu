@@ -199,14 +199,16 @@ KERNEL(multiply)
         a.out[row * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride + at / a.n[1]];
 }
 
-/* In place, times the factor of the row's position (position_scale in engine/native/tables.c). n: width, length, offset. reals: beta. */
+/* In place, times the factor of the row's position (position_scale in engine/native/tables.c). n: width, length, offset, is_power. reals: beta. */
 KERNEL(scale)
 {
     await_rows();
     __shared__ float factor[1];
     const count_t at = column_of(), row = blockIdx.y;
+    const count_t position = a.rows[row].position + a.n[2];
     if (!threadIdx.x)
-        factor[0] = (float)(1 + a.reals[0] * logarithm_of((double)(1 + (a.rows[row].position + a.n[2]) / a.n[1])));
+        factor[0] = (float)(a.n[3] ? exponential_of(a.reals[0] * logarithm_of(1 + (double)position / (double)a.n[1]))
+                                   : 1 + a.reals[0] * logarithm_of((double)(1 + position / a.n[1])));
     __syncthreads();
     if (at < a.n[0])
         a.out[row * a.out_stride + at] = a.out[row * a.out_stride + at] * factor[0];

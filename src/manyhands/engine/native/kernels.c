@@ -964,7 +964,8 @@ static void take_groups(const Routing *routing, const float *ranks, char *taken)
 /* Scores of all experts: sigmoids, square roots, or a softmax whose sum is kept in lanes. */
 static void score_all(const Routing *routing, const float *logits, float *scores)
 {
-    int64_t n = routing->experts, is_root = routing->score == 3, is_sigmoid = routing->score == 1 || is_root; /* each by itself */
+    int64_t n = routing->experts, is_root = routing->score == BY_ROOT;
+    int64_t is_sigmoid = is_root || routing->score == BY_SIGMOID || routing->score == BY_LOGIT; /* each by itself */
     V top = set(-__builtin_inff()), total = set(0);
     for (int64_t at = 0; at < n; at += LANES)
         for (int64_t i = at; i < at + LANES && i < n; i++)
@@ -1009,10 +1010,11 @@ static void route(const Routing *routing, const float *logits, const float *corr
 {
     float scores[MOST_EXPERTS + LANES], ranks[MOST_EXPERTS];
     char taken[MOST_EXPERTS] = {0};
-    int64_t chosen[MOST_EXPERTS], is_softmax = routing->score % 2 == 0;
+    int64_t chosen[MOST_EXPERTS], is_softmax = routing->score == BY_SOFTMAX || routing->score == BY_MIXER;
+    const float *ranked = routing->score == BY_LOGIT || (is_softmax && !correction) ? logits : scores;
     score_all(routing, logits, scores);
     for (int64_t e = 0; e < routing->experts; e++)
-        ranks[e] = correction ? scores[e] + correction[e] : is_softmax ? logits[e] : scores[e];
+        ranks[e] = correction ? ranked[e] + correction[e] : ranked[e];
     if (routing->groups > 1)
         take_groups(routing, ranks, taken);
     if (!given)
@@ -1023,7 +1025,7 @@ static void route(const Routing *routing, const float *logits, const float *corr
     for (int64_t i = 1; i < routing->top_k; i++)
         most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
     for (int64_t i = 0; i < routing->top_k; i++) {
-        float weight = routing->score == 2 ? mixed(routing, logits, chosen, i) : scores[chosen[i]];
+        float weight = routing->score == BY_MIXER ? mixed(routing, logits, chosen, i) : scores[chosen[i]];
         if (routing->normalises && is_softmax)
             weight = first_lane(exponential(set(logits[chosen[i]] - most)));
         sum = sum + weight;

@@ -69,10 +69,11 @@ typedef struct {
     int64_t offset, has_panels;
 } Keys;
 
-/* How a row chooses experts (Route in program/ops.py); at most MOST_EXPERTS. */
+/* How a row chooses experts (ExpertRouting in program/expert_ops.py); at most MOST_EXPERTS. Of a mixer `epsilon` is its threshold. */
 enum { MOST_EXPERTS = 1024 };
+enum Score { BY_SOFTMAX, BY_SIGMOID, BY_MIXER, BY_ROOT, BY_LOGIT, SCORE_KINDS };
 typedef struct {
-    int64_t experts, top_k, score, normalises, groups, top_groups; /* score: 0 softmax, 1 sigmoid, 2 mixer (epsilon: its threshold), 3 square root */
+    int64_t experts, top_k, score, normalises, groups, top_groups; /* score: Score */
     float scale, epsilon;
 } Routing;
 

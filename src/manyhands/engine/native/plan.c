@@ -183,7 +183,7 @@ static int check_route(const Plan *plan, const Op *op)
         return BAD_REGISTER;
     if (!is_count(n[2], MOST_EXPERTS) || !is_count(n[6], n[2]) || n[2] % n[6] || !is_count(n[7], n[6]))
         return BAD_SHAPE;
-    if (n[4] < 0 || n[4] > 3 || (n[4] == 2 && n[5]))
+    if (n[4] < 0 || n[4] >= SCORE_KINDS || (n[4] == BY_MIXER && n[5]))
         return BAD_SHAPE;
     if ((n[6] > 1 && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
         return BAD_SHAPE;
@@ -412,13 +412,14 @@ static int check_entries(Plan *plan, Op *op)
     return DONE;
 }
 
-static int check_scale(const Plan *plan, const Op *op) /* register, length, offset (0 or 1) of positions; beta */
+static int check_scale(const Plan *plan, const Op *op) /* register, length, offset (0 or 1) of positions, is_power; beta */
 {
     if (!has(plan, op->numbers[0]))
         return BAD_REGISTER;
-    if (op->numbers[2] < 0 || op->numbers[2] > 1)
+    if (op->numbers[2] < 0 || op->numbers[2] > 1 || op->numbers[3] < 0 || op->numbers[3] > 1)
         return BAD_SHAPE;
-    return is_count(op->numbers[1], INT64_MAX) && op->reals[0] >= 0 && op->reals[0] <= MOST_BETA ? DONE : BAD_SHAPE;
+    double most = op->numbers[3] ? MOST_POWER : MOST_BETA;
+    return is_count(op->numbers[1], INT64_MAX) && op->reals[0] >= 0 && op->reals[0] <= most ? DONE : BAD_SHAPE;
 }
 
 static int check_xielu(const Plan *plan, const Op *op) /* register; alphas above zero and of the others, beta, epsilon (fp32) */

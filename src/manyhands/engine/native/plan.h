@@ -7,6 +7,7 @@
 enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 6, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
        MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12, MAX_POSITIONS = 1 << 28 };
 #define MOST_BETA 1e15 /* of a scale by positions: its factors are finite */
+#define MOST_POWER 4   /* likewise */
 #define EXPORT __attribute__((visibility("default")))
 /* Whether this CPU, and its system, can run a target: 0 scalar, 1 avx2, 2 avx512, 3 neon, 4 amx. */
 EXPORT int mh_supports(int64_t target);
@@ -89,8 +90,8 @@ int64_t members_for(int64_t threads, int64_t work);
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows);
 /* exp(-rate softplus(x + bias)) of each column, or without rates softplus(x + bias), in double, rounded to fp32 (tables.c). */
 void decay_row(const float *x, const double *rates, const float *bias, int64_t n, float *out);
-/* 1 + beta log(1 + position / length, a whole number), in double, rounded to fp32 (tables.c). */
-float position_scale(double beta, int64_t length, int64_t position);
+/* 1 + beta log(1 + position / length, a whole number), or (1 + position / length)^beta, in double, rounded to fp32 (tables.c). */
+float position_scale(double beta, int64_t length, int64_t position, int64_t is_power);
 /* cos and sin of the fp32 product of position and frequency, in double times factor, rounded to fp32 (tables.c). */
 void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t position, float *cos, float *sin);
 Kind plan_kind(const Plan *plan, const Op *op);

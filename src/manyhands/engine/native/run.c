@@ -131,7 +131,7 @@ static void do_row(const Job *job, int64_t row)
             multiply_row(plan, n, row);
         break;
     case SCALE:
-        kernels->multiply(row_of(plan, n[0], row), position_scale(reals[0], n[1], position_of(job, row) + n[2]), row_of(plan, n[0], row), plan->widths[n[0]]);
+        kernels->multiply(row_of(plan, n[0], row), position_scale(reals[0], n[1], position_of(job, row) + n[2], n[3]), row_of(plan, n[0], row), plan->widths[n[0]]);
         break;
     case XIELU:
         kernels->xielu(row_of(plan, n[0], row), op->tensors[0].data, plan->widths[n[0]]);

@@ -88,8 +88,10 @@ void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t
     }
 }
 
-float position_scale(double beta, int64_t length, int64_t position)
+float position_scale(double beta, int64_t length, int64_t position, int64_t is_power)
 {
+    if (is_power)
+        return (float)exp_of(beta * log_of(1 + (double)position / (double)length));
     return (float)(1 + beta * log_of((double)(1 + position / length)));
 }
 

@@ -7,7 +7,8 @@ gemma      gemma, gemma2, gemma3_text, vaultgemma
 gemma3n    gemma3n_text
 gemma4     gemma4_text, gemma4_unified_text (layer_inputs: rows of E2B, E4B and gemma3n)
 wrapped    olmo2, olmo3, flex_olmo, exaone4, glm4
-layernorm  stablelm, phi, gpt_neox, nemotron, jais2, starcoder2, cohere, cohere2, cohere2_moe
+layernorm  stablelm, phi, gpt_neox, nemotron, jais2, starcoder2, cohere, cohere2, cohere2_moe,
+           cohere_compass_text
 experts    mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss
 shared     glm4_moe, dots1, mellum, ernie4_5_moe, hunyuan_v1_moe
 corrected  solar_open, hy_v3, exaone_moe, afmoe, mimo_v2_flash
@@ -31,6 +32,7 @@ olmo_hybrid olmo_hybrid
 qwen4_exp  qwen4_exp_text
 kimi_linear kimi_linear
 laguna     laguna
+unturned   flint, kolibri1, beam
 minimax    minimax, minimax_text_01, minimax_m1
 minimax_m3 minimax_m3_vl_text
 deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
@@ -59,9 +61,11 @@ FAMILIES: Final[Mapping[str, str]] = {
     "axk2": "axk2",
     "bailing_hybrid": "bailing_hybrid",
     "bamba": "mamba",
+    "beam": "unturned",
     "cohere": "layernorm",
     "cohere2": "layernorm",
     "cohere2_moe": "layernorm",
+    "cohere_compass_text": "layernorm",
     "cwm": "llama",
     "deepseek_v2": "latent",
     "deepseek_v3": "latent",
@@ -74,6 +78,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "exaone_moe": "corrected",
     "falcon_h1": "falcon_h1",
     "flex_olmo": "wrapped",
+    "flint": "unturned",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
@@ -105,6 +110,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "jamba": "jamba",
     "kimi_k2": "latent",
     "kimi_linear": "kimi_linear",
+    "kolibri1": "unturned",
     "laguna": "laguna",
     "lfm2": "linear",
     "lfm2_moe": "linear",

@@ -215,6 +215,26 @@ def cohere2(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head)], _cohere_ends(f), layer)
 
 
+def cohere_compass_text(f: Fields) -> Program:
+    """cohere2 whose halves turn, by a table of each type of layer, or by none."""
+    s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
+    norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
+    found = windows(f, s.layers, ["full_attention"] * s.layers, f.optional_count("sliding_window", 4096))
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in found]
+    rope = RopeReader(f, sectioned=True)
+    tables = rope.by_types(set(kinds), s.head, theta=10000.0, unread=("rope_theta", "rope_type"))
+    f.ignore("pooling")  # of models that embed or rank texts
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        turns = list(tables).index(kinds[i]) if kinds[i] in tables else None
+        style = AttentionStyle(head_scale(s.head), turns, bias=bias, out_bias=bias, window=found[i])
+        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
+        return _side_by_side(n, s, norm, attention(n, s, style, "h", "a"), Branch(block, "m"))
+
+    ends = EndsStyle(tied=True, scale=f.optional("logit_scale") or 1.0)
+    return assemble(f, s, norm, rope, list(tables.values()), ends, layer)
+
+
 def _cohere2_as_trained(f: Fields, every: int) -> None:
     """Fields of the published configs that transformers does not read: each must say what it computes."""
     f.only("layer_switch", every)

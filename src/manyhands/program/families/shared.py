@@ -71,7 +71,7 @@ class ExpertBlocks:
     sparse: Sequence[bool]
     bias: bool = False  # of shared experts and dense blocks
     gate: str = "mlp.gate"
-    correction: str = "mlp.gate.e_score_correction_bias"
+    correction: str | None = "mlp.gate.e_score_correction_bias"
     beside: str = "mlp.shared_experts"
     experts: str = "mlp.experts"
     parts: Sequence[str] = GATE_UP_DOWN  # of each expert
@@ -93,7 +93,7 @@ class ExpertBlocks:
         """The block of layer `i`, with the norm before it."""
         if not self.sparse[i]:
             return _mixed(n, s, norm, gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m", bias=self.bias), ())
-        correction = self.correction if self.route.score == "sigmoid" else None
+        correction = None if self.route.score == "softmax" else self.correction
         experts = self._experts(n, s)
         experts = replace(experts, gating=replace(experts.gating, limit=self.limit))
         routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), experts)
