@@ -18,6 +18,7 @@ EXPERT_FAMILIES = (
     "exaone_moe", "llama4_text", "qwen3_moe_vl",
     "glm_moe_dsa", "glm_moe_dsa_shared", "deepseek_v32", "mistral4", "mistral4_air",
     "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
+    "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",
@@ -65,6 +66,38 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "dots1": {"num_key_value_heads": 4, "sliding_window": None, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
     "olmoe": {"num_key_value_heads": 4},
     "exaone_moe": {"n_group": 1, "topk_group": 1, "sliding_window_pattern": 4, "routed_scaling_factor": 2.5},
+    "hy_v3": {"attention_bias": False, "mlp_bias": False},
+    "afmoe": {"global_attn_every_n_layers": 4},
+    "laguna": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3], "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 256,
+                "beta_fast": 64.0, "beta_slow": 1.0, "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+        "moe_routed_scaling_factor": 2.5,
+    },
+    "laguna_plain": {  # as M.1: no layer has a window, and each column of a head has a gate
+        "layer_types": ["full_attention"] * 4, "gating": "per-element",
+        "num_attention_heads_per_layer": [4] * 4, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+    },
+    "mellum": {
+        "norm_topk_prob": True, "mlp_layer_types": ["sparse"] * 4, "attention_bias": False,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 256,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+        },
+    },
+    "cohere2_moe": {"expert_selection_fn": "sigmoid", "norm_topk_prob": True},
+    "cohere2_moe_norm": {
+        "rms_norm_eps": 1e-5, "expert_selection_fn": "softmax", "first_k_dense_replace": 0,
+        "prefix_dense_intermediate_size": None, "num_shared_experts": 0, "norm_topk_prob": True,
+    },
     "llama4_text": {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192},
 }  # fmt: skip
 _DEEPSEEK = {
@@ -104,6 +137,22 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
         "feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size",
         "interleave_moe_layer_step": "interleave_moe_layer_step",
     },
+    "hy_v3": {"expert_feed_forward_length": "moe_intermediate_size", "expert_weights_scale": "router_scaling_factor"},
+    "afmoe": {
+        **_DEEPSEEK, "expert_shared_count": "num_shared_experts", "expert_weights_scale": "route_scale",
+        "leading_dense_block_count": "num_dense_layers", "attention.sliding_window": "sliding_window",
+    },
+    "laguna": {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        "expert_weights_scale": "moe_routed_scaling_factor",
+    },
+    "mellum": {"expert_feed_forward_length": "moe_intermediate_size", "attention.sliding_window": "sliding_window"},
+    "cohere2moe": {
+        "expert_feed_forward_length": "intermediate_size", "attention.sliding_window": "sliding_window",
+        "logit_scale": "logit_scale",
+        "expert_weights_norm": "norm_topk_prob", "expert_shared_count": "num_shared_experts",
+    },
     "qwen3vlmoe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size", "rope.dimension_count": "rotary_dim"},
     "ernie4_5-moe": {
@@ -126,6 +175,8 @@ def expert_facts(arch: str, name: str, config: dict[str, Any], rope: dict[str, A
         return _mimo2(config, rope)
     if "kv_lora_rank" in config:
         return _latent(name, config, rope)
+    if arch in _MIXTURES:
+        return _MIXTURES[arch](config, rope)
     if arch == "glm4moe":
         ahead = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
         seen = {"rope.dimension_sections": np.array([1, 1, 2, 0], np.int32)}  # of a model that sees
@@ -231,6 +282,64 @@ def _mimo2(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
         "expert_gating_func": 2,
     }
+
+
+def _slides(config: dict[str, Any]) -> NDArray[np.bool_]:
+    return np.array([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
+def _hy_v3(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """Two layers that guess tokens ahead come last: their tensors may be absent."""
+    return {
+        "block_count": config["num_hidden_layers"] + 2,
+        "nextn_predict_layers": 2,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"] * config["num_shared_experts"],
+    }
+
+
+def _laguna(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    own = rope["sliding_attention"]
+    windows = {"attention.sliding_window": config["sliding_window"]} if _slides(config).any() else {}
+    return {
+        **windows,
+        "attention.head_count": np.array(config["num_attention_heads_per_layer"], np.int32),
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "leading_dense_block_count": config["mlp_layer_types"].index("sparse"),
+        "rope.freq_base_swa": float(own["rope_theta"]),
+        "rope.dimension_count_swa": int(config["head_dim"] * own.get("partial_rotary_factor", 1.0)),
+    }
+
+
+def _mellum(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    base = float(rope["sliding_attention"]["rope_theta"])
+    return {"attention.sliding_window_pattern": _slides(config), "rope.freq_base_swa": base}
+
+
+def _cohere2_moe(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        "attention.sliding_window_pattern": _slides(config),
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "expert_gating_func": 2 if config["expert_selection_fn"] == "sigmoid" else 1,
+        "feed_forward_length": config.get("prefix_dense_intermediate_size") or config["intermediate_size"],
+        "rope.scaling.type": "none",
+    }
+    if config.get("rms_norm_eps"):
+        found["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
+    if shared := config["num_shared_experts"]:
+        found["expert_shared_feed_forward_length"] = config["intermediate_size"] * shared
+    return found
+
+
+_MIXTURES = {
+    "hy_v3": _hy_v3,
+    "afmoe": lambda config, rope: {"expert_gating_func": 2, "expert_weights_norm": True},
+    "laguna": _laguna,
+    "mellum": _mellum,
+    "cohere2moe": _cohere2_moe,
+}
 
 
 def layer_ahead(tensors: list[Piece], layers: int, hidden: int) -> list[Piece]:

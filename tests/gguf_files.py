@@ -220,6 +220,8 @@ def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
     if config["model_type"] == "nemotron_h":
         arch = "nemotron_h_moe" if "moe" in config["layers_block_type"] else "nemotron_h"
         return arch, ARCHITECTURES[arch]
+    if config["model_type"] == "cohere2_moe" and not config.get("rms_norm_eps"):
+        return "cohere2moe", ARCHITECTURES["cohere2moe"]
     usual = {
         one.model_type: (arch, one) for arch, one in list(ARCHITECTURES.items())[::-1]
     }  # of some, the first counts

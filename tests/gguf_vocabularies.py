@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from manyhands.checkpoint.gguf_tokenizer import _CUTS
+from manyhands.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from manyhands.checkpoint.tokenizer_json import byte_symbols
 
-PRES: Final = sorted(_CUTS)
+PRES: Final = sorted(PRE_TOKENIZERS)
 WORDS: Final = (
     "Hello the then them theory camelCase HTTPServer don's n't 're 've I'm I'LL 've's café naïve 漢字 漢漢 日本語 हिन्दी "
     "привет ПРИВЕТ мир 12 123 1234 999 ½² ... .... !? ?! -- == >= <=> ^^ || $$ (( )) ); {} //n /* 🙂🙂 x1 a1b2 É\u0301 ÀÉ"

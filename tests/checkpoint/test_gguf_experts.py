@@ -18,13 +18,15 @@ from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
     "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
+    "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("experts")
-    return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=3)[0].read_bytes() for name in FAMILIES}
+    layers = dict.fromkeys(FAMILIES, 3) | {"laguna": 4, "mellum": 4}
+    return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=layers[name])[0].read_bytes() for name in FAMILIES}
 
 
 def config(found: Gguf) -> dict[str, Any]:
@@ -77,6 +79,35 @@ def config(found: Gguf) -> dict[str, Any]:
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_group_count": 2}, "expert_group_count is 2; served is 0"),
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_feed_forward_length": 32}, "feed_forward_length is 32; served is 96"),
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_shared_feed_forward_length": 192}, "length is 192; served is 96"),
+        ("hy_v3", {"hy_v3__expert_gating_func": 1}, "not chosen by sigmoid"),
+        ("hy_v3", {"hy_v3__expert_weights_norm": False}, "expert_weights_norm is False; served is True"),
+        ("hy_v3", {"hy_v3__expert_shared_feed_forward_length": 33}, "33 wide together, no multiple of 32"),
+        ("hy_v3", {"hy_v3__nextn_predict_layers": "x"}, "nextn_predict_layers is 'x'; a whole number from 0"),
+        ("afmoe", {"afmoe__attention__sliding_window_pattern": 3}, "sliding_window_pattern is 3; served is 4"),
+        ("afmoe", {"afmoe__attention__sliding_window": None}, "sliding_window is None; a whole number from 1"),
+        ("afmoe", {"afmoe__expert_group_count": 2}, "expert_group_count is 2; served is 1"),
+        ("afmoe", {"afmoe__rope__freq_base_swa": 5e5}, "rope.freq_base_swa' is not known here"),
+        (
+            "laguna",
+            {"laguna__attention__head_count": 4},
+            "attn_gate has neither a row for each head of a layer nor one",
+        ),
+        ("laguna", {"laguna__attention__head_count": np.array([6], np.int32)}, "a whole number from 0 for each of 4"),
+        ("laguna", {"laguna__expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),
+        ("laguna", {"laguna__attention__sliding_window_pattern": np.array([True])}, "a switch for each of 4 layers"),
+        ("mellum", {"mellum__attention__sliding_window": None}, "it has one of attention.sliding_window and"),
+        ("mellum", {"mellum__attention__sliding_window_pattern": None}, "it has one of attention.sliding_window and"),
+        (
+            "cohere2_moe",
+            {"cohere2moe__expert_gating_func": 4},
+            "expert_gating_func is 4; 1 .softmax. or 2 .sigmoid. is",
+        ),
+        ("cohere2_moe", {"cohere2moe__expert_weights_scale": 2.0}, "expert_weights_scale is 2.0; served is 1.0"),
+        (
+            "cohere2_moe",
+            {"cohere2moe__attention__sliding_window_pattern": None},
+            "does not say .* which layers have a window",
+        ),
     ],
 )
 def test_what_a_recipe_cannot_do_is_refused_by_name(
@@ -86,7 +117,9 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(
         config(change(files[family], **facts))
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe", "glm4_moe_lite"])
+@pytest.mark.parametrize(
+    "family", ["glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe", "glm4_moe_lite", "hy_v3", "afmoe", "laguna"]
+)
 def test_without_a_correction_experts_are_chosen_in_another_way(family: str, files: dict[str, bytes]) -> None:
     found = change(files[family])
     tensors = tuple(tensor for tensor in found.tensors if "exp_probs_b" not in tensor.name)

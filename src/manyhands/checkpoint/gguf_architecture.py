@@ -24,7 +24,7 @@ class Architecture:
     the path of layers. `eps`: the epsilon's field. `latent`: attention is latent, its widths are read by `more`. `mixed`:
     layers without attention have no key heads. `sparse`: all layers have experts, and the width of other blocks may not be
     stated. `narrow`: values may be narrower than keys. `uneven`: layers have blocks of different widths, or none, which `more`
-    reads.
+    reads. `varied`: layers may have different numbers of heads, which `more` reads.
     """
 
     model_type: str
@@ -37,6 +37,7 @@ class Architecture:
     sparse: bool = False
     narrow: bool = False
     uneven: bool = False
+    varied: bool = False
     eps: str = "rms_norm_eps"
     ends: Mapping[str, str] = field(default_factory=lambda: names.ENDS)
     layers: str = "model.layers"

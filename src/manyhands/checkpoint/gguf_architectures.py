@@ -56,6 +56,7 @@ from manyhands.checkpoint.gguf_experts import (
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, deepseek32, glm_dsa, kimi_linear, mistral4
 from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
+from manyhands.checkpoint.gguf_mixtures import MIXTURE_VARIANTS, MIXTURES
 
 _CORRECTED: Final = (None, ("exp_probs_b",))
 _INDEXED: Final = (None, ("exp_probs_b", "indexer.k_norm"))
@@ -330,9 +331,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(("attention_bias", ATTENTION),),
     ),
     "llama4": Architecture("llama4_text", "Llama4ForCausalLM", names.LLAMA4, llama4, (SEPARATE,), biases=()),
+    **MIXTURES,
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
+    **MIXTURE_VARIANTS,
     "llama": ("expert_count", Architecture("mixtral", "MixtralForCausalLM", names.MIXTRAL, experts, (PAIRS,))),
     "granitehybrid": ("expert_count", _granite_hybrid(names.GRANITE_HYBRID_MOE)),
     "olmo2": ("attention.sliding_window", Architecture("olmo3", "Olmo3ForCausalLM", names.OLMO2, olmo3)),

@@ -142,7 +142,8 @@ def config_json(gguf: Gguf, read: ReadTensor) -> bytes:
 
 
 def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor]) -> Config:
-    hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    hidden, name = keys.count("embedding_length"), "attention.head_count"
+    heads = max(keys.counts(name, keys.count("block_count"), 0)) if arch.varied else keys.count(name)
     if arch.latent:
         head, kv_heads = keys.count("rope.dimension_count"), heads
         keys.get("attention.head_count_kv")  # 1 in newer files

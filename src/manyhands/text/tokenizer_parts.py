@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tokenizers import normalizers, pre_tokenizers
 
-from manyhands.checkpoint.gguf_tokenizer import KNOWN_CUTS
+from manyhands.checkpoint.gguf_pre_tokenizers import PLAIN_SPLITS
 from manyhands.checkpoint.ranked_tokenizer import KIMI_CUT
 from manyhands.errors import BadRequest, ModelError
 
@@ -39,7 +39,7 @@ _CASED: Final = tuple(
     for upper, lower in (("*", "+"), ("+", "*"))
 )
 # Expressions that cut texts in time that grows as their length does, as the hub's models have them; all others are not trusted.
-_CUTS: Final = KNOWN_CUTS | {
+_CUTS: Final = PLAIN_SPLITS | {
     KIMI_CUT,
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL,
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,

@@ -220,8 +220,10 @@ def cohere_compass_text(f: Fields) -> Program:
     s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
     norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
     found = windows(f, s.layers, ["full_attention"] * s.layers, f.optional_count("sliding_window", 4096))
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in found]
-    rope = RopeReader(f, sectioned=True)
+    kinds, rope = (
+        ["full_attention" if one is None else "sliding_attention" for one in found],
+        RopeReader(f, sectioned=True),
+    )
     tables = rope.by_types(set(kinds), s.head, theta=10000.0, unread=("rope_theta", "rope_type"))
     f.ignore("pooling")  # of models that embed or rank texts
 

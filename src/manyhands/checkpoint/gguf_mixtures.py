@@ -1,0 +1,185 @@
+"""More architectures of GGUF whose blocks are experts: names of their tensors, what their metadata adds, and their table."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from manyhands.checkpoint.gguf_architecture import ATTENTION, Architecture
+from manyhands.checkpoint.gguf_configs import layer_types, layers_here
+from manyhands.checkpoint.gguf_experts import SIGMOID, SOFTMAX, by_sigmoid
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+from manyhands.checkpoint.gguf_names import DOTS1, QWEN3_MOE
+
+_CORRECTED: Final = (None, ("exp_probs_b",))
+_GATES: Final = {"per-head": False, "per-element": True}  # whether each column of a head has one
+_HY_V3: Final = {
+    **DOTS1,
+    "ffn_gate_inp": "mlp.router.gate",
+    "exp_probs_b.": "mlp.expert_bias",  # so its converter calls it: without .bias
+    "exp_probs_b.bias": "mlp.expert_bias",
+    **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+}
+_AFMOE: Final = {
+    **DOTS1,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "attn_gate": "self_attn.gate_proj",
+    "ffn_gate_inp": "mlp.router.gate",
+    "exp_probs_b.bias": "mlp.expert_bias",
+}
+_LAGUNA: Final = {
+    **DOTS1,
+    "attn_gate": "self_attn.g_proj",
+    "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
+    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+}
+
+
+def hy_v3(keys: GgufKeys, config: Config) -> Config:
+    """Hy3, without the layers that guess tokens ahead. Which layers have experts is told by their tensors."""
+    if keys.one("expert_gating_func", SIGMOID) != SIGMOID or not keys.tensors & {"exp_probs_b", "exp_probs_b.bias"}:
+        raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
+    keys.only("expert_weights_norm", True)
+    layers, inner = layers_here(keys, config), keys.count("expert_feed_forward_length")
+    shared = keys.count("expert_shared_feed_forward_length", inner)
+    if shared % inner:
+        raise keys.refused(f"its shared experts are {shared} wide together, no multiple of {inner}")
+    kinds = ["sparse" if on else "dense" for on in keys.layers_with("ffn_gate_inp.weight", layers)]
+    scale = keys.number("expert_weights_scale", 1.0)
+    more = {"mlp_layer_types": kinds, "num_shared_experts": shared // inner, "router_scaling_factor": scale}
+    return {**_chosen(keys), "num_hidden_layers": layers, **more}
+
+
+def _chosen(keys: GgufKeys) -> Config:
+    """How many experts there are, how many a row takes, and how wide they are."""
+    names = {
+        "num_experts": "count",
+        "num_experts_per_tok": "used_count",
+        "moe_intermediate_size": "feed_forward_length",
+    }
+    return {field: keys.count(f"expert_{name}") for field, name in names.items()}
+
+
+def afmoe(keys: GgufKeys, config: Config) -> Config:
+    """Trinity, of which llama.cpp knows what files do not say: every fourth layer has neither window nor positions, and
+    embeddings are scaled."""
+    by_sigmoid(keys, SIGMOID)
+    for name, only in (("expert_group_count", 1), ("expert_group_used_count", 1), ("expert_weights_norm", True)):
+        keys.only(name, only)
+    keys.only("attention.sliding_window_pattern", 4)
+    return {
+        **_chosen(keys),
+        "global_attn_every_n_layers": 4,
+        "mup_enabled": True,
+        "sliding_window": keys.count("attention.sliding_window"),
+        "num_dense_layers": keys.count("leading_dense_block_count", 0, least=0),
+        "num_shared_experts": keys.count("expert_shared_count"),
+        "route_scale": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def laguna(keys: GgufKeys, config: Config) -> Config:
+    """Laguna: its windows, where it has some, are in all but every fourth layer, from the first on."""
+    by_sigmoid(keys, SIGMOID)
+    keys.only("expert_weights_norm", True)
+    keys.only("expert_shared_count", 1)
+    layers = config["num_hidden_layers"]
+    window, dense = (keys.count(name, 0, least=0) for name in ("attention.sliding_window", "leading_dense_block_count"))
+    windows = keys.switches("attention.sliding_window_pattern", layers) or [i % 4 != 0 for i in range(layers)]
+    return {
+        **_chosen(keys),
+        **_laguna_attention(keys, config),
+        "layer_types": layer_types([bool(window) and on for on in windows]),
+        "sliding_window": window or None,
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(layers)],
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def _laguna_attention(keys: GgufKeys, config: Config) -> Config:
+    """How many heads each layer has; the width of their gates, which is that of the tensors; the rotary tables."""
+    heads, head = keys.counts("attention.head_count", config["num_hidden_layers"], 0), config["head_dim"]
+    rows = {tensor.name: tensor.shape[0] for tensor in keys.gguf.tensors if tensor.name.endswith(".attn_gate.weight")}
+    found = [rows.get(f"blk.{i}.attn_gate.weight") for i in range(len(heads))]
+    gating = next((kind for kind, wide in _GATES.items() if found == [n * (head if wide else 1) for n in heads]), None)
+    if gating is None:
+        raise keys.refused("its attn_gate has neither a row for each head of a layer nor one for each of their columns")
+    turned = config.get("partial_rotary_factor", 1.0)
+    tables = _tables(keys, config)
+    tables["full_attention"]["partial_rotary_factor"] = turned
+    own = keys.count("rope.dimension_count_swa", int(head * turned))
+    tables["sliding_attention"]["partial_rotary_factor"] = own / head
+    by_layer = {"gating": gating, "num_attention_heads_per_layer": heads, "rope_parameters": tables}
+    return {"rope_theta": None, "rope_scaling": None, "partial_rotary_factor": None, **by_layer}
+
+
+def _tables(keys: GgufKeys, config: Config) -> dict[str, Config]:
+    """Layers with a window turn by a table of their own, which is not scaled."""
+    base = config["rope_theta"]
+    usual = {**config.get("rope_scaling", {"rope_type": "default"}), "rope_theta": base}
+    own = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", base)}
+    return {"full_attention": usual, "sliding_attention": own}
+
+
+def mellum(keys: GgufKeys, config: Config) -> Config:
+    """Mellum 2: experts in all layers, whose weights add up to one."""
+    layers, window = config["num_hidden_layers"], keys.count("attention.sliding_window", 0, least=0)
+    windows = keys.switches("attention.sliding_window_pattern", layers)
+    if bool(window) != (windows is not None):
+        raise keys.refused("it has one of attention.sliding_window and attention.sliding_window_pattern alone")
+    types = layer_types(windows or [False] * layers)
+    turned = {"rope_theta": None, "rope_scaling": None, "rope_parameters": _tables(keys, config)}
+    return {**_chosen(keys), "norm_topk_prob": True, "layer_types": types, "sliding_window": window or None, **turned}
+
+
+def cohere2_moe(keys: GgufKeys, config: Config) -> Config:
+    """Command A+ and North: dense layers in front, which turn whatever they see, then experts, whose sum is averaged with that
+    of shared ones. Layers that guess tokens ahead are left out."""
+    layers, score = layers_here(keys, config), keys.one("expert_gating_func", SIGMOID)
+    windows = keys.switches("attention.sliding_window_pattern", config["num_hidden_layers"])
+    if windows is None:
+        raise keys.refused("it does not say by attention.sliding_window_pattern which layers have a window")
+    if score not in (SIGMOID, SOFTMAX):
+        raise keys.refused(f"its expert_gating_func is {score!r:.40}; 1 (softmax) or 2 (sigmoid) is needed")
+    found, shared = _chosen(keys), keys.count("expert_shared_count", 0, least=0)
+    inner = found.pop("moe_intermediate_size")
+    keys.only("expert_shared_feed_forward_length", inner * shared)
+    keys.only("expert_weights_scale", 1.0)
+    return {
+        **found,
+        "num_hidden_layers": layers,
+        "layer_types": layer_types(windows[:layers]),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "logit_scale": keys.number("logit_scale"),
+        "intermediate_size": inner,
+        "prefix_dense_intermediate_size": config["intermediate_size"],
+        "prefix_dense_sliding_window_pattern": 1,
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, least=0),
+        "num_shared_experts": shared,
+        "expert_selection_fn": "sigmoid" if score == SIGMOID else "softmax",
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+    }
+
+
+def _cohere2_moe(eps: str) -> Architecture:
+    return Architecture(
+        "cohere2_moe",
+        "Cohere2MoeForCausalLM",
+        DOTS1,
+        cohere2_moe,
+        eps=eps,
+        biases=(("attention_bias", ATTENTION),),
+    )
+
+
+MIXTURES: Final[Mapping[str, Architecture]] = {
+    "hy_v3": Architecture("hy_v3", "HYV3ForCausalLM", _HY_V3, hy_v3, biases=(_CORRECTED,)),
+    "afmoe": Architecture("afmoe", "AfmoeForCausalLM", _AFMOE, afmoe, biases=(_CORRECTED,)),
+    "laguna": Architecture("laguna", "LagunaForCausalLM", _LAGUNA, laguna, varied=True, biases=(_CORRECTED,)),
+    "mellum": Architecture("mellum", "MellumForCausalLM", QWEN3_MOE, mellum, biases=(("attention_bias", ATTENTION),)),
+    "cohere2moe": _cohere2_moe("layer_norm_eps"),
+}
+MIXTURE_VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
+    "cohere2moe": ("attention.layer_norm_rms_epsilon", _cohere2_moe("rms_norm_eps")),
+}
