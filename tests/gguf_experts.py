@@ -19,6 +19,7 @@ EXPERT_FAMILIES = (
     "glm_moe_dsa", "glm_moe_dsa_shared", "deepseek_v32", "mistral4", "mistral4_air",
     "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
     "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
+    "minimax_m3_vl_text",
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",
@@ -67,6 +68,10 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "olmoe": {"num_key_value_heads": 4},
     "exaone_moe": {"n_group": 1, "topk_group": 1, "sliding_window_pattern": 4, "routed_scaling_factor": 2.5},
     "hy_v3": {"attention_bias": False, "mlp_bias": False},
+    "glm4_moe_fused": {"attention_bias": False, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "head_dim": 16},
+    "minimax_m3_vl_text": {
+        "swiglu_limit": 7.0, "index_local_blocks": 1, "intermediate_size": 96, "shared_intermediate_size": 96,
+    },
     "afmoe": {"global_attn_every_n_layers": 4},
     "laguna": {
         "layer_types": ["full_attention", *["sliding_attention"] * 3], "mlp_layer_types": ["dense", *["sparse"] * 3],
@@ -114,7 +119,14 @@ _INDEXED = {
 EXPERTS_MORE: dict[str, dict[str, str]] = {
     "gpt-oss": {"attention.sliding_window": "sliding_window", "expert_feed_forward_length": "intermediate_size"},
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
-    **dict.fromkeys(("deepseek2", "glm4moe", "dots1", "mistral4"), _DEEPSEEK),
+    **dict.fromkeys(("deepseek2", "glm4moe", "dots1", "mistral4", "bailingmoe2"), _DEEPSEEK),
+    "minimax-m3": {
+        "feed_forward_length": "dense_intermediate_size", "expert_feed_forward_length": "intermediate_size",
+        "expert_weights_scale": "routed_scaling_factor", "attention.indexer.head_count": "index_n_heads",
+        "attention.indexer.key_length": "index_head_dim", "attention.indexer.top_k": "index_topk_blocks",
+        "attention.indexer.block_size": "index_block_size", "attention.indexer.local_blocks": "index_local_blocks",
+        "rope.dimension_count": "rotary_dim",
+    },
     "kimi-linear": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "num_shared_experts",
         "expert_weights_scale": "routed_scaling_factor",
@@ -333,7 +345,19 @@ def _cohere2_moe(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]
     return found
 
 
+def _minimax_m3(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    dense = config["mlp_layer_types"].count("dense")
+    return {
+        "expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": 1, "leading_dense_block_count": dense,
+    }  # fmt: skip
+
+
 _MIXTURES = {
+    "bailingmoe2": lambda config, rope: {
+        "expert_gating_func": 2,
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"],
+    },
+    "minimax-m3": _minimax_m3,
     "hy_v3": _hy_v3,
     "afmoe": lambda config, rope: {"expert_gating_func": 2, "expert_weights_norm": True},
     "laguna": _laguna,

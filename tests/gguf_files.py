@@ -37,6 +37,14 @@ from tests.gguf_hybrids import (
     rates_and_kernels,
 )
 
+# Files of the same recipe under another name.
+OTHER_NAMES = {
+    "glm4_moe_fused": "bailingmoe2",
+    "llama_exaone": "exaone",
+    "llama_internlm": "internlm2",
+    "llama_pangu": "pangu-embedded",
+    "granite_minicpm": "minicpm",
+}
 FAMILIES = (
     *EXPERT_FAMILIES,
     "llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt_oss",
@@ -49,7 +57,7 @@ FAMILIES = (
     "seed_oss", "seed_oss_plain",
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
-    "gemma3n_text", "gemma3n_text_plain", "apertus",
+    "gemma3n_text", "gemma3n_text_plain", "apertus", *OTHER_NAMES,
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -65,6 +73,8 @@ _FIXED: dict[str, dict[str, Any]] = {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
         "mamba_n_groups": 1,
     },
+    "granite_minicpm": {"attention_multiplier": 0.25},
+    "llama_pangu": {"attention_bias": True},
     "gemma3n_text": {"intermediate_size": 96},
     "gemma3n_text_plain": {  # what llama.cpp takes for granted: all of the first layers cut gates off, and none shares keys
         "num_hidden_layers": 4, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95] * 4, "intermediate_size": 96,
@@ -145,6 +155,7 @@ _MULTIPLIERS = {
 _MORE: dict[str, dict[str, str]] = {
     **EXPERTS_MORE,
     **dict.fromkeys(("granite", "granitemoe", "granitehybrid"), _MULTIPLIERS),
+    "minicpm": {key: field for key, field in _MULTIPLIERS.items() if key != "attention.scale"},
     **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _WINDOW),
     "cohere2": {**_WINDOW, "logit_scale": "logit_scale"},
     "qwen2moe": _WIDTHS,
@@ -176,7 +187,9 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     name = family
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
-        family = re.sub("_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared)$", "", family)
+        family = re.sub(
+            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu)$", "", family
+        )
     folder = make_tiny(
         family,
         path.parent / f"{path.stem}-{family}",
@@ -219,6 +232,9 @@ def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
         return arch, ARCHITECTURES[arch]
     if config["model_type"] == "nemotron_h":
         arch = "nemotron_h_moe" if "moe" in config["layers_block_type"] else "nemotron_h"
+        return arch, ARCHITECTURES[arch]
+    if config["tiny_family"] in OTHER_NAMES:
+        arch = OTHER_NAMES[config["tiny_family"]]
         return arch, ARCHITECTURES[arch]
     if config["model_type"] == "cohere2_moe" and not config.get("rms_norm_eps"):
         return "cohere2moe", ARCHITECTURES["cohere2moe"]

@@ -19,6 +19,7 @@ from tests.gguf_files import tiny_gguf
 FAMILIES = (
     "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
     "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe",
+    "glm4_moe_fused", "minimax_m3_vl_text",
 )  # fmt: skip
 
 
@@ -79,6 +80,11 @@ def config(found: Gguf) -> dict[str, Any]:
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_group_count": 2}, "expert_group_count is 2; served is 0"),
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_feed_forward_length": 32}, "feed_forward_length is 32; served is 96"),
         ("hunyuan_v1_moe", {"hunyuan-moe__expert_shared_feed_forward_length": 192}, "length is 192; served is 96"),
+        ("glm4_moe_fused", {"bailingmoe2__expert_gating_func": None}, "not chosen by sigmoid"),
+        ("glm4_moe_fused", {"bailingmoe2__expert_shared_feed_forward_length": 64}, "length is 64; served is 32"),
+        ("minimax_m3_vl_text", {"minimax-m3__expert_weights_norm": False}, "weights_norm is False; served is True"),
+        ("minimax_m3_vl_text", {"minimax-m3__attention__indexer__top_k": 0}, "top_k is 0; a whole number from 1"),
+        ("minimax_m3_vl_text", {"minimax-m3__attention__indexer__types": 1}, "indexer.types' is not known here"),
         ("hy_v3", {"hy_v3__expert_gating_func": 1}, "not chosen by sigmoid"),
         ("hy_v3", {"hy_v3__expert_weights_norm": False}, "expert_weights_norm is False; served is True"),
         ("hy_v3", {"hy_v3__expert_shared_feed_forward_length": 33}, "33 wide together, no multiple of 32"),
@@ -118,7 +124,18 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "family", ["glm4_moe", "minimax_m2", "dots1", "ernie4_5_moe", "glm4_moe_lite", "hy_v3", "afmoe", "laguna"]
+    "family",
+    [
+        "glm4_moe",
+        "minimax_m2",
+        "dots1",
+        "ernie4_5_moe",
+        "glm4_moe_lite",
+        "hy_v3",
+        "afmoe",
+        "laguna",
+        "minimax_m3_vl_text",
+    ],
 )
 def test_without_a_correction_experts_are_chosen_in_another_way(family: str, files: dict[str, bytes]) -> None:
     found = change(files[family])

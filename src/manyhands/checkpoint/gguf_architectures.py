@@ -331,6 +331,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(("attention_bias", ATTENTION),),
     ),
     "llama4": Architecture("llama4_text", "Llama4ForCausalLM", names.LLAMA4, llama4, (SEPARATE,), biases=()),
+    "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
+    "internlm2": Architecture("llama", "LlamaForCausalLM", names.LLAMA, conventions=(PAIRS,)),
+    "minicpm": Architecture("granite", "GraniteForCausalLM", names.LLAMA, granite, (PAIRS,)),
+    "pangu-embedded": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
     **MIXTURES,
 }
 # Others that go by the same name: by a key that only they have.

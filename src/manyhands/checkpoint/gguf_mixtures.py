@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from manyhands.checkpoint.gguf_architecture import ATTENTION, Architecture
-from manyhands.checkpoint.gguf_configs import layer_types, layers_here
-from manyhands.checkpoint.gguf_experts import SIGMOID, SOFTMAX, by_sigmoid
+from manyhands.checkpoint.gguf_configs import BY_PART, PLUS_ONE, layer_types, layers_here, stated
+from manyhands.checkpoint.gguf_experts import SIGMOID, SOFTMAX, beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
-from manyhands.checkpoint.gguf_names import DOTS1, QWEN3_MOE
+from manyhands.checkpoint.gguf_names import DOTS1, MINIMAX_M2, QWEN3_MOE
 
 _CORRECTED: Final = (None, ("exp_probs_b",))
 _GATES: Final = {"per-head": False, "per-element": True}  # whether each column of a head has one
@@ -32,6 +32,12 @@ _LAGUNA: Final = {
     "attn_gate": "self_attn.g_proj",
     "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
     **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+}
+_LING: Final = {**DOTS1, "attn_qkv": "self_attn.qkv_proj"}
+_MINIMAX_M3: Final = {
+    **MINIMAX_M2,
+    **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"indexer.{part}": f"self_attn.index_{part}" for part in ("q_proj", "k_proj", "q_norm", "k_norm")},
 }
 
 
@@ -81,17 +87,17 @@ def afmoe(keys: GgufKeys, config: Config) -> Config:
 def laguna(keys: GgufKeys, config: Config) -> Config:
     """Laguna: its windows, where it has some, are in all but every fourth layer, from the first on."""
     by_sigmoid(keys, SIGMOID)
-    keys.only("expert_weights_norm", True)
-    keys.only("expert_shared_count", 1)
-    layers = config["num_hidden_layers"]
-    window, dense = (keys.count(name, 0, least=0) for name in ("attention.sliding_window", "leading_dense_block_count"))
+    for name, only in (("expert_weights_norm", True), ("expert_shared_count", 1)):
+        keys.only(name, only)
+    layers, window = config["num_hidden_layers"], keys.count("attention.sliding_window", 0, least=0)
+    dense = keys.count("leading_dense_block_count", 0, least=0)
     windows = keys.switches("attention.sliding_window_pattern", layers) or [i % 4 != 0 for i in range(layers)]
     return {
         **_chosen(keys),
         **_laguna_attention(keys, config),
         "layer_types": layer_types([bool(window) and on for on in windows]),
         "sliding_window": window or None,
-        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(layers)],
+        "mlp_layer_types": _from(dense, layers, "dense", "sparse"),
         "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
         "moe_routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
     }
@@ -162,6 +168,41 @@ def cohere2_moe(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def ling(keys: GgufKeys, config: Config) -> Config:
+    """Ling and Ring 2.0 (mini, flash, 1T): glm4_moe with one tensor of q, k and v, without layers that guess tokens ahead."""
+    by_sigmoid(keys)
+    blocks = beside_shared(keys)
+    keys.only("expert_shared_feed_forward_length", blocks["moe_intermediate_size"])  # of each of the shared ones
+    more = {"num_hidden_layers": layers_here(keys, config), "use_qk_norm": True}
+    return {**stated("attention_bias")(keys, config), **blocks, **more}
+
+
+_INDEX: Final = {"n_heads": "head_count", "head_dim": "key_length", "topk_blocks": "top_k", "block_size": "block_size"}
+
+
+def minimax_m3(keys: GgufKeys, config: Config) -> Config:
+    """MiniMax-M3: dense layers in front, then experts and an indexer in each. llama.cpp knows how gates are cut off."""
+    by_sigmoid(keys)
+    keys.only("expert_weights_norm", True)
+    found, layers = _chosen(keys), config["num_hidden_layers"]
+    inner, dense = found.pop("moe_intermediate_size"), keys.count("leading_dense_block_count", 0, least=0)
+    return {
+        **found,
+        **{f"index_{field}": keys.count(f"attention.indexer.{name}") for field, name in _INDEX.items()},
+        "index_local_blocks": keys.count("attention.indexer.local_blocks", least=0),
+        "intermediate_size": inner,
+        "shared_intermediate_size": inner * keys.count("expert_shared_count"),
+        "dense_intermediate_size": config["intermediate_size"],
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "mlp_layer_types": _from(dense, layers, "dense", "sparse"),
+        "layer_types": _from(dense, layers, "full_attention", "minimax_m3_sparse"),
+    }
+
+
+def _from(layer: int, layers: int, before: str, then: str) -> list[str]:
+    return [before if i < layer else then for i in range(layers)]
+
+
 def _cohere2_moe(eps: str) -> Architecture:
     return Architecture(
         "cohere2_moe",
@@ -179,6 +220,10 @@ MIXTURES: Final[Mapping[str, Architecture]] = {
     "laguna": Architecture("laguna", "LagunaForCausalLM", _LAGUNA, laguna, varied=True, biases=(_CORRECTED,)),
     "mellum": Architecture("mellum", "MellumForCausalLM", QWEN3_MOE, mellum, biases=(("attention_bias", ATTENTION),)),
     "cohere2moe": _cohere2_moe("layer_norm_eps"),
+    "bailingmoe2": Architecture("glm4_moe", "Glm4MoeForCausalLM", _LING, ling, (BY_PART,), biases=(_CORRECTED,)),
+    "minimax-m3": Architecture(
+        "minimax_m3_vl_text", "MiniMaxM3VLForCausalLM", _MINIMAX_M3, minimax_m3, (PLUS_ONE,), biases=(_CORRECTED,)
+    ),
 }
 MIXTURE_VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
     "cohere2moe": ("attention.layer_norm_rms_epsilon", _cohere2_moe("rms_norm_eps")),

@@ -1,6 +1,7 @@
 """Recipes of families with layer norms: stablelm, phi, gpt_neox, nemotron, jais2, starcoder2, cohere, cohere2, cohere2_moe."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from manyhands.program.blocks import (
@@ -24,7 +25,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, listed_sparse
 from manyhands.program.fields import MOST_EXPERTS, Fields
-from manyhands.program.ops import Activation, Add, ExpertRouting, Program, Term
+from manyhands.program.ops import Activation, Add, ExpertRouting, Program, Rope, Term
 from manyhands.program.rope import RopeReader
 
 MOST_NORMS: Final = 1 << 16  # heads with a norm of their own: 1,280 in the 12B of stablelm, 6,144 in Command R+
@@ -174,67 +175,58 @@ def _starcoder2_as_trained(f: Fields, norm: NormStyle) -> None:
 
 def cohere(f: Fields) -> Program:
     """One norm without bias, attention and block side by side; pairs turn; norms of heads with weights of each head."""
-    s, act = Sizes.read(f, kv=False), f.activation()
+    s, rope = Sizes.read(f, kv=False), RopeReader(f, theta=500000.0)
     f.ignore("model_max_length")  # 131,072 beside 8,192 positions in Command R, which transformers does not read
-    norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
-    heads, rope = NormStyle("layer", norm.eps) if f.flag("use_qk_norm") else None, RopeReader(f, theta=500000.0)
+    heads = NormStyle("layer", f.number("layer_norm_eps", 1e-5)) if f.flag("use_qk_norm") else None
     _check_norms(f, s, heads, "use_qk_norm")
-    style = AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias, head_norm=heads, norm_rows=True)
-
-    def layer(n: TensorNames, i: int) -> Ops:
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
-        return _side_by_side(n, s, norm, attention(n, s, style, "h", "a"), Branch(block, "m"))
-
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], _cohere_ends(f), layer)
+    style = replace(_cohere_style(f, s), head_norm=heads, norm_rows=True)
+    return _side_by_side(f, s, rope, [rope.plain(s.head)], [style] * s.layers, _cohere_ends(f))
 
 
 def _cohere_ends(f: Fields) -> EndsStyle:
     return EndsStyle(tied=True, scale=f.number("logit_scale", 0.0625))
 
 
-def _side_by_side(n: TensorNames, s: Sizes, norm: NormStyle, first: Ops, second: Branch) -> Ops:
-    """Attention, to "a", and a block behind one norm."""
-    return parallel(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), second)
-
-
 def cohere2(f: Fields) -> Program:
     """cohere with windows; layers without one have no positions either."""
-    s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
-    norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
-    every = f.count("sliding_window_pattern", 4)
-    full, rope = range(every - 1, s.layers, every), RopeReader(f)
+    s, every, rope = Sizes.read(f, kv=False, free_head=False), f.count("sliding_window_pattern", 4), RopeReader(f)
+    full = range(every - 1, s.layers, every)
     found = windows(f, s.layers, sliding(s.layers, full), f.count("sliding_window", 4096))
     _cohere2_as_trained(f, every)
-
-    def layer(n: TensorNames, i: int) -> Ops:
-        turns = 0 if found[i] is not None else None
-        style = AttentionStyle(head_scale(s.head), turns, pairs=True, bias=bias, out_bias=bias, window=found[i])
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
-        return _side_by_side(n, s, norm, attention(n, s, style, "h", "a"), Branch(block, "m"))
-
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], _cohere_ends(f), layer)
+    styles = [replace(_cohere_style(f, s), rope=None if one is None else 0, window=one) for one in found]
+    return _side_by_side(f, s, rope, [rope.plain(s.head)], styles, _cohere_ends(f))
 
 
 def cohere_compass_text(f: Fields) -> Program:
     """cohere2 whose halves turn, by a table of each type of layer, or by none."""
-    s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
-    norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
+    s, rope = Sizes.read(f, kv=False, free_head=False), RopeReader(f, sectioned=True)
     found = windows(f, s.layers, ["full_attention"] * s.layers, f.optional_count("sliding_window", 4096))
-    kinds, rope = (
-        ["full_attention" if one is None else "sliding_attention" for one in found],
-        RopeReader(f, sectioned=True),
-    )
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in found]
     tables = rope.by_types(set(kinds), s.head, theta=10000.0, unread=("rope_theta", "rope_type"))
+    rows = [list(tables).index(kind) if kind in tables else None for kind in kinds]
+    base = replace(_cohere_style(f, s), pairs=False)
+    styles = [replace(base, rope=row, window=one) for row, one in zip(rows, found, strict=True)]
     f.ignore("pooling")  # of models that embed or rank texts
+    ends = EndsStyle(tied=True, scale=f.optional("logit_scale") or 1.0)
+    return _side_by_side(f, s, rope, list(tables.values()), styles, ends)
+
+
+def _cohere_style(f: Fields, s: Sizes) -> AttentionStyle:
+    bias = f.flag("attention_bias")
+    return AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias)
+
+
+def _side_by_side(
+    f: Fields, s: Sizes, rope: RopeReader, ropes: list[Rope], styles: Sequence[AttentionStyle], ends: EndsStyle
+) -> Program:
+    """Attention and a block behind one norm, with one style of attention a layer."""
+    act, norm = f.activation(), NormStyle("layer", f.number("layer_norm_eps", 1e-5))
 
     def layer(n: TensorNames, i: int) -> Ops:
-        turns = list(tables).index(kinds[i]) if kinds[i] in tables else None
-        style = AttentionStyle(head_scale(s.head), turns, bias=bias, out_bias=bias, window=found[i])
-        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
-        return _side_by_side(n, s, norm, attention(n, s, style, "h", "a"), Branch(block, "m"))
+        first = Branch(attention(n, s, styles[i], "h", "a"), "a", norm.op(n, "input_layernorm", s.hidden, "x", "h"))
+        return parallel(first, Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m"))
 
-    ends = EndsStyle(tied=True, scale=f.optional("logit_scale") or 1.0)
-    return assemble(f, s, norm, rope, list(tables.values()), ends, layer)
+    return assemble(f, s, norm, rope, ropes, ends, layer)
 
 
 def _cohere2_as_trained(f: Fields, every: int) -> None:

@@ -48,7 +48,8 @@ _LEGACY = {
 def minimax_m3_vl_text(f: Fields) -> Program:
     """Norms of heads; weights of norms have an offset of one. Tensors have the names of the publisher's checkpoints."""
     f.assume(num_key_value_heads=4, intermediate_size=3072)
-    s, norm = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=1.0)
+    offset = 0.0 if f.stored("norms_plus_one") else 1.0
+    s, norm = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset)
     rope = RopeReader(f, theta=5000000.0, fraction=f.number("partial_rotary_factor", 1.0))
     table = rope.plain(s.head, partial=True)
     f.only("rotary_dim", table.width)
@@ -155,7 +156,8 @@ class _Blocks:
 
     @classmethod
     def read(cls, f: Fields, s: Sizes) -> "_Blocks":
-        count, scale = f.count("num_local_experts", 128, high=MOST_EXPERTS), f.number("routed_scaling_factor", 2.0)
+        name = "num_local_experts" if f.has("num_local_experts") else "num_experts"
+        count, scale = f.count(name, 128, high=MOST_EXPERTS), f.number("routed_scaling_factor", 2.0)
         f.only("num_experts", count)
         route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "sigmoid", normalise=True, scale=scale)
         alpha, limit = f.number("swiglu_alpha", 1.702), f.number("swiglu_limit", 7.0)

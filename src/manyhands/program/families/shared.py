@@ -143,7 +143,8 @@ def glm4_moe(f: Fields) -> Program:
     f.assume(routed_scaling_factor=1.0)
     s, norm = Sizes.read(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     heads = norm if f.flag("use_qk_norm") else None
-    style = AttentionStyle(head_scale(s.head), bias=f.flag("attention_bias"), head_norm=heads)
+    fused = "self_attn.qkv_proj" if f.stored("qkv_by_part") else None
+    style = AttentionStyle(head_scale(s.head), bias=f.flag("attention_bias"), head_norm=heads, fused=fused)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
     return with_blocks(f, s, norm, rope, [style] * s.layers, partial=True)
 
