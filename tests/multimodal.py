@@ -143,6 +143,32 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         },
         {**_QWEN_TOWER, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
     ),
+    "step3p7": (
+        "step3p7",
+        {
+            "model_type": "step3p5",
+            "head_dim": 32,
+            "layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2),
+            "mlp_layer_types": ["dense", *["sparse"] * (LAYERS - 1)],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "num_sliding_attention_heads": 6,
+            "partial_rotary_factors": [0.5, 1.0] * (LAYERS // 2),
+            "rope_theta": [5e6, 1e4] * (LAYERS // 2),
+            "share_expert_dim": 40,
+            "sliding_window": WINDOW,
+            "swiglu_limits": [0.0, 0.0, 0.0, 0.4],
+            "swiglu_limits_shared": [0.3, 0.0, 0.0, 0.2],
+        },
+        {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+        },
+    ),
     "glm4v": (
         "glm4v",
         {

@@ -500,6 +500,15 @@ OWN: dict[str, Options] = {
         "shared_expert_intermediate_size": [1, 40],
         "sliding_window": [1, 9],
     },
+    "step3p5": {
+        "attention_bias": _BOOL,
+        "mlp_bias": _BOOL,
+        "moe_router_scaling_factor": [0.3, 2.5],
+        "num_experts_per_tok": [1, 4],
+        "query_pre_attn_scalar": [0.5, 100],
+        "share_expert_dim": [1, 40],
+        "sliding_window": [1, 9],
+    },
     "laguna": {
         "attention_bias": _BOOL,
         "gating": [True, "per-head", "per-element"],
@@ -614,6 +623,7 @@ _ONE_TABLE = (
     "olmo",
     "vaultgemma",
 )
+_LIMITS = ("swiglu_limits", "swiglu_limits_shared")
 _FREE_HEADS = (
     "minimax",
     "llama",
@@ -650,6 +660,7 @@ _FREE_HEADS = (
     "mellum",
     "llama4_text",
     "laguna",
+    "step3p5",
     "lfm3",
     "vaultgemma",
 )
@@ -709,6 +720,15 @@ def options(draw: random.Random, family: str) -> Options:
         turned = draw.choice([0.5, 1.0]) if out["head_dim"] % 4 == 0 else 1.0
         tables = {kind: scaling(draw, int(turned * out["head_dim"])) for kind in TYPES}
         out["rope_parameters"] = {kind: {**tables[kind], "partial_rotary_factor": turned} for kind in TYPES}
+    if family == "step3p5":
+        out["num_sliding_attention_heads"] = draw.choice([1, 2, 4]) * out["num_key_value_heads"]
+        out |= {name: draw.choices([0.0, None, 0.1, 7.0], k=out["layers"]) for name in _LIMITS}
+        turned = draw.choice([0.5, 1.0]) if out["head_dim"] % 4 == 0 else 1.0
+        tables = {kind: scaling(draw, int(turned * out["head_dim"])) for kind in TYPES}
+        # transformers fails with longrope where layers differ in heads.
+        plain = {"rope_type": "default", "rope_theta": 1e4}
+        tables = {kind: plain if table["rope_type"] == "longrope" else table for kind, table in tables.items()}
+        out["rope_parameters"] = {kind: {**tables[kind], "partial_rotary_factor": turned} for kind in TYPES}
     if family == "deepseek_v4":
         rates = {kind: draw.choice([1, 2, 4, 8, 16, 64]) for kind in V4_KINDS[:2]}
         out |= {"layer_types": draw.choices(V4_KINDS, k=out["layers"]), "compress_rates": rates}
@@ -716,9 +736,9 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"head_dim": 64, "partial_rotary_factor": 0.25, "moe_intermediate_size": out["intermediate_size"]}
         out["num_attention_heads"] = draw.choice([2, 4, 8])
         out["rope_parameters"] = scaling(draw, 16)
-    if family in ("beam", "cohere_compass_text", "flint", "kolibri1"):
+    if family in ("beam", "cohere_compass_text", "flint", "kolibri1", "step3p5"):
         out["layer_types"] = draw.choices(TYPES, k=out["layers"])
-    if family in ("axk2", "beam", "hy_v4"):
+    if family in ("axk2", "beam", "hy_v4", "step3p5"):
         out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
     if family == "bailing_hybrid":
         kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])

@@ -66,8 +66,9 @@ def maybe(integer: Integer, n: int) -> Array | None:
 
 
 def gated(integer: Integer) -> tuple[float, float, float]:
-    """Of a gate what its activation is given, its limit (0: none), and what is added to the other factor."""
-    return (1.0, 1.702)[integer(0, 1)], float(integer(0, 3)), float(integer(0, 1))
+    """Of a gate what its activation is given, its limit (0: none, below 0: one of its activation), and what is added to the
+    other factor."""
+    return (1.0, 1.702)[integer(0, 1)], float(integer(-3, 3)), float(integer(0, 1))
 
 
 def rate(integer: Integer) -> int:

@@ -530,6 +530,45 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 0.7,
         },
     ),
+    "step3p5, biases, as many heads everywhere, other scale, nothing limited": (
+        "step3p5",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_sliding_attention_heads": None,
+            "query_pre_attn_scalar": 11.5,
+            "swiglu_limits": None,
+            "swiglu_limits_shared": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, **YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "step3p5, as published": (
+        "step3p5",
+        {
+            "attention_other_setting": {"num_attention_heads": 2},
+            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention", "sliding_attention"],
+            "moe_layers_enum": "2,3",
+            "mlp_layer_types": None,
+            "num_nextn_predict_layers": 2,
+            "num_sliding_attention_heads": None,
+            "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 0.5, 1.0],
+            "rope_parameters": None,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 32.0,
+            },
+            "rope_theta": [5e6, 1e4, 1e4, 1e4, 5e6, 1e4],
+            "swiglu_limits": [0.0, 0.0, 0.0, 0.4, 0.0, 0.0],
+            "swiglu_limits_shared": [0.0, 0.0, 0.0, 0.2, 0.0, 0.0],
+        },
+    ),
     "laguna, a gate for each column, yarn, biases": (
         "laguna",
         {

@@ -359,6 +359,7 @@ def billions(program: Program) -> float:
         ("mistral4", 119),  # Mistral-Small-4-119B
         ("phimoe", 42),  # Phi-3.5-MoE
         ("solar_open", 100),  # Solar-Open-100B
+        ("step3p5", 196),  # Step-3.5-Flash, which has more heads in layers with a window
     ],
 )
 def test_the_defaults_of_a_family_have_the_published_number_of_parameters(family: str, published: float) -> None:
@@ -370,6 +371,13 @@ def test_the_defaults_of_a_family_have_the_published_number_of_parameters(family
 def test_a_published_field_that_says_what_is_computed_anyway_changes_nothing(family: str) -> None:
     config = {**tiny(family), "sliding_window_pattern": 4} if family == "cohere2" else tiny(family)
     assert build_program({**config, **SPOKEN[family]}) == build_program(config)
+
+
+@pytest.mark.parametrize("inner", [{"num_attention_groups": 1}, {"head_dim": 16}, {"sinks": True}])
+def test_layers_with_a_window_that_differ_in_more_than_heads_are_refused(inner: dict[str, Any]) -> None:
+    name, value = next(iter(inner.items()))
+    with pytest.raises(ModelError, match=f"attention_other_setting: {name} is {value!r}"):
+        build_program({**tiny("step3p5"), "attention_other_setting": inner})
 
 
 @pytest.mark.parametrize("name", ["kda_layers", "full_attn_layers"])
@@ -695,6 +703,24 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("kolibri1", "num_experts_per_tok", 9),
         ("kolibri1", "mlp_only_layers", [0]),
         ("kolibri1", "sliding_window", None),
+        ("step3p5", "att_impl_type", "MFA"),
+        ("step3p5", "attention_other_setting", [6]),
+        ("step3p5", "gating", "per-element"),
+        ("step3p5", "hidden_act", "gelu"),
+        ("step3p5", "layer_types", ["chunked_attention"] * 3),
+        ("step3p5", "moe_layers_enum", "1,-2"),
+        ("step3p5", "num_sliding_attention_heads", 5),
+        ("step3p5", "per_layer_config", {}),
+        ("step3p5", "query_pre_attn_scalar", -1),
+        ("step3p5", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("step3p5", "rope_theta", [5e6, 1e4, 1e4]),
+        ("step3p5", "sliding_window", 0),
+        ("step3p5", "swiglu_limits", [7.0]),
+        ("step3p5", "swiglu_limits", ["seven"] * 3),
+        ("step3p5", "swiglu_limits_shared", [-1.0] * 3),
+        ("step3p5", "use_head_wise_attn_gate", False),
+        ("step3p5", "use_rope_layers", [True, False, True]),
+        ("step3p5", "yarn_only_types", ["sliding_attention"]),
         ("laguna", "decoder_sparse_step", 2),
         ("laguna", "gating", False),
         ("laguna", "gating", "per-layer"),

@@ -206,6 +206,7 @@ REFUSED = {
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},
     "phimoe": set(PLACES) - {"nowhere", "beside"},
+    "step3p5": {"without a base", "new", "in both"},
 }
 
 

@@ -39,7 +39,8 @@ _OF_IMAGES: Final = frozenset(
     image_start_token_id image_end_token_id video_start_token_id video_end_token_id ignore_index media_placeholder_token_id
     audio_soft_tokens_per_image use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
     image_grid_pinpoints image_seq_length img_token_compression_config merged_hidden_size num_reward_heads
-    process_image_mode projector_hidden_size video_token_index vision_feature_select_strategy
+    process_image_mode projector_bias projector_hidden_size understand_projector_stride video_token_index
+    vision_feature_select_strategy
     """.split()
 )
 # Told to the recipe of qwen4_exp from here alone: transformers reads no such field.
@@ -48,7 +49,8 @@ _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
-    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp)\."
+    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp|"
+    r"vit_large_projector)\."
 )
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
 
@@ -83,6 +85,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "qwen3_vl": _Part({"qwen3_vl_text": "qwen3"}, {"rope_theta": 5e5}, _WINDOWS),
     # transformers divides by the sum whatever norm_topk_prob is.
     "qwen3_vl_moe": _Part({"qwen3_vl_moe_text": "qwen3_moe"}, _QWEN3_MOE, _WINDOWS | {"norm_topk_prob"}),
+    "step3p7": _Part(defaults={"model_type": "step3p5"}),
 }
 
 MULTIMODAL: Final = tuple(_PARTS)  # the model_types of which the text part is served

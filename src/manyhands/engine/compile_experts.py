@@ -9,7 +9,7 @@ from manyhands.engine.emitter import Emitter
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.weights import as_fp32, take, vector, whole_numbers
 from manyhands.errors import ModelError
-from manyhands.program.ops import SCORES, ExpertRouting, Experts, Op, Weight
+from manyhands.program.ops import SCORES, ExpertRouting, Experts, Gating, Op, Weight
 
 
 @singledispatch
@@ -44,8 +44,14 @@ def _(op: Experts, to: Emitter) -> None:
     last = TYPES[downs.type], int(op.scales_source), op.identities
     shape = (*numbers, ACTIVATIONS.index(gating.activation), *last)
     tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
-    to.emit(library.EXPERTS, shape, (gating.alpha, gating.limit or 0.0, gating.up_offset), tensors)
+    to.emit(library.EXPERTS, shape, gate_numbers(gating), tensors)
 
 
 def _biases(to: Emitter, op: Experts, weight: Weight | None) -> Array | None:
     return None if weight is None else np.stack([as_fp32(take(weight, to.read, i)) for i in range(op.experts)])
+
+
+def gate_numbers(gating: Gating) -> tuple[float, float, float]:
+    """Alpha, limit (0: none, below 0: one of activated gates) and offset, as engine/native/plan.c has them."""
+    limit = gating.limit or 0.0
+    return gating.alpha, -limit if gating.limits_activated else limit, gating.up_offset

@@ -237,11 +237,11 @@ def embeddings(machine: BackEnd) -> bytes:
 
 
 def columns(machine: BackEnd) -> bytes:
-    """Gates of every activation, with and without a limit; add, multiply and soft caps."""
+    """Gates of every activation, with and without a limit, or one once activated; add, multiply and soft caps."""
     found, k, n = [], 24, 40
     pair = [product(40, 0, 1, n, k), product(42, 0, 2, n, k)]
     for number in range(len(ACTIVATIONS)):
-        for alpha, limit, offset in ((1.0, 0.0, 0.0), (1.702, 7.0, 1.0)):
+        for alpha, limit, offset in ((1.0, 0.0, 0.0), (1.702, 7.0, 1.0), (1.0, -0.7, 0.0)):
             ops: list[Op] = [*pair, (library.GATE, (1, 2, 3, number), (alpha, limit, offset), ())]
             found.append(machine.run(reals(13, 5, k), "bf16", [n, n, n], ops, 3).tobytes())
     ops = [product(44, 0, 1, k, k), product(46, 0, 2, 1, k), (library.MULTIPLY, (1, 2, 1), (), ())]

@@ -50,11 +50,13 @@ def first_seen(op: Attention | None, positions: Tensor) -> Tensor:
 
 def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
     """ops.Gating's function of two rows."""
-    if gating.limit is not None:
-        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
-    if gating.activation == "silu":
-        return gate * torch.sigmoid(gating.alpha * gate) * (up + gating.up_offset)
-    return ACTIVATIONS[gating.activation](gate) * (up + gating.up_offset)
+    limit, is_silu = gating.limit, gating.activation == "silu"
+    if limit is not None:
+        gate, up = gate if gating.limits_activated else gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate = gate * torch.sigmoid(gating.alpha * gate) if is_silu else ACTIVATIONS[gating.activation](gate)
+    if limit is not None and gating.limits_activated:
+        gate = gate.clamp(max=limit)
+    return gate * (up + gating.up_offset)
 
 
 def scored(score: Score, logits: Tensor) -> tuple[Tensor, Tensor]:

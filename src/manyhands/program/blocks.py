@@ -222,7 +222,7 @@ def gated(
     path: str,
     hidden: int,
     inner: int,
-    activation: Activation,
+    activation: Activation | Gating,
     source: str,
     target: str,
     *,
@@ -239,7 +239,8 @@ def gated(
         gate = names.part("gate", f"{path}.gate_proj", inner, hidden, bias)
         up = names.part("up", f"{path}.up_proj", inner, hidden, bias)
     down = names.part(target, f"{path}.{down_name}", hidden, inner, bias)
-    return Product(source, (gate, up)), Gate("gate", "up", "up", Gating(activation)), Product("up", (down,))
+    gating = activation if isinstance(activation, Gating) else Gating(activation)
+    return Product(source, (gate, up)), Gate("gate", "up", "up", gating), Product("up", (down,))
 
 
 def plain(

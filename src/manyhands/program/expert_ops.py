@@ -14,13 +14,15 @@ class Gating:
     """The function f(g, u) of a gated block, by column, in fp32.
 
     With a `limit`: g <- min(g, limit), u <- min(max(u, -limit), limit). Then f = activation(g) * (u + up_offset), where
-    silu is g * sigmoid(alpha * g) and the other activations have no alpha.
+    silu is g * sigmoid(alpha * g) and the other activations have no alpha. With `limits_activated` it is min(activation(g),
+    limit) instead.
     """
 
     activation: Activation = "silu"
     alpha: float = 1.0
     limit: float | None = None
     up_offset: float = 0.0
+    limits_activated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

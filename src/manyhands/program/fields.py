@@ -195,6 +195,13 @@ class Fields:
             raise self.refuse(name, f"one of {', '.join(allowed)} for each of the {layers} layers is needed")
         return [str(item) for item in value]
 
+    def shorten(self, length: int, layers: int, *names: str) -> None:
+        """Lists of this length lose what they have for more than these layers: for those that guess tokens ahead."""
+        for name in names:
+            value = self._values.get(name)
+            if isinstance(value, list) and len(value) == length:
+                self._values[name] = value[:layers]
+
     def finish(self) -> None:
         """Raises ModelError for the first field that nothing has read and that is not known to be harmless."""
         for name in sorted(self._values.keys() - self._used - HARMLESS):

@@ -20,6 +20,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.step3p7 import Step3p7TextConfig
 from transformers.utils import logging
 
 from manyhands.checkpoint.tokenizer_json import byte_symbols
@@ -31,14 +32,16 @@ from manyhands.testing.tiny_configs import LFM3_KINDS, MORE, NEMOTRON_KINDS, REC
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
+from manyhands.testing.tiny_step import Step3p5ForCausalLM, step
 from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 
-# transformers has this class, but no name by which it finds it; and names of published tensors for the whole MiniMax-M3 alone.
+# transformers does not find its first class by a name, and has no second; names of published tensors it has for the whole
+# MiniMax-M3 and Step-3.7 alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
-_M3_NAMES: Final = [
-    one for one in get_checkpoint_conversion_mapping("minimax_m3_vl") or [] if "^" not in str(one.source_patterns)
-]
-register_checkpoint_conversion_mapping("MiniMaxM3VLForCausalLM", _M3_NAMES, overwrite=True)
+AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
+for _whole, _text in (("minimax_m3_vl", "MiniMaxM3VLForCausalLM"), ("step3p7", Step3p5ForCausalLM.__name__)):
+    _names = [one for one in get_checkpoint_conversion_mapping(_whole) or [] if "^" not in str(one.source_patterns)]
+    register_checkpoint_conversion_mapping(_text, _names, overwrite=True)
 
 DTYPES: Final[dict[Precision, torch.dtype]] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 # Ids 0-255 are the bytes; then these, in this order.
@@ -186,7 +189,7 @@ _HY_NAMES: Final = (
 
 
 # Families of which a list says that some layers have a window and others have none: without it few do, or all.
-_BOTH_KINDS: Final = ("beam", "cohere_compass_text", "kolibri1", "laguna", "mellum")
+_BOTH_KINDS: Final = ("beam", "cohere_compass_text", "kolibri1", "laguna", "mellum", "step3p5")
 # Of families whose publisher's checkpoints have other tensors than transformers writes.
 _PUBLISHED: Final[dict[str, Callable[[PreTrainedModel], dict[str, torch.Tensor]]]] = {
     "olmo_hybrid": _olmo_hybrid,
@@ -241,6 +244,8 @@ def tiny_config(
     if model_type == "laguna":
         shape |= {"num_attention_heads_per_layer": [6 - i % 2 * 2 for i in range(layers)], "sliding_window": WINDOW}
         shape["shared_expert_intermediate_size"] = hidden
+    if model_type == "step3p5":
+        shape |= step(hidden, layers)
     if model_type == "beam":
         shape["mlp_layer_types"] = ["sparse" if i else "dense" for i in range(layers)]
     if model_type == "qwen4_exp_text":

@@ -332,6 +332,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "solar_open": ("solar_open", _solar),
     "stablelm": ("stablelm", lambda hidden: {}),
     "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
+    "step3p5": ("step3p5", lambda hidden: {}),
     "vaultgemma": ("vaultgemma", _gemma),
     # With a pad_token_id transformers sets its row of the (tied) embedding to zero, also in a loaded model.
     "youtu": ("youtu", lambda hidden: {**mla(hidden), "pad_token_id": None}),

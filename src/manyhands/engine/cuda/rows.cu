@@ -162,7 +162,7 @@ KERNEL(rotary)
     x[other] = second * c + first * s;
 }
 
-/* n: width, activation. reals: alpha, limit, offset. */
+/* n: width, activation. reals: alpha, limit (below 0: of activated gates), offset. */
 KERNEL(gate)
 {
     await_rows();
@@ -170,13 +170,15 @@ KERNEL(gate)
     if (at >= a.n[0])
         return;
     float g = a.x[row * a.x_stride + at], u = a.y[row * a.y_stride + at], limit = (float)a.reals[1], offset = (float)a.reals[2];
-    if (limit > 0) {
-        g = limit < g ? limit : g;
-        u = limit < u ? limit : u;
-        u = u < minus(limit) ? minus(limit) : u;
+    const float most = limit < 0 ? minus(limit) : limit;
+    g = limit > 0 && most < g ? most : g;
+    if (limit != 0) {
+        u = most < u ? most : u;
+        u = u < minus(most) ? minus(most) : u;
     }
     u = offset != 0 ? u + offset : u;
-    a.out[row * a.out_stride + at] = activate(a.n[1], (float)a.reals[0], g) * u;
+    g = activate(a.n[1], (float)a.reals[0], g);
+    a.out[row * a.out_stride + at] = (limit < 0 && most < g ? most : g) * u;
 }
 
 /* out = x + y scale. n: width, rounds. */

@@ -443,19 +443,22 @@ static void rotate(float *x, int64_t turns, int64_t pairs, const float *cos, con
     }
 }
 
-/* limit: 0 for none. */
+/* limit: 0 for none, below 0 one of activated gates. */
 static void gate(const float *gates, const float *ups, float *out, int64_t n, int64_t activation, float alpha, float limit,
                  float offset)
 {
+    V most = set(limit < 0 ? -limit : limit);
     for (int64_t at = 0; at < n; at += LANES) {
         V g = load_part(gates + at, n - at), u = load_part(ups + at, n - at);
-        if (limit > 0) {
-            g = pick(below(set(limit), g), set(limit), g);
-            u = pick(below(set(limit), u), set(limit), u);
-            u = pick(below(u, set(-limit)), set(-limit), u);
+        g = limit > 0 ? pick(below(most, g), most, g) : g;
+        if (limit != 0) {
+            u = pick(below(most, u), most, u);
+            u = pick(below(u, minus(most)), minus(most), u);
         }
         u = offset != 0 ? add(u, set(offset)) : u;
-        store_part(out + at, mul(activate(activation, alpha, g), u), n - at);
+        g = activate(activation, alpha, g);
+        g = limit < 0 ? pick(below(most, g), most, g) : g;
+        store_part(out + at, mul(g, u), n - at);
     }
 }
 

@@ -197,7 +197,7 @@ static int check_route(const Plan *plan, const Op *op)
 }
 
 /* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs, scales_source, identities (what
- * routes name from `experts` on gives its source: as wide as the target, and not scaled); alpha, limit, offset; gates (or none, and no
+ * routes name from `experts` on gives its source: as wide as the target, and not scaled); alpha, limit (below 0: of activated gates), offset; gates (or none, and no
  * reals are used), ups, downs packed one expert behind the other, their biases [experts, n] */
 static int check_experts(Plan *plan, const Op *op)
 {

@@ -33,6 +33,7 @@ qwen4_exp  qwen4_exp_text
 kimi_linear kimi_linear
 laguna     laguna
 unturned   flint, kolibri1, beam
+step3p5    step3p5
 minimax    minimax, minimax_text_01, minimax_m1
 minimax_m3 minimax_m3_vl_text
 deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
@@ -155,6 +156,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "solar_open": "corrected",
     "stablelm": "layernorm",
     "starcoder2": "layernorm",
+    "step3p5": "step3p5",
     "vaultgemma": "gemma",
     "youtu": "latent_dense",
 }

@@ -24,7 +24,7 @@ from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, stacked_experts, top_k
 from manyhands.program.families.llama import hunyuan_attention
 from manyhands.program.fields import MOST_EXPERTS, Fields
-from manyhands.program.ops import Activation, Add, ExpertRouting, Experts, Program, Rope, Term, Weight
+from manyhands.program.ops import Activation, Add, ExpertRouting, Experts, Gating, Program, Rope, Term, Weight
 from manyhands.program.rope import RopeReader
 
 
@@ -79,6 +79,8 @@ class ExpertBlocks:
     beside_inner: int | None = None  # columns of the shared ones, if others than those of `shared` experts
     after: str | None = None  # the norm of what experts and shared ones give together
     limit: float | None = None  # of gates and ups of experts, not of shared ones (Gating)
+    limits_activated: bool = False  # ... of activated gates
+    beside_limit: float | None = None  # of activated gates and ups of shared ones and of dense blocks
 
     @classmethod
     def read(
@@ -92,19 +94,24 @@ class ExpertBlocks:
     def branch(self, n: TensorNames, s: Sizes, norm: NormStyle, i: int) -> Branch:
         """The block of layer `i`, with the norm before it."""
         if not self.sparse[i]:
-            return _mixed(n, s, norm, gated(n, "mlp", s.hidden, s.inner, self.act, "h", "m", bias=self.bias), ())
+            return _mixed(n, s, norm, self._dense(n, "mlp", s.hidden, s.inner, "m"), ())
         correction = None if self.route.score == "softmax" else self.correction
         experts = self._experts(n, s)
-        experts = replace(experts, gating=replace(experts.gating, limit=self.limit))
+        limited = replace(experts.gating, limit=self.limit, limits_activated=self.limits_activated)
+        experts = replace(experts, gating=limited)
         routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), experts)
         if not self.shared:
             return _mixed(n, s, norm, routed, ())
         width = self.beside_inner or self.inner * self.shared
-        beside = gated(n, self.beside, s.hidden, width, self.act, "h", "s", bias=self.bias)
+        beside = self._dense(n, self.beside, s.hidden, width, "s")
         if self.after is None:
             return _mixed(n, s, norm, routed, beside)
         whole = (*routed, *beside, Add((Term("s"),), "m"), norm.op(n, self.after, s.hidden, "m", "m"))
         return _mixed(n, s, norm, whole, ())
+
+    def _dense(self, n: TensorNames, path: str, hidden: int, inner: int, target: str) -> Ops:
+        gating = Gating(self.act, limit=self.beside_limit, limits_activated=True)
+        return gated(n, path, hidden, inner, gating, "h", target, bias=self.bias)
 
     def _experts(self, n: TensorNames, s: Sizes) -> Experts:
         if self.is_stacked:
