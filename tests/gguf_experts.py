@@ -19,6 +19,7 @@ EXPERT_FAMILIES = (
     "glm_moe_dsa", "glm_moe_dsa_shared", "deepseek_v32", "mistral4", "mistral4_air",
     "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
     "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
+    "step3p5", "step3p5_plain",
     "minimax_m3_vl_text",
 )  # fmt: skip
 SPLIT_FAMILIES = (
@@ -88,6 +89,21 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"] * 4, "gating": "per-element",
         "num_attention_heads_per_layer": [4] * 4, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
     },
+    "step3p5": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3], "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "llama3", "rope_theta": 5e6, "factor": 2.0, "original_max_position_embeddings": 64,
+                "low_freq_factor": 1.0, "high_freq_factor": 32.0, "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+        "swiglu_limits": [0.0, 0.0, 0.25, 0.5], "swiglu_limits_shared": [0.0, 0.5, 0.0, 0.25],
+    },
+    "step3p5_plain": {  # no layer has heads of its own, and nothing is limited
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "mlp_layer_types": ["sparse"] * 4,
+        "num_sliding_attention_heads": 4, "swiglu_limits": None, "swiglu_limits_shared": None,
+    },
     "mellum": {
         "norm_topk_prob": True, "mlp_layer_types": ["sparse"] * 4, "attention_bias": False,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -153,6 +169,10 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
     "afmoe": {
         **_DEEPSEEK, "expert_shared_count": "num_shared_experts", "expert_weights_scale": "route_scale",
         "leading_dense_block_count": "num_dense_layers", "attention.sliding_window": "sliding_window",
+    },
+    "step35": {
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_feed_forward_length": "share_expert_dim",
+        "expert_weights_scale": "moe_router_scaling_factor", "attention.sliding_window": "sliding_window",
     },
     "laguna": {
         "expert_feed_forward_length": "moe_intermediate_size",
@@ -325,6 +345,22 @@ def _laguna(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _step35(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    limits = (("exp", config["swiglu_limits"]), ("shexp", config["swiglu_limits_shared"]))
+    heads = (config["num_attention_heads"], config["num_sliding_attention_heads"])
+    return {
+        **{f"swiglu_clamp_{name}": np.array(found, np.float32) for name, found in limits if found},
+        "attention.head_count": np.array([heads[int(on)] for on in _slides(config)], np.int32),
+        "attention.head_count_kv": np.array([config["num_key_value_heads"]] * layers, np.int32),
+        "attention.sliding_window_pattern": _slides(config),
+        "expert_weights_norm": True,
+        "leading_dense_block_count": config["mlp_layer_types"].index("sparse"),
+        "rope.dimension_count": config["head_dim"],
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
+
+
 def _mellum(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     base = float(rope["sliding_attention"]["rope_theta"])
     return {"attention.sliding_window_pattern": _slides(config), "rope.freq_base_swa": base}
@@ -361,6 +397,7 @@ _MIXTURES = {
     "hy_v3": _hy_v3,
     "afmoe": lambda config, rope: {"expert_gating_func": 2, "expert_weights_norm": True},
     "laguna": _laguna,
+    "step35": _step35,
     "mellum": _mellum,
     "cohere2moe": _cohere2_moe,
 }

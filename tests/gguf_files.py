@@ -218,7 +218,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     if name in ("gemma3n_text", "gemma4_text_e4b"):
         renamed += shared_keys(dict(renamed), config["layer_types"])
     made = [_written(name, array, pick) for name, array in renamed]
-    if family in ("llama_tied", "apertus") or arch == "gemma4":
+    if name in ("llama_tied", "apertus", "step3p5") or arch == "gemma4":
         factors = still_columns(config) if arch == "gemma4" else _frequencies(config)
         made.append(("rope_freqs.weight", "F32", factors.shape, factors))
     lists = xielu_lists(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}
@@ -359,18 +359,18 @@ def _pieces(
 
 
 def _frequencies(config: dict[str, Any]) -> NDArray[np.float32]:
-    """llama 3.1's scaling as the converter stores it: a factor a column."""
-    rope, head = (
-        config["rope_parameters"],
-        config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-    )
-    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
+    """llama 3.1's scaling as the converter stores it: a factor a column, 1 for those that stand still."""
+    rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    turned = int(head * rope.get("partial_rotary_factor", 1.0))
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, turned, 2) / turned)
     low, high = (rope["original_max_position_embeddings"] / rope[f"{name}_freq_factor"] for name in ("low", "high"))
     smooth = (rope["original_max_position_embeddings"] / wavelengths - rope["low_freq_factor"]) / (
         rope["high_freq_factor"] - rope["low_freq_factor"]
     )
     between = 1 / ((1 - smooth) / rope["factor"] + smooth)
-    return np.where(wavelengths < high, 1.0, np.where(wavelengths > low, rope["factor"], between)).astype(np.float32)
+    found = np.where(wavelengths < high, 1.0, np.where(wavelengths > low, rope["factor"], between)).astype(np.float32)
+    return np.concatenate((found, np.ones((head - turned) // 2, np.float32)))
 
 
 def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:

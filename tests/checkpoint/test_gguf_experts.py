@@ -18,7 +18,7 @@ from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
     "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
-    "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe",
+    "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe", "step3p5_plain",
     "glm4_moe_fused", "minimax_m3_vl_text",
 )  # fmt: skip
 
@@ -26,7 +26,7 @@ FAMILIES = (
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("experts")
-    layers = dict.fromkeys(FAMILIES, 3) | {"laguna": 4, "mellum": 4}
+    layers = dict.fromkeys(FAMILIES, 3) | {"laguna": 4, "mellum": 4, "step3p5_plain": 4}
     return {name: tiny_gguf(name, folder / f"{name}.gguf", layers=layers[name])[0].read_bytes() for name in FAMILIES}
 
 
@@ -101,6 +101,16 @@ def config(found: Gguf) -> dict[str, Any]:
         ("laguna", {"laguna__attention__head_count": np.array([6], np.int32)}, "a whole number from 0 for each of 4"),
         ("laguna", {"laguna__expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),
         ("laguna", {"laguna__attention__sliding_window_pattern": np.array([True])}, "a switch for each of 4 layers"),
+        ("step3p5_plain", {"step35__attention__head_count": np.array([4, 6, 4, 2], np.int32)}, "have 6 heads, and 2"),
+        (
+            "step3p5_plain",
+            {"step35__attention__sliding_window_pattern": None},
+            "does not say .* which layers have a window",
+        ),
+        ("step3p5_plain", {"step35__expert_weights_norm": False}, "expert_weights_norm is False; served is True"),
+        ("step3p5_plain", {"step35__moe_every_n_layers": 2}, "moe_every_n_layers is 2; served is 1"),
+        ("step3p5_plain", {"step35__swiglu_clamp_exp": np.array([7.0], np.float32)}, "a number for each of 4 layers"),
+        ("step3p5_plain", {"step35__swiglu_clamp_shexp": "x"}, "swiglu_clamp_shexp is 'x'; a number for each of 4"),
         ("mellum", {"mellum__attention__sliding_window": None}, "it has one of attention.sliding_window and"),
         ("mellum", {"mellum__attention__sliding_window_pattern": None}, "it has one of attention.sliding_window and"),
         (
@@ -134,6 +144,7 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(
         "hy_v3",
         "afmoe",
         "laguna",
+        "step3p5_plain",
         "minimax_m3_vl_text",
     ],
 )

@@ -97,6 +97,14 @@ class GgufKeys:
             raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a number is needed")
         return float(str(np.float32(value)))
 
+    def numbers(self, name: str, layers: int, default: float) -> list[float]:
+        """A number for each layer; one alone is that of all."""
+        value = self.get(name, default)
+        found = value.tolist() if isinstance(value, np.ndarray) else [value] * min(layers, _MAX_LAYERS)
+        if len(found) != layers or any(type(one) not in (int, float) or not abs(one) <= 1e30 for one in found):
+            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a number for each of {layers} layers is needed")
+        return [float(str(np.float32(one))) for one in found]
+
     def finish(self) -> None:
         """Raises ModelError for the first key that nothing read and that may change the arithmetic."""
         ours = {key for key in self.gguf.facts if key.startswith(f"{self.arch}.")}

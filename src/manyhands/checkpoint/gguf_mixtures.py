@@ -1,6 +1,6 @@
 """More architectures of GGUF whose blocks are experts: names of their tensors, what their metadata adds, and their table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from manyhands.checkpoint.gguf_architecture import ATTENTION, Architecture
@@ -33,6 +33,14 @@ _LAGUNA: Final = {
     "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
     **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
 }
+_STEP: Final = {
+    **DOTS1,
+    "attn_gate": "self_attn.g_proj",
+    "ffn_gate_inp": "moe.gate",
+    "exp_probs_b.bias": "moe.router_bias",
+    **{f"ffn_{part}_exps.weight": f"moe.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"share_expert.{part}_proj" for part in ("gate", "up", "down")},
+}
 _LING: Final = {**DOTS1, "attn_qkv": "self_attn.qkv_proj"}
 _MINIMAX_M3: Final = {
     **MINIMAX_M2,
@@ -52,7 +60,7 @@ def hy_v3(keys: GgufKeys, config: Config) -> Config:
         raise keys.refused(f"its shared experts are {shared} wide together, no multiple of {inner}")
     kinds = ["sparse" if on else "dense" for on in keys.layers_with("ffn_gate_inp.weight", layers)]
     scale = keys.number("expert_weights_scale", 1.0)
-    more = {"mlp_layer_types": kinds, "num_shared_experts": shared // inner, "router_scaling_factor": scale}
+    more: Config = {"mlp_layer_types": kinds, "num_shared_experts": shared // inner, "router_scaling_factor": scale}
     return {**_chosen(keys), "num_hidden_layers": layers, **more}
 
 
@@ -126,6 +134,54 @@ def _tables(keys: GgufKeys, config: Config) -> dict[str, Config]:
     usual = {**config.get("rope_scaling", {"rope_type": "default"}), "rope_theta": base}
     own = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", base)}
     return {"full_attention": usual, "sliding_attention": own}
+
+
+def step35(keys: GgufKeys, config: Config) -> Config:
+    """Step-3.5 and 3.7, without the layers that guess tokens ahead. Which layers have experts is told by their tensors."""
+    by_sigmoid(keys, SIGMOID)
+    keys.only("expert_weights_norm", True)
+    keys.only("moe_every_n_layers", 1)
+    keys.get("leading_dense_block_count")
+    whole, layers = config["num_hidden_layers"], layers_here(keys, config)
+    windows = keys.switches("attention.sliding_window_pattern", whole)
+    if windows is None:
+        raise keys.refused("it does not say by attention.sliding_window_pattern which layers have a window")
+    kinds, sparse = layer_types(windows[:layers]), keys.layers_with("ffn_gate_inp.weight", layers)
+    more: Config = {"mlp_layer_types": ["sparse" if on else "dense" for on in sparse], "layer_types": kinds}
+    more |= {"num_hidden_layers": layers, "sliding_window": keys.count("attention.sliding_window")}
+    return {**_step35_attention(keys, config, kinds), **_step35_experts(keys, whole, layers), **more}
+
+
+def _step35_experts(keys: GgufKeys, whole: int, layers: int) -> Config:
+    found = _chosen(keys)
+    limits = {f"swiglu_limits{name}": f"swiglu_clamp_{key}" for name, key in (("", "exp"), ("_shared", "shexp"))}
+    return {
+        "n_routed_experts": found.pop("num_experts"),
+        **found,
+        **{field: keys.numbers(name, whole, 0.0)[:layers] for field, name in limits.items()},
+        "share_expert_dim": keys.count("expert_shared_feed_forward_length"),
+        "moe_router_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def _step35_attention(keys: GgufKeys, config: Config, kinds: Sequence[str]) -> Config:
+    """Heads of each type of layers, and their tables: those without a window turn half of what the others do, by the first of
+    rope_freqs.weight."""
+    tables, turned = _tables(keys, config), config.get("partial_rotary_factor", 1.0)
+    full, pairs = tables["full_attention"], int(config["head_dim"] * turned / 2) // 2
+    full |= {name: full[name][:pairs] for name in ("short_factor", "long_factor") if name in full}
+    full["partial_rotary_factor"], tables["sliding_attention"]["partial_rotary_factor"] = turned / 2, turned
+    nulls = dict.fromkeys(("rope_theta", "rope_scaling", "partial_rotary_factor"))
+    return {**nulls, "rope_parameters": tables, **_heads_by_type(keys, config, kinds)}
+
+
+def _heads_by_type(keys: GgufKeys, config: Config, kinds: Sequence[str]) -> Config:
+    heads: dict[str, int] = {}
+    for kind, count in zip(kinds, keys.counts("attention.head_count", config["num_hidden_layers"], 0), strict=False):
+        if heads.setdefault(kind, count) != count:
+            raise keys.refused(f"its layers of {kind} have {heads[kind]} heads, and {count}")
+    full = heads.get("full_attention", config["num_attention_heads"])
+    return {"num_attention_heads": full, "num_sliding_attention_heads": heads.get("sliding_attention", full)}
 
 
 def mellum(keys: GgufKeys, config: Config) -> Config:
@@ -218,6 +274,9 @@ MIXTURES: Final[Mapping[str, Architecture]] = {
     "hy_v3": Architecture("hy_v3", "HYV3ForCausalLM", _HY_V3, hy_v3, biases=(_CORRECTED,)),
     "afmoe": Architecture("afmoe", "AfmoeForCausalLM", _AFMOE, afmoe, biases=(_CORRECTED,)),
     "laguna": Architecture("laguna", "LagunaForCausalLM", _LAGUNA, laguna, varied=True, biases=(_CORRECTED,)),
+    "step35": Architecture(
+        "step3p5", "Step3p5ForCausalLM", _STEP, step35, (PLUS_ONE,), varied=True, biases=(_CORRECTED,)
+    ),
     "mellum": Architecture("mellum", "MellumForCausalLM", QWEN3_MOE, mellum, biases=(("attention_bias", ATTENTION),)),
     "cohere2moe": _cohere2_moe("layer_norm_eps"),
     "bailingmoe2": Architecture("glm4_moe", "Glm4MoeForCausalLM", _LING, ling, (BY_PART,), biases=(_CORRECTED,)),

@@ -39,7 +39,8 @@ _STACKED: Final = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
 
 def step3p5(f: Fields) -> Program:
     """Norms of heads; a sigmoid multiplies each head's result; experts that sigmoids choose beside a shared one."""
-    s, norm = _read(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5), offset=1.0)
+    s, offset = _read(f), 0.0 if f.stored("norms_plus_one") else 1.0
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-5), offset)
     found = windows(f, s.layers, [_FULL] * s.layers, f.optional_count("sliding_window"))
     kinds = [_FULL if window is None else _SLIDING for window in found]
     sizes, blocks, rope = _sizes(f, s, kinds), _blocks(f, s), _with_tables(f, kinds)
