@@ -23,6 +23,16 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
         third = pairs // 3  # in turns; a pair that no section has would not turn in llama.cpp
         deep = {} if arch == "qwen2vl" else {"n_deepstack_layers": 3}
         return {"rope.dimension_sections": np.array([pairs - 2 * third, third, third, 0], np.int32), **deep}
+    if arch == "granite_swa":
+        slides = np.array([kind == "sliding_attention" for kind in config["layer_types"]])
+        turns = np.array([bool(base) for base in config["layer_rope_theta"]])
+        shared = config.get("shared_intermediate_size")
+        return {
+            "attention.sliding_window": config["sliding_window"],
+            "attention.sliding_window_pattern": slides,
+            **({} if turns.all() else {"attention.rope_pattern": turns}),
+            **({"expert_shared_feed_forward_length": shared} if shared else {}),
+        }
     if arch == "command-r":
         return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
     if arch == "gemma3n":

@@ -57,7 +57,7 @@ FAMILIES = (
     "seed_oss", "seed_oss_plain",
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
-    "gemma3n_text", "gemma3n_text_plain", "apertus", *OTHER_NAMES,
+    "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", *OTHER_NAMES,
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -73,6 +73,7 @@ _FIXED: dict[str, dict[str, Any]] = {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
         "mamba_n_groups": 1,
     },
+    "granite_swa": {"layer_rope_theta": [0.0, 10000.0, 0.0, 10000.0]},
     "granite_minicpm": {"attention_multiplier": 0.25},
     "llama_pangu": {"attention_bias": True},
     "gemma3n_text": {"intermediate_size": 96},
@@ -154,7 +155,7 @@ _MULTIPLIERS = {
 }  # fmt: skip
 _MORE: dict[str, dict[str, str]] = {
     **EXPERTS_MORE,
-    **dict.fromkeys(("granite", "granitemoe", "granitehybrid"), _MULTIPLIERS),
+    **dict.fromkeys(("granite", "granitemoe", "granitehybrid", "granite_swa"), _MULTIPLIERS),
     "minicpm": {key: field for key, field in _MULTIPLIERS.items() if key != "attention.scale"},
     **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _WINDOW),
     "cohere2": {**_WINDOW, "logit_scale": "logit_scale"},
@@ -321,6 +322,8 @@ def _pieces(
         for part, rows in zip(("gate", "up"), np.split(array, 2, axis=1), strict=True):
             yield f"{path}.{part}_proj", rows
     elif config["model_type"] in ("gemma4_text", "mistral4"):
+        yield name, array
+    elif config["model_type"] == "granitemoe_swa" and (".experts." in name or ".shared_mlp." in name):
         yield name, array
     elif config["model_type"] in ("jamba", "kimi_linear"):
         yield name, rates_and_kernels(name, array, config["model_type"] == "jamba")

@@ -216,6 +216,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "gpt_oss",
         "deepseek_v3",
         "granite",
+        "granitemoe_swa",
         "olmo3",
         "qwen2_moe",
         "glm4",
@@ -283,6 +284,14 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("deepseek_v3", {"deepseek2__attention__kv_lora_rank": "x"}, "kv_lora_rank is 'x'"),
         ("deepseek_v3", {"deepseek2__expert_weights_norm": 1}, "expert_weights_norm is 1; true or false is needed"),
         ("granite", {"granite__rope__scaling__finetuned": False}, "finetuned is False; served is True"),
+        (
+            "granitemoe_swa",
+            {"granite_swa__attention__sliding_window": None},
+            "sliding_window is None; a whole number from 1",
+        ),
+        ("granitemoe_swa", {"granite_swa__attention__sliding_window_pattern": None}, "which layers have a window"),
+        ("granitemoe_swa", {"granite_swa__attention__rope_pattern": TWO}, "a switch for each of 3 layers is needed"),
+        ("granitemoe_swa", {"granite_swa__deepstack_mapping": TWO}, "deepstack_mapping' is not known here"),
         ("granite", {"granite__logit_scale": None}, "logit_scale is None; a number is needed"),
         (
             "olmo3",

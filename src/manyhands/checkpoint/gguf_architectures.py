@@ -57,6 +57,7 @@ from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, deepseek32, glm_dsa, kimi_linear, mistral4
 from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_mixtures import MIXTURE_VARIANTS, MIXTURES
+from manyhands.checkpoint.gguf_plain import PLAIN, PLAIN_VARIANTS
 
 _CORRECTED: Final = (None, ("exp_probs_b",))
 _INDEXED: Final = (None, ("exp_probs_b", "indexer.k_norm"))
@@ -331,14 +332,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(("attention_bias", ATTENTION),),
     ),
     "llama4": Architecture("llama4_text", "Llama4ForCausalLM", names.LLAMA4, llama4, (SEPARATE,), biases=()),
-    "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
-    "internlm2": Architecture("llama", "LlamaForCausalLM", names.LLAMA, conventions=(PAIRS,)),
-    "minicpm": Architecture("granite", "GraniteForCausalLM", names.LLAMA, granite, (PAIRS,)),
-    "pangu-embedded": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
+    **PLAIN,
     **MIXTURES,
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
+    **PLAIN_VARIANTS,
     **MIXTURE_VARIANTS,
     "llama": ("expert_count", Architecture("mixtral", "MixtralForCausalLM", names.MIXTRAL, experts, (PAIRS,))),
     "granitehybrid": ("expert_count", _granite_hybrid(names.GRANITE_HYBRID_MOE)),

@@ -109,8 +109,8 @@ class _Layers:
 
 
 def _style(f: Fields) -> AttentionStyle:
-    bias = f.flag("attention_bias")
-    return AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
+    bias, pairs = f.flag("attention_bias"), f.stored("interleaved_rope")
+    return AttentionStyle(f.number("attention_multiplier", 1.0), pairs=pairs, bias=bias, out_bias=bias)
 
 
 def _by_layer(f: Fields, s: Sizes, rope: RopeReader) -> tuple[list[Rope], list[AttentionStyle]]:

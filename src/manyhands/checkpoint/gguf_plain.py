@@ -1,0 +1,72 @@
+"""More architectures of GGUF with attention of the usual kind: what their metadata adds, and their table."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from manyhands.checkpoint import gguf_names as names
+from manyhands.checkpoint.gguf_architecture import ATTENTION, NORMS, UP_DOWN, Architecture
+from manyhands.checkpoint.gguf_configs import PAIRS, granite, layer_types, stated
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+
+_GRANITE_SWA: Final = {**names.LLAMA, "attn_sinks.weight": "self_attn.sinks"}
+_GRANITE_MOE_SWA: Final = {
+    **_GRANITE_SWA,
+    "ffn_gate_inp": "block_sparse_moe.router",
+    "ffn_gate_up_exps.weight": "block_sparse_moe.experts.gate_up_proj",
+    "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
+    "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+
+
+def granite_swa(keys: GgufKeys, config: Config) -> Config:
+    """Granite with windows; layers may have no positions."""
+    layers = config["num_hidden_layers"]
+    windows = keys.switches("attention.sliding_window_pattern", layers)
+    if windows is None:
+        raise keys.refused("it does not say by attention.sliding_window_pattern which layers have a window")
+    turns = keys.switches("attention.rope_pattern", layers) or [True] * layers
+    by_layer = {} if all(turns) else {"layer_rope_theta": [config["rope_theta"] if on else 0 for on in turns]}
+    window = {"sliding_window": keys.count("attention.sliding_window"), "layer_types": layer_types(windows)}
+    return {**granite(keys, config), **window, **by_layer}
+
+
+def granite_moe_swa(keys: GgufKeys, config: Config) -> Config:
+    """The same with experts, perhaps beside a shared one."""
+    return {
+        **granite_swa(keys, config),
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "shared_intermediate_size": keys.count("expert_shared_feed_forward_length", 0, least=0),
+    }
+
+
+PLAIN: Final[Mapping[str, Architecture]] = {
+    "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
+    "internlm2": Architecture("llama", "LlamaForCausalLM", names.LLAMA, conventions=(PAIRS,)),
+    "minicpm": Architecture("granite", "GraniteForCausalLM", names.LLAMA, granite, (PAIRS,)),
+    "pangu-embedded": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
+    "granite_swa": Architecture("granite_swa", "GraniteSWAForCausalLM", _GRANITE_SWA, granite_swa, (PAIRS,)),
+    "jais2": Architecture(
+        "jais2",
+        "Jais2ForCausalLM",
+        names.LLAMA,
+        stated("attention_bias", "mlp_bias"),
+        eps="layer_norm_eps",
+        ends=names.BIASED_ENDS,
+        biases=(NORMS, ("attention_bias", ATTENTION), ("mlp_bias", UP_DOWN)),
+    ),
+}
+PLAIN_VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
+    "granite_swa": (
+        "expert_count",
+        Architecture(
+            "granitemoe_swa",
+            "GraniteMoeSWAForCausalLM",
+            _GRANITE_MOE_SWA,
+            granite_moe_swa,
+            (PAIRS,),
+            biases=(("attention_bias", ATTENTION),),
+        ),
+    ),
+}
