@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
+from transformers.models.step3p7 import modeling_step3p7
 
 from manyhands.core import Span
 from manyhands.engine import library
@@ -382,6 +383,23 @@ def test_queries_of_ling_come_from_a_latent_where_the_config_says_so(tmp_path: P
     pair.model.get_submodule("model.layers.1.self_attn").register_module("q_proj", query)
     theirs, ours = pair.theirs(PROMPT), pair.ours(PROMPT, pair.span.new_cache(len(PROMPT)))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-4
+
+
+def test_limits_of_lings_gates_are_those_of_steps(tmp_path: Path) -> None:
+    """transformers reads none of Ling 3.0: it computes them with the functions of Step-3.7 in their place."""
+    limits = {"expert_swiglu_limit_list": [0, 0.25, 0, 0.1], "share_expert_swiglu_limit_list": [0, 0, 0.5, 0.25]}
+    pair = NativePair(tmp_path, "bailing_hybrid", {**limits, "num_nextn_predict_layers": 0})
+    ids, _ = pair.greedy(PROMPT, 8, chunk=7)
+    ours, unlimited = pair.ours(ids, pair.span.new_cache(len(ids))), pair.theirs(ids)
+    for layer, own, beside in zip(pair.model.model.layers, *limits.values(), strict=True):
+        for name, limit in (("experts", own), ("shared_experts", beside)):
+            if (block := getattr(layer.mlp, name, None)) is not None:
+                limited = modeling_step3p7.Step3p7MLP if name == "shared_experts" else modeling_step3p7.Step3p7Experts
+                block.__class__ = limited
+                block.limit = limit or float("inf")
+    theirs = pair.theirs(ids)
+    largest = theirs.abs().max()
+    assert float((ours - theirs).abs().max() / largest) < 1e-4 < float((unlimited - theirs).abs().max() / largest)
 
 
 @pytest.fixture(params=library.supported())

@@ -9,13 +9,14 @@ from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import listed_sparse
 from manyhands.program.families.latent import LatentSizes, latent_attention, latent_scale, sizes
 from manyhands.program.families.linear import KINDS, LinearStyle, delta_rule
-from manyhands.program.families.shared import ExpertBlocks, grouped_route
+from manyhands.program.families.shared import ExpertBlocks, grouped_route, limited_blocks
 from manyhands.program.fields import Fields
 from manyhands.program.ops import ChannelDecay, Multiply, Part, Product, Program, Weight
 from manyhands.program.rope import RopeReader
 
 _LINEAR, _FULL = KINDS
 _PATH: Final = "attention"
+_LIMITS: Final = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 _TRAINED: Final[dict[str, object]] = {  # of fields that transformers does not read: what it computes
     "gated_attention_proj_granularity_type": "head_wise",
     "group_norm_size": 1,
@@ -49,7 +50,7 @@ def bailing_hybrid(f: Fields) -> Program:
         raise f.refuse("kda_lower_bound", "a number below zero is needed")
     f.ignore("kda_lower_bound")
     kinds, blocks, bias = _kinds(f, s.layers), _blocks(f, s), f.flag("attention_bias")
-    _as_trained(f, z, blocks)
+    _as_trained(f, z, blocks[0])
     rope = RopeReader(f, theta=6000000.0)
     if rope.kind == "default":  # which does not read it: of head_dim, it says what qk_rope_head_dim is
         f.ignore("partial_rotary_factor")
@@ -63,7 +64,7 @@ def bailing_hybrid(f: Fields) -> Program:
     def layer(n: TensorNames, i: int) -> Ops:
         first = attention(n) if kinds[i] == _FULL else _linear_attention(n, s, linear, bound)
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
-        return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
+        return sequential(Branch(first, "a", before), blocks[i].branch(n, s, norm, i))
 
     ends = EndsStyle(embed="model.word_embeddings")
     return assemble(f, s, norm, rope, [rope.plain(z.rotary)], ends, layer)
@@ -96,10 +97,15 @@ def _kinds(f: Fields, layers: int) -> list[str]:
     return f.per_layer("layer_types", layers, [_LINEAR if (i + 1) % group else _FULL for i in range(layers)], KINDS)
 
 
-def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
+def _blocks(f: Fields, s: Sizes) -> list[ExpertBlocks]:
+    """With the limits that the models were trained with, which publisher's servers apply; transformers (5.23) reads none."""
     sparse = listed_sparse(f, s.layers, f.count("first_k_dense_replace", low=0))
     blocks = ExpertBlocks.read(f, grouped_route(f, "num_local_experts"), sparse)
-    return replace(blocks, correction="mlp.gate.expert_bias")
+    f.shorten(s.layers + f.count("num_nextn_predict_layers", 0, low=0, high=1024), s.layers, *_LIMITS)
+    found = limited_blocks(f, replace(blocks, correction="mlp.gate.expert_bias"), *_LIMITS)
+    if any(block.beside_limit and not sparse[i] for i, block in enumerate(found)):
+        raise f.refuse(_LIMITS[1], "no limit is needed for layers without experts")
+    return found
 
 
 def _as_trained(f: Fields, z: LatentSizes, blocks: ExpertBlocks) -> None:
@@ -107,10 +113,6 @@ def _as_trained(f: Fields, z: LatentSizes, blocks: ExpertBlocks) -> None:
         raise f.refuse("architectures", "Ling 2.5 and 2.6, of another arithmetic by the same name, have no recipe")
     for name, value in _TRAINED.items():
         f.only(name, value)
-    for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
-        given = f.raw(name, [])
-        if not isinstance(given, list) or any(given):  # the publisher's server applies them, and transformers does not
-            raise f.refuse(name, "limits of gates have no recipe in this family")
     f.only("moe_shared_expert_intermediate_size", blocks.inner * blocks.shared)
     f.only("rotary_dim", z.rotary)
     f.ignore("max_window_layers", "mtp_loss_scaling_factor", "mtp_use_kda", "output_dropout")

@@ -23,7 +23,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, stacked_experts, top_k
 from manyhands.program.families.llama import hunyuan_attention
-from manyhands.program.fields import MOST_EXPERTS, Fields
+from manyhands.program.fields import LARGEST, MOST_EXPERTS, Fields
 from manyhands.program.ops import Activation, Add, ExpertRouting, Experts, Gating, Program, Rope, Term, Weight
 from manyhands.program.rope import RopeReader
 
@@ -119,6 +119,26 @@ class ExpertBlocks:
                 n, self.experts, s, self.inner, self.route.experts, self.act, parts=tuple(self.parts)
             )
         return each_expert(n, self.experts, self.parts, s, self.inner, self.route.experts, self.act)
+
+
+def limited_blocks(f: Fields, blocks: ExpertBlocks, experts: str, beside: str) -> list[ExpertBlocks]:
+    """The blocks of each layer. Lists limit activated gates and ups: `experts` those of experts, `beside` those of shared ones
+    and of dense blocks."""
+    limits = (_limits(f, name, len(blocks.sparse)) for name in (experts, beside))
+    return [
+        replace(blocks, limit=own, limits_activated=True, beside_limit=other)
+        for own, other in zip(*limits, strict=True)
+    ]
+
+
+def _limits(f: Fields, name: str, layers: int) -> list[float | None]:
+    value = f.raw(name, [0] * layers)
+    each = value if isinstance(value, list) else []
+    if len(each) != layers or not all(
+        one is None or (type(one) in (int, float) and 0 <= one <= LARGEST) for one in each
+    ):
+        raise f.refuse(name, f"a number from 0 to {LARGEST:g}, or null, for each of the {layers} layers is needed")
+    return [float(one) if one else None for one in each]
 
 
 def with_blocks(

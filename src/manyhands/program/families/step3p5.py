@@ -19,8 +19,8 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import listed_sparse, top_k
-from manyhands.program.families.shared import ExpertBlocks
-from manyhands.program.fields import LARGEST, MOST_EXPERTS, Fields
+from manyhands.program.families.shared import ExpertBlocks, limited_blocks
+from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import ExpertRouting, Multiply, Part, Product, Program
 from manyhands.program.rope import RopeReader
 
@@ -126,17 +126,6 @@ def _of_types(f: Fields, name: str, kinds: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _limits(f: Fields, name: str, layers: int) -> list[float | None]:
-    """For each layer what limits activated gates and ups, if something does."""
-    value = f.raw(name, [0] * layers)
-    each = value if isinstance(value, list) else []
-    if len(each) != layers or not all(
-        one is None or (type(one) in (int, float) and 0 <= one <= LARGEST) for one in each
-    ):
-        raise f.refuse(name, f"a number from 0 to {LARGEST:g}, or null, for each of the {layers} layers is needed")
-    return [float(one) if one else None for one in each]
-
-
 def _with_gates(n: TensorNames, s: Sizes, ops: Ops) -> Ops:
     """Attention, and what multiplies each head's result before the product behind it."""
     *inner, out = ops
@@ -155,9 +144,7 @@ def _blocks(f: Fields, s: Sizes) -> list[ExpertBlocks]:
     bias, sparse = f.flag("mlp_bias"), _sparse(f, s.layers)
     blocks = ExpertBlocks("silu", route, inner, 1, sparse, bias=bias, beside_inner=beside)
     blocks = replace(blocks, gate="moe.gate", correction="moe.router_bias", beside="share_expert", experts="moe")
-    blocks = replace(blocks, parts=_STACKED, is_stacked=True, limits_activated=True)
-    limits = (_limits(f, name, s.layers) for name in ("swiglu_limits", "swiglu_limits_shared"))
-    return [replace(blocks, limit=own, beside_limit=other) for own, other in zip(*limits, strict=True)]
+    return limited_blocks(f, replace(blocks, parts=_STACKED, is_stacked=True), "swiglu_limits", "swiglu_limits_shared")
 
 
 def _sparse(f: Fields, layers: int) -> list[bool]:
