@@ -17,7 +17,7 @@ EXPERT_FAMILIES = (
     "deepseek_v2", "deepseek_v2_old", "glm4_moe_lite",
     "exaone_moe", "llama4_text", "qwen3_moe_vl",
     "glm_moe_dsa", "glm_moe_dsa_shared", "deepseek_v32", "mistral4", "mistral4_air",
-    "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
+    "bailing_hybrid", "bailing_hybrid_limited", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
     "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
     "step3p5", "step3p5_plain",
     "minimax_m3_vl_text",
@@ -30,6 +30,8 @@ SPLIT_FAMILIES = (
     "deepseek_v32",
     "mistral4",
     "kimi_linear",
+    "bailing_hybrid",
+    "bailing_hybrid_limited",
     "glm_moe_dsa_shared",
     "mistral4_air",
 )  # as newer converters write them
@@ -53,6 +55,9 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "glm_moe_dsa_shared": {"index_head_dim": 64, "index_topk": 64, "indexer_types": ["full", "full", "shared", "full"]},
     "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
     "kimi_linear": {"linear_num_heads": 4, "norm_topk_prob": True},
+    "bailing_hybrid_limited": {
+        "expert_swiglu_limit_list": [0, 0.25, 0, 0.1], "share_expert_swiglu_limit_list": [0, 0, 0.5, 0.25],
+    },
     "mistral4": {"moe_intermediate_size": 32},
     "mimo_v2_flash": {"routed_scaling_factor": 1.0},
     "deepseek_v4": {
@@ -142,6 +147,12 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
         "attention.indexer.key_length": "index_head_dim", "attention.indexer.top_k": "index_topk_blocks",
         "attention.indexer.block_size": "index_block_size", "attention.indexer.local_blocks": "index_local_blocks",
         "rope.dimension_count": "rotary_dim",
+    },
+    "bailingmoe3": {
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_feed_forward_length": "moe_intermediate_size",
+        "expert_group_count": "num_expert_group", "expert_group_used_count": "topk_group",
+        "expert_shared_count": "num_shared_experts", "expert_weights_scale": "routed_scaling_factor",
+        "expert_weights_norm": "moe_renormalize", "leading_dense_block_count": "first_k_dense_replace",
     },
     "kimi-linear": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "num_shared_experts",
@@ -245,7 +256,7 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
         keys |= {f"attention.{key}_mla": size for key, size in own.items()}
         keys |= {"attention.key_length": rank + rotary, "attention.value_length": rank, "attention.head_count_kv": 1}
     # llama.cpp knows by the number of layers of published models whether queries have a latent; elsewhere 0 says so.
-    keys |= {"attention.q_lora_rank": config["q_lora_rank"] or 0, "attention.kv_lora_rank": rank}
+    keys |= {"attention.q_lora_rank": config.get("q_lora_rank") or 0, "attention.kv_lora_rank": rank}
     if "num_experts_per_tok" not in config:
         return keys
     if name != "deepseek_v2_old":  # which is softmax without the key
@@ -256,7 +267,11 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
         keys |= {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
     if name == "glm_moe_dsa_shared":
         keys["attention.indexer.types"] = np.array([kind == "full" for kind in config["indexer_types"]])
-    if name == "kimi_linear":
+    if name.startswith("bailing_hybrid"):
+        keys |= {"kda.safe_gate": True, "kda.gate_lower_bound": float(config["kda_lower_bound"])}
+        limits = {"exp": "expert_swiglu_limit_list", "shexp": "share_expert_swiglu_limit_list"}
+        keys |= {f"swiglu_clamp_{to}": np.array(config[of], np.float32) for to, of in limits.items() if config.get(of)}
+    if name.startswith(("kimi_linear", "bailing_hybrid")):
         keys["attention.head_count_kv"] = np.array(
             [kind == "full_attention" for kind in config["layer_types"]], np.int32
         )

@@ -189,7 +189,9 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
         family = re.sub(
-            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu)$", "", family
+            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu|limited)$",
+            "",
+            family,
         )
     folder = make_tiny(
         family,
@@ -296,6 +298,8 @@ def _renamed(
             out[f"blk.{layer}.{names[inner]}".removesuffix(".")] = array
         elif pattern != stem:
             stacks.setdefault(f"blk.{layer}.{names[pattern]}.{last}", []).append(array)
+        elif stem == "attention.g_proj" and config["layer_types"][int(layer)] == "full_attention":
+            out[f"blk.{layer}.attn_gate.{last}"] = array
         else:
             out[f"blk.{layer}.{names[stem]}.{last}"] = array
     if config["is_fused"]:
@@ -325,7 +329,9 @@ def _pieces(
         yield name, array
     elif config["model_type"] == "granitemoe_swa" and (".experts." in name or ".shared_mlp." in name):
         yield name, array
-    elif config["model_type"] in ("jamba", "kimi_linear"):
+    elif config["model_type"] == "bailing_hybrid" and last == "A_log":
+        yield name, np.exp(array)[:, None]
+    elif config["model_type"] in ("jamba", "kimi_linear", "bailing_hybrid"):
         yield name, rates_and_kernels(name, array, config["model_type"] == "jamba")
     elif ".linear_attn." in name:
         yield from linear_pieces(name, array, config, TILED in conventions)

@@ -18,7 +18,7 @@ from tests.gguf_files import tiny_gguf
 
 FAMILIES = (
     "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
-    "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe", "step3p5_plain",
+    "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe", "bailing_hybrid", "step3p5_plain",
     "glm4_moe_fused", "minimax_m3_vl_text",
 )  # fmt: skip
 
@@ -111,6 +111,14 @@ def config(found: Gguf) -> dict[str, Any]:
         ("step3p5_plain", {"step35__moe_every_n_layers": 2}, "moe_every_n_layers is 2; served is 1"),
         ("step3p5_plain", {"step35__swiglu_clamp_exp": np.array([7.0], np.float32)}, "a number for each of 4 layers"),
         ("step3p5_plain", {"step35__swiglu_clamp_shexp": "x"}, "swiglu_clamp_shexp is 'x'; a number for each of 4"),
+        ("bailing_hybrid", {"bailingmoe3__kda__safe_gate": False}, "kda.safe_gate is False; served is True"),
+        (
+            "bailing_hybrid",
+            {"bailingmoe3__kda__gate_lower_bound": None},
+            "gate_lower_bound is None; a number is needed",
+        ),
+        ("bailing_hybrid", {"bailingmoe3__swiglu_clamp_exp": np.array([7.0], np.float32)}, "a number for each of 3"),
+        ("bailing_hybrid", {"bailingmoe3__expert_shared_feed_forward_length": 33}, "length is 33; served is 32"),
         ("mellum", {"mellum__attention__sliding_window": None}, "it has one of attention.sliding_window and"),
         ("mellum", {"mellum__attention__sliding_window_pattern": None}, "it has one of attention.sliding_window and"),
         (
@@ -145,6 +153,7 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(
         "afmoe",
         "laguna",
         "step3p5_plain",
+        "bailing_hybrid",
         "minimax_m3_vl_text",
     ],
 )

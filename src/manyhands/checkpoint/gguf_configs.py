@@ -15,6 +15,7 @@ SPLIT: Final = "split_kv_b"  # keys and values of latents have tensors of their 
 BY_PART: Final = "qkv_by_part"  # one tensor holds all of q, then k, then v
 SEPARATE: Final = "separate_gate_up"  # gate and up of experts are tensors of their own
 RATES: Final = "negative_rates"  # A_log of linear attention holds -exp of it
+LOGLESS: Final = "rates"  # A_log of linear attention holds exp of it
 TILED: Final = "tiled_heads"  # value head h of linear attention reads key head h % (key heads)
 APART: Final = "separate_qkv_z"  # queries, keys, values of linear attention are one tensor, its gates another
 

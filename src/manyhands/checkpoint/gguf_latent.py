@@ -176,3 +176,23 @@ def kimi_linear(keys: GgufKeys, config: Config) -> Config:
             "short_conv_kernel_size": keys.count("ssm.conv_kernel"),
         },
     }
+
+
+def bailing3(keys: GgufKeys, config: Config) -> Config:
+    """Ling 3.0, without layers that guess tokens ahead: layers without key heads have linear attention."""
+    by_sigmoid(keys)
+    keys.only("kda.safe_gate", True)
+    whole, blocks = config["num_hidden_layers"], beside_shared(keys)
+    latents, kinds = _latents(keys, config), mixed_layers(keys, config, "linear_attention")
+    layers = latents["num_hidden_layers"]
+    blocks |= {"num_local_experts": blocks.pop("n_routed_experts"), "layer_types": kinds[:layers]}
+    keys.only("expert_shared_feed_forward_length", blocks["moe_intermediate_size"])
+    return {
+        **latents,
+        **blocks,
+        "expert_swiglu_limit_list": keys.numbers("swiglu_clamp_exp", whole, 0.0)[:layers],
+        "share_expert_swiglu_limit_list": keys.numbers("swiglu_clamp_shexp", whole, 0.0)[:layers],
+        "kda_lower_bound": keys.number("kda.gate_lower_bound"),
+        "linear_head_dim": keys.count("kda.head_dim"),
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+    }

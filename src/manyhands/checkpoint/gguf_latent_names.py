@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from manyhands.checkpoint.gguf_names import DOTS1, GEMMA3, INPUT_ENDS, INPUTS, LLAMA
+from manyhands.checkpoint.gguf_names import DOTS1, ENDS, GEMMA3, INPUT_ENDS, INPUTS, LLAMA
 
 MINICPM3: Final = {
     **LLAMA,
@@ -46,6 +46,22 @@ KIMI_LINEAR: Final = {
     },
     **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
 }
+LING3: Final = {
+    **{
+        name: ours.replace("self_attn.o_proj", "attention.dense").replace("self_attn.", "attention.")
+        for name, ours in DEEPSEEK2.items()
+    },
+    **{f"ssm_conv1d_{kind}": f"attention.{kind}_conv1d" for kind in "qkv"},
+    "attn_gate": "attention.g_proj",  # of latent attention
+    "ssm_g_a": "attention.g_proj",
+    "ssm_f_a": "attention.f_proj",
+    "ssm_beta": "attention.b_proj",
+    "ssm_dt.bias": "attention.dt_bias",
+    "ssm_a.": "attention.A_log",
+    "ssm_norm": "attention.o_norm",
+    "exp_probs_b.bias": "mlp.gate.expert_bias",
+}
+LING3_ENDS: Final = {**ENDS, "token_embd.weight": "model.word_embeddings.weight"}
 MIMO2: Final = {
     **DOTS1,
     "attn_qkv": "self_attn.qkv_proj",

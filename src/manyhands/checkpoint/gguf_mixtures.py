@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from manyhands.checkpoint.gguf_architecture import ATTENTION, Architecture
-from manyhands.checkpoint.gguf_configs import BY_PART, PLUS_ONE, layer_types, layers_here, stated
+from manyhands.checkpoint.gguf_configs import BY_PART, LOGLESS, PLUS_ONE, layer_types, layers_here, stated
 from manyhands.checkpoint.gguf_experts import SIGMOID, SOFTMAX, beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+from manyhands.checkpoint.gguf_latent import bailing3
+from manyhands.checkpoint.gguf_latent_names import LING3, LING3_ENDS
 from manyhands.checkpoint.gguf_names import DOTS1, MINIMAX_M2, QWEN3_MOE
 
 _CORRECTED: Final = (None, ("exp_probs_b",))
@@ -280,6 +282,16 @@ MIXTURES: Final[Mapping[str, Architecture]] = {
     "mellum": Architecture("mellum", "MellumForCausalLM", QWEN3_MOE, mellum, biases=(("attention_bias", ATTENTION),)),
     "cohere2moe": _cohere2_moe("layer_norm_eps"),
     "bailingmoe2": Architecture("glm4_moe", "Glm4MoeForCausalLM", _LING, ling, (BY_PART,), biases=(_CORRECTED,)),
+    "bailingmoe3": Architecture(
+        "bailing_hybrid",
+        "BailingMoeV3ForCausalLM",
+        LING3,
+        bailing3,
+        (LOGLESS,),
+        latent=True,
+        ends=LING3_ENDS,
+        biases=(_CORRECTED, (None, ("ssm_dt",))),
+    ),
     "minimax-m3": Architecture(
         "minimax_m3_vl_text", "MiniMaxM3VLForCausalLM", _MINIMAX_M3, minimax_m3, (PLUS_ONE,), biases=(_CORRECTED,)
     ),

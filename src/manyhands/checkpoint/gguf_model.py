@@ -31,7 +31,10 @@ _MAX_FACTOR: Final = 1e30  # of a column that does not turn
 _MAX_AHEAD: Final = 16
 MAX_EXPERTS: Final = 4096
 _CHOSEN: Final = frozenset(("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk"))  # how many a row takes
-_VECTORS: Final = tuple(f".{path}.{name}" for path in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight"))
+_VECTORS: Final = (
+    *(f".{path}.{name}" for path in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight")),
+    ".attention.A_log",
+)
 
 ReadTensor = Callable[[GgufTensor], bytes]  # its bytes; fewer where the file ends before
 

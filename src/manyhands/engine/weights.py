@@ -138,7 +138,7 @@ def kernel(op: Convolution, read: Read) -> NDArray[np.float32]:
 def decay_rates(op: Decay | ChannelDecay, width: int, read: Read) -> NDArray[np.float64] | NDArray[np.float32]:
     """Of each of `width` columns; those of channels are in fp32."""
     stored = as_fp32(take(op.rate, read)).astype(np.float64).reshape(-1)
-    rates = library.double("exp", stored) if op.is_log else -stored
+    rates = library.double("exp", stored) if op.is_log else np.abs(stored)
     return rates.astype(np.float32).repeat(width // len(stored)) if isinstance(op, ChannelDecay) else rates
 
 

@@ -148,7 +148,7 @@ class Convolution:
 class Decay:
     """target = exp(-rate * softplus(source + bias)), column by column, in double, rounded to fp32 at the end.
 
-    rate is exp(stored) where `is_log`, else minus what is stored. softplus(v) = log(1 + exp(v)), and v beyond 20.
+    rate is exp(stored) where `is_log`, else the size of what is stored. softplus(v) = log(1 + exp(v)), and v beyond 20.
     """
 
     source: str
@@ -163,7 +163,7 @@ class ChannelDecay:
     """target = exp(-rate_h * softplus(source + bias)), column by column, in fp32; h is the column's head. With a `bound`,
     below zero: exp(bound * sigmoid(rate_h * (source + bias))).
 
-    rate [heads] is exp(stored) in double, rounded to fp32, where `is_log`, else minus what is stored; stored [heads] or
+    rate [heads] is exp(stored) in double, rounded to fp32, where `is_log`, else the size of what is stored; stored [heads] or
     [1, 1, heads, 1]. Each head has as many columns.
     """
 

@@ -54,12 +54,12 @@ def bailing_hybrid(f: Fields) -> Program:
     rope = RopeReader(f, theta=6000000.0)
     if rope.kind == "default":  # which does not read it: of head_dim, it says what qk_rope_head_dim is
         f.ignore("partial_rotary_factor")
-    scale = latent_scale(rope, z.plain + z.rotary)
+    scale, split = latent_scale(rope, z.plain + z.rotary), f.stored("split_kv_b")
 
     def attention(n: TensorNames) -> Ops:
         gate = Part("g", n.linear(f"{_PATH}.g_proj", s.heads, s.hidden), activation="sigmoid")
         gated = (gate, Multiply("a", "g", "a"))
-        return latent_attention(n, s, z, scale, pairs=True, bias=bias, path=_PATH, gate=gated, out="dense")
+        return latent_attention(n, s, z, scale, pairs=True, bias=bias, split=split, path=_PATH, gate=gated, out="dense")
 
     def layer(n: TensorNames, i: int) -> Ops:
         first = attention(n) if kinds[i] == _FULL else _linear_attention(n, s, linear, bound)
@@ -86,7 +86,8 @@ def _linear_style(f: Fields, s: Sizes, eps: float) -> LinearStyle:
     heads = f.count("linear_num_heads", s.heads, high=4096)
     width = f.count("linear_head_dim", f.count("head_dim", 128, high=1 << 14), high=1 << 14)
     taps = f.count("linear_conv_kernel_dim", f.count("short_conv_kernel_size", 4, high=32), high=32)
-    return LinearStyle(heads, heads, width, width, taps, eps, f.activation(), gate="sigmoid")
+    is_log = not f.stored("rates")
+    return LinearStyle(heads, heads, width, width, taps, eps, f.activation(), is_log=is_log, gate="sigmoid")
 
 
 def _kinds(f: Fields, layers: int) -> list[str]:
@@ -128,6 +129,6 @@ def _linear_attention(n: TensorNames, s: Sizes, style: LinearStyle, bound: float
     rates, biases = n.vector(f"{_PATH}.A_log", style.heads), n.vector(f"{_PATH}.dt_bias", style.keys)
     return (
         Product("h", tuple(parts)),
-        *delta_rule(n, style, kernels, f"{_PATH}.o_norm", ChannelDecay("a", "a", rates, biases, bound=bound)),
+        *delta_rule(n, style, kernels, f"{_PATH}.o_norm", ChannelDecay("a", "a", rates, biases, style.is_log, bound)),
         Product("o", (n.part("a", f"{_PATH}.dense", s.hidden, style.values, False),)),
     )
