@@ -1,5 +1,6 @@
 """The second table of embeddings stays in its file: the numbers are those of a table in memory, at no memory's cost."""
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -8,19 +9,20 @@ import numpy as np
 import pytest
 
 from manyhands.checkpoint.gguf_folder import gguf_folder
-from manyhands.core import Precision
+from manyhands.core import Precision, Span
 from manyhands.engine import library
-from manyhands.engine.cpu import CpuEnds
+from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.file_table import FileTable
 from manyhands.engine.library import Team
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.memory import Memory
-from manyhands.engine.weights import Read, Stored, as_bf16, ends_precision, find, held, matrix
+from manyhands.engine.weights import Read, Stored, as_bf16, ends_precision, find, held, matrix, whole_numbers
 from manyhands.errors import ModelError
 from manyhands.program.families import read_program
 from manyhands.program.ops import Weight
-from manyhands.testing.tiny import make_tiny
+from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
 from tests.gguf_files import tiny_gguf
+from tests.nightly import daily
 
 NAME = "model.embed_tokens_per_layer.weight"
 IDS = [7, 0, 263, 7, 300, 100]  # 300 it lacks
@@ -94,6 +96,28 @@ def test_a_file_that_was_cut_is_an_error_and_not_the_end_of_the_process(family: 
     os.truncate(folder / "model.safetensors", 64)
     with pytest.raises(ModelError, match=r"was cut to 64 bytes, of [0-9]+, since it was loaded: restore it"):
         ends.embed(range(8))
+
+
+# Those of which something is used as it is stored in fp32, for which there is no other copy.
+PLAIN = ("deepseek_v4", "gemma3n_text")
+
+
+@pytest.mark.parametrize("family", daily(PLAIN, [family for family in EVERY_FAMILY if family not in PLAIN]))
+def test_layers_have_nothing_in_the_files(family: str, tmp_path: Path) -> None:
+    """They go on with the numbers that were proven, and do not end the process, whatever becomes of the files."""
+    folder = make_tiny(family, tmp_path, dtype="fp32")
+    program = read_program(folder)
+    with MappedTensors(folder, ignore) as tensors:
+        span = CpuSpan(program, Span(0, len(program.layers)), tensors.read, "fp32", Team(1), "scalar")
+    gc.collect()
+    assert span.num_layers and str(folder) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_choice_by_ids_has_nothing_in_the_files() -> None:
+    """Its numbers were checked, once: later ones would name experts that are not there."""
+    there = np.arange(6, dtype=np.int32).reshape(3, 2)
+    found = whole_numbers(Weight("table", (3, 2)), lambda _: Stored("i32", there), 6)
+    assert np.array_equal(found, there) and not np.shares_memory(found, there)
 
 
 def test_a_file_that_is_removed_serves_on(tmp_path: Path) -> None:

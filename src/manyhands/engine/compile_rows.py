@@ -40,7 +40,7 @@ def _(op: Multiply, to: Emitter) -> None:
         by = to.source(op.by)
         to.emit(library.MULTIPLY, (source, by, to.target(op.target, to.width(op.source), [by])))
         return
-    numbers = as_fp32(take(op.by, to.read)) if isinstance(op.by, Weight) else np.array([op.by], np.float32)
+    numbers = np.array(as_fp32(take(op.by, to.read)) if isinstance(op.by, Weight) else [op.by], np.float32)
     if len(numbers) == 1:
         to.emit(library.SOFTEN, (source,), (float(numbers[0]), 0.0))
     else:

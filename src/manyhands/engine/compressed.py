@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from functools import singledispatch
 from typing import Final
 
-import numpy as np
-
 from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.library import BLOCK, SIDE, TYPES
 from manyhands.engine.states import MOST_BACK
-from manyhands.engine.weights import as_fp32, take, vector
+from manyhands.engine.weights import vector
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     Collapse,
@@ -64,9 +62,8 @@ def _(op: GroupedProduct, to: Emitter) -> None:
 @add_compressed.register
 def _(op: Compress, to: Emitter) -> None:
     values, gates = to.source(op.values), to.source(op.gates)
-    bias = np.ascontiguousarray(as_fp32(take(op.bias, to.read)), np.float32)
     numbers = (values, gates, to.target(op.target, op.width, [values, gates]), op.rate, int(op.is_doubled))
-    to.emit(library.COMPRESS, numbers, (), (bias,))
+    to.emit(library.COMPRESS, numbers, (), (vector([op.bias], to.read),))
 
 
 @add_compressed.register

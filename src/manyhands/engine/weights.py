@@ -81,7 +81,7 @@ def whole_numbers(weight: Weight, read: Read, limit: int) -> NDArray[np.int32]:
         raise ModelError(
             f"{weight.name} has numbers from {found.array.min()} to {found.array.max()}: 0 to {limit - 1} are needed"
         )
-    return np.ascontiguousarray(found.array, np.int32)
+    return np.array(found.array, np.int32, order="C")
 
 
 def take(weight: Weight, read: Read, expert: int = 0) -> Stored:
@@ -104,7 +104,7 @@ def as_numbers(stored: Stored) -> Stored:
 
 
 def as_fp32(stored: Stored) -> NDArray[np.float32]:
-    """The same numbers, exactly."""
+    """The same numbers, exactly; a view of them where they are stored so."""
     stored = as_numbers(stored)
     if stored.type == "bf16":
         return (stored.array.astype(np.uint32) << 16).view(np.float32)
