@@ -278,6 +278,19 @@ def test_a_device_with_other_bits_is_found(device: HostDevice, monkeypatch: pyte
     assert failures(device, Team(1)) == ["norms"]
 
 
+@pytest.mark.parametrize(("targets", "together"), [((1, 2), 1), ((1, 1), 2)])
+def test_products_of_one_source_into_one_register_are_launched_by_themselves(
+    targets: Sequence[int], together: int, device: HostDevice
+) -> None:
+    """Blocks of one launch are computed at once."""
+    k, n = 64, 20
+    number, widths = library.TYPES["bf16"], (k, n, n)
+    ops = [(library.PRODUCT, (0, target, number, 0), (), (wide("bf16", n, k), None)) for target in targets]
+    plan = CudaPlan(device, Registers("f32", widths, 64), hold(device, ops), library.apart(widths), 1, "f32")
+    plan.run([Positions(0, 0, 3)], reals(2, 3, k).view(np.uint8), 3)
+    assert sum(name.startswith("few_BF16") for name in device.launched) == together
+
+
 def test_an_operation_that_overwrites_what_it_reads_is_not_launched(device: HostDevice) -> None:
     """Blocks of a product read rows while others write: compile.py keeps them apart, for every family. What layers keep takes
     as much memory as on the CPU."""

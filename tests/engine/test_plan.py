@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from manyhands.engine import golden_cases, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import Op, product, reals, stored
+from manyhands.engine.golden_small import blocks
 from manyhands.engine.golden_variants import several
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import Array, Plan, Team
+from manyhands.engine.quants import pack_blocks
 from manyhands.engine.states import DELTA_SCAN
 from manyhands.errors import ContextOverflow, ModelError
 
@@ -359,6 +361,23 @@ def test_operations_that_do_not_fit_are_refused(op: Any) -> None:
     plan = Plan("scalar", "bf16", [HIDDEN, *WIDTHS[1:]], 0, "bf16", 600)
     with pytest.raises(ModelError):
         plan.add(*op)
+
+
+def test_products_of_one_source_into_the_same_columns_follow_each_other() -> None:
+    """Of the second are the results, though the first takes longer than it."""
+    k, n, rows, back_end = 2048, 16, 288, library.supported()[0]
+    slow, fast = (library.TYPES[name] for name in ("w5m", "w8"))
+    first, second = (
+        pack_blocks(blocks(1, n, k // 32, "Q5_1"), "Q5_1"),
+        pack_blocks(blocks(2, n, k // 32, "Q8_0"), "Q8_0"),
+    )
+    x, pair = flat(reals(5, rows, k)), Team(2)
+    plan = Plan(back_end, "f32", [k, n], 1, "f32", rows)
+    plan.add(library.PRODUCT, (0, 1, slow, 2), (), (first, None))
+    plan.add(library.PRODUCT, (0, 1, fast, 0), (), (second, None))
+    want = plan.run(pair, 1, [Segment(None, 0, 0, 0, rows)], x, rows)
+    for _ in range(200):
+        assert np.array_equal(plan.run(pair, 2, [Segment(None, 0, 0, 0, rows)], x, rows), want)
 
 
 def test_experts_scale_sources_that_are_as_wide_as_their_results() -> None:

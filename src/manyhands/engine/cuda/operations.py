@@ -118,8 +118,8 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles 
 
 
 def _together(ops: Sequence[Held], at: int) -> int:
-    """How many operations from `at` on are one launch: products that read the same columns, registers that turn alike, an
-    addition to the residual stream and the norm of it."""
+    """How many operations from `at` on are one launch: products that read the same columns, registers that turn alike, each
+    another one, an addition to the residual stream and the norm of it."""
     first, count = ops[at], 1
     if first.kind == library.ADD:
         if any(first.numbers[2:]):
@@ -130,7 +130,12 @@ def _together(ops: Sequence[Held], at: int) -> int:
         first.kind == library.PRODUCT and any(first.numbers[4:])
     ):
         return 1
+    target = 1 if first.kind == library.PRODUCT else 0  # its place among the numbers
+    written = {first.numbers[target]}
     while count < MOST_PARTS and at + count < len(ops) and _is_like(first, ops[at + count]):
+        if (number := ops[at + count].numbers[target]) in written:
+            break
+        written.add(number)
         count += 1
     return count
 

@@ -285,12 +285,33 @@ static int run_rows(Team *team, int64_t threads, Job job, Task task, int64_t wid
 
 static int is_prepared_alike(int64_t a, int64_t b) { return a == b || (is_small(a) && is_small(b) && fits_tiles(a) == fits_tiles(b)); }
 
-/* Products from `op` on that read the same columns: how many; the last may overwrite them. */
+/* Whether what two products write lies apart; registers that are not needed at once may share columns. */
+static int are_apart(const Plan *plan, const int64_t *a, const int64_t *b)
+{
+    int64_t first = plan->offsets[a[1]], second = plan->offsets[b[1]];
+    if (a[1] == b[1])
+        return a[6] + a[7] <= b[6] || b[6] + b[7] <= a[6];
+    return first + stride_of(plan, a[1]) <= second || second + stride_of(plan, b[1]) <= first;
+}
+
+/* Whether a product goes together with those from `first` on: it reads the same columns, and writes where none of them does. The last may
+ * overwrite what all read. */
+static int goes_with(const Plan *plan, const Op *first, const Op *op)
+{
+    const int64_t *n = op->numbers, *of = first->numbers;
+    if (op->kind != PRODUCT || n[8] != 1 || n[0] != of[0] || n[4] != of[4] || n[5] != of[5] || !is_prepared_alike(n[2], of[2]))
+        return 0;
+    for (const Op *before = first; before < op; before++)
+        if (before->numbers[1] == of[0] || !are_apart(plan, before->numbers, n))
+            return 0;
+    return 1;
+}
+
+/* Products from `op` on that are computed together: how many. */
 static int64_t count_parts(const Plan *plan, const Op *op)
 {
-    int64_t count = 1, left = plan->ops + plan->num_ops - op;
-    while (op->numbers[8] == 1 && count < left && op[count].numbers[8] == 1 && count < MAX_REGISTERS && op[count].kind == PRODUCT && op[count - 1].numbers[1] != op->numbers[0] &&
-           op[count].numbers[0] == op->numbers[0] && is_prepared_alike(op[count].numbers[2], op->numbers[2]) && op[count].numbers[4] == op->numbers[4] && op[count].numbers[5] == op->numbers[5])
+    int64_t count = 1, left = at_most(plan->ops + plan->num_ops - op, MAX_REGISTERS);
+    while (op->numbers[8] == 1 && count < left && goes_with(plan, op, op + count))
         count++;
     return count;
 }
