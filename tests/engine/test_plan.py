@@ -363,6 +363,17 @@ def test_operations_that_do_not_fit_are_refused(op: Any) -> None:
         plan.add(*op)
 
 
+def test_a_plan_that_has_run_takes_no_more_operations(team: Team) -> None:
+    """Rows would not have the memory that these need."""
+    plan = Plan("scalar", "f32", [40, 8, 40], 1, "f32", 8)
+    plan.add(*product(3, 0, 1, 8, 40))
+    rows = flat(reals(1, 3, 40))
+    before = plan.run(team, 2, alone(plan, 3), rows, 3)
+    with pytest.raises(ModelError, match="a plan that has run takes no more operations"):
+        plan.add(*product(5, 0, 2, 40, 40))
+    assert np.array_equal(plan.run(team, 2, alone(plan, 3), rows, 3), before)
+
+
 def test_products_of_one_source_into_the_same_columns_follow_each_other() -> None:
     """Of the second are the results, though the first takes longer than it."""
     k, n, rows, back_end = 2048, 16, 288, library.supported()[0]

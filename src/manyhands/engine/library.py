@@ -40,6 +40,7 @@ _FAILED = {
     5: "a tensor has another size than its operation needs",
     6: "a session's rows or cache do not fit the step",
     7: "the rows do not fit the number of bytes",
+    9: "a plan that has run takes no more operations",
 }
 _POSITION = 8
 
@@ -219,10 +220,8 @@ def embed(
     held = tensor(table)
     target, stored = BACK_ENDS.index(back_end), TYPES[table_type]
     wanted = (address(given), len(given), TYPES[row_type])
-    code = load().mh_embed(
-        target, stored, held.data, held.bytes, *shape, *wanted, address(out), out.nbytes, int(table.ndim == 1), scale
-    )
-    check(code)
+    placed = (address(out), out.nbytes, int(table.ndim == 1), scale)
+    check(load().mh_embed(target, stored, held.data, held.bytes, *shape, *wanted, *placed))
     return out
 
 

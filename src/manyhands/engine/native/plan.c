@@ -531,10 +531,12 @@ static int check(Plan *plan, Op *op)
     }
 }
 
-/* One more operation; the tensors stay Python's. */
+/* One more operation, of a plan that has not run: memory for rows is what its operations needed then. The tensors stay Python's. */
 EXPORT int mh_plan_add(Plan *plan, int64_t kind, const int64_t numbers[MAX_NUMBERS], const double reals[MAX_REALS],
                        const Tensor tensors[MAX_TENSORS])
 {
+    if (plan->rows)
+        return HAS_RUN;
     if (plan->num_ops == plan->room) {
         int64_t room = plan->room ? 2 * plan->room : 64;
         Op *ops = realloc(plan->ops, (size_t)room * sizeof *ops);
