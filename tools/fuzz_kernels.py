@@ -1,11 +1,14 @@
 """Random plans, shapes and steps of the native engine, on one back end after the other. For nightly runs.
 
-    PYTHONPATH=src .venv/bin/python -m tools.fuzz_kernels --minutes 60 --seed 1
+    PYTHONPATH=src .venv/bin/python -m tools.fuzz_kernels --minutes 60 --seed 1 [--races]
 
 Builds the library under AddressSanitizer and UndefinedBehaviourSanitizer (gcc with libasan; AMX's tiles are emulated where
 the machine has none) and runs itself on it. What fits must compute the same bits on all back ends; what does not fit must be
 refused. First all but plain C must reproduce the golden digests. Prints how many plans it ran; exits with 1, the sanitizers'
 report and the seed at the first that reads or writes out of bounds or differs.
+
+`--races`: under ThreadSanitizer (gcc with libtsan), on one back end, with the smallest jobs shared by all threads; ends at the
+first race.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +35,7 @@ from manyhands.engine.quants import FORMS, KEPT, pack_blocks, packed_bytes, roun
 from manyhands.errors import ManyhandsError
 from tools.fuzz_plans import operation
 from tools.fuzz_shapes import Integer, Shape, shape_of
-from tools.sanitized import ROOT, build, preloads
+from tools.sanitized import MEMORY, RACES, ROOT, Sanitizers, build, quick
 
 LEAST: Final = 4  # plans with operations, however slow the machine
 POSITIONS: Final = 5000  # of a plan
@@ -155,28 +159,24 @@ def embedded(integer: Integer, back_end: str) -> bytes:
 
 
 def fill(plan: Plan, integer: Integer, shape: Shape) -> int:
-    """Add random operations; how many did fit. Products in a row have targets of their own: of one source they run at once."""
-    accepted, targets = 0, set[int]()
+    """Add random operations; how many did fit. Some are there twice: products of one source into one register are not computed
+    at once."""
+    accepted = 0
     for _ in range(integer(1, 12)):
         op = operation(integer, shape)
-        kind, numbers = op[:2]
-        targets = targets if kind == library.PRODUCT else set()
-        if kind == library.PRODUCT and numbers[1] in targets:
-            continue
-        try:
-            plan.add(*op)
-        except ManyhandsError:
-            continue
-        accepted += 1
-        if kind == library.PRODUCT:
-            targets.add(numbers[1])
+        for _ in range(1 + (integer(0, 9) == 0)):
+            try:
+                plan.add(*op)
+            except ManyhandsError:
+                continue
+            accepted += 1
     return accepted
 
 
-def case(seed: int, teams: Team) -> bool:
-    """One random plan, and a table, on every back end; whether the plan had operations that fit."""
+def case(seed: int, teams: Team, back_ends: Sequence[str] = ()) -> bool:
+    """One random plan, and a table, on these back ends (default: all); whether the plan had operations that fit."""
     found: list[tuple[int, list[bytes]]] = []
-    for back_end in library.supported():
+    for back_end in back_ends or library.supported():
         random = np.random.default_rng(seed)
 
         def integer(low: int, high: int, random: np.random.Generator = random) -> int:
@@ -194,47 +194,54 @@ def case(seed: int, teams: Team) -> bool:
     return found[0][0] > 0
 
 
-def run_sanitized(path: Path, seed: int, seconds: float) -> subprocess.CompletedProcess[str]:
+def run_sanitized(
+    path: Path, seed: int, seconds: float, use: Sanitizers = MEMORY, back_end: str = ""
+) -> subprocess.CompletedProcess[str]:
     """This module on a library that `build` made, in a process of its own."""
     environment = {
         **os.environ,
-        "LD_PRELOAD": " ".join(preloads()),
-        "ASAN_OPTIONS": "detect_leaks=0",
+        **use.options,
+        "LD_PRELOAD": " ".join(use.preloads()),
         "PYTHONPATH": str(ROOT / "src"),
         "PYTHONMALLOC": "malloc",  # so that the sanitizers know where Python's arrays end
     }
     command = [sys.executable, "-m", "tools.fuzz_kernels", "--library", str(path)]
-    command += ["--seed", str(seed), "--minutes", str(seconds / 60)]
+    command += ["--seed", str(seed), "--minutes", str(seconds / 60), *["--back-end", back_end] * bool(back_end)]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def fuzz(path: Path, seed: int, seconds: float) -> None:
-    """At least LEAST plans that have operations, and as many as there is time for in `seconds`."""
+def fuzz(path: Path, seed: int, seconds: float, back_end: str = "") -> None:
+    """At least LEAST plans that have operations, and as many as there is time for in `seconds`, on one back end or on all."""
     library.PATH = path
-    for name in set(library.supported()) - {"scalar"}:
+    back_ends = [back_end] if back_end else library.supported()
+    for name in set(back_ends) - {"scalar"}:
         wrong = golden.failures(name)
         assert not wrong, f"{name} does not reproduce {wrong}"
-    team, until, fitting, number = Team(3), time.monotonic() + seconds, 0, 0
+    team, until, fitting, number = Team(4), time.monotonic() + seconds, 0, 0
     while fitting < LEAST or time.monotonic() < until:
-        fitting += case(seed + number, team)
+        fitting += case(seed + number, team, back_ends)
         number += 1
-    sys.stdout.write(f"{number} plans, {fitting} with operations, on {', '.join(library.supported())}\n")
+    sys.stdout.write(f"{number} plans, {fitting} with operations, on {', '.join(back_ends)}\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--races", action="store_true", help="look for races between threads instead")
     parser.add_argument("--library", type=Path, help="a library built already: no other is built")
+    parser.add_argument("--back-end", default="", help="of that library alone, not all")
     given = parser.parse_args()
     if given.library:
-        fuzz(given.library, given.seed, 60 * given.minutes)
+        fuzz(given.library, given.seed, 60 * given.minutes, given.back_end)
         return 0
-    if not preloads():
-        sys.stderr.write("gcc with libasan and libubsan is not installed\n")
+    use, alone = (RACES, quick()) if given.races else (MEMORY, "")
+    if missing := use.missing():
+        sys.stderr.write(f"{missing}\n")
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        done = run_sanitized(build(Path(folder)), given.seed, 60 * given.minutes)
+        path = build(Path(folder), sanitized=alone, use=use)
+        done = run_sanitized(path, given.seed, 60 * given.minutes, use, alone)
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr[-8000:])
     return int(done.returncode != 0)

@@ -2,7 +2,7 @@
 
     python -m tools.nightly [--only NAME ...] [--minutes 10] [--seed N]      `--minutes`: of each fuzzer
 
-Steps: tests marked `nightly`, mutations of the code, both fuzzers, the siege, the busy machine, the soak. As soon as a step
+Steps: tests marked `nightly`, mutations of the code, the fuzzers, the siege, the busy machine, the soak. As soon as a step
 is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its seconds, which tests failed,
 and what was skipped and why. A step that takes longer than its limit is ended and has failed; one for which something is not
 installed is skipped. The file's `holds` is true if every step passed, or was skipped, on the one commit in `commit`, and no
@@ -26,7 +26,7 @@ from typing import Any, Final
 from xml.etree import ElementTree
 
 from bench.report import machine
-from tools.sanitized import preloads
+from tools.sanitized import MEMORY, RACES
 
 ROOT: Final = Path(__file__).parents[1]
 RESULT: Final = ROOT / "bench/nightly.json"
@@ -52,14 +52,14 @@ def steps(minutes: int, seed: int) -> dict[str, Step]:
     """Each step by name, in the order in which they run."""
     seeded = ["--seed", str(seed)]  # the day's: what failed is drawn again with it
     python = [sys.executable, "-m"]
-    no_gcc = "" if preloads() else "gcc with libasan and libubsan is not installed"
     kernels = [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded]
     configs = [*python, "tools.fuzz_configs", "--count", str(100 * minutes), *seeded]  # two a second and more
     forms = [*python, "tools.fuzz_forms", "--count", str(1000 * minutes), *seeded]
     return {
         "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 120, tests=True),
         "mutations": Step([*python, "tools.mutate"], 30),
-        "fuzz kernels": Step(kernels, minutes + 15, no_gcc),
+        "fuzz kernels": Step(kernels, minutes + 15, MEMORY.missing()),
+        "fuzz races": Step([*kernels, "--races"], minutes + 15, RACES.missing()),
         "fuzz configs": Step(configs, 2 * minutes + 15),
         "fuzz forms": Step(forms, 2 * minutes + 15),
         "siege": Step([*python, "bench.siege", "--minutes", "10"], 30),

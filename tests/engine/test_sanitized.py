@@ -1,4 +1,4 @@
-"""The engine under AddressSanitizer and UndefinedBehaviourSanitizer, over random plans, shapes and steps."""
+"""The engine under AddressSanitizer, UndefinedBehaviourSanitizer and ThreadSanitizer, over random plans, shapes and steps."""
 
 import shutil
 from pathlib import Path
@@ -7,14 +7,12 @@ import pytest
 
 from manyhands.engine import library
 from tools.fuzz_kernels import LEAST, run_sanitized
-from tools.sanitized import NATIVE, build, preloads
+from tools.sanitized import MEMORY, NATIVE, RACES, build, quick
 
 SECONDS = 5
 BEST = library.supported()[0]
-needs_sanitizers = pytest.mark.skipif(
-    not preloads(),
-    reason="NOT RUN: gcc with libasan is not installed: the engine was not fuzzed under sanitizers",
-)
+needs_sanitizers = pytest.mark.skipif(bool(MEMORY.missing()), reason=f"NOT RUN: {MEMORY.missing()}")
+needs_races = pytest.mark.skipif(bool(RACES.missing()), reason=f"NOT RUN: {RACES.missing()}")
 
 
 @pytest.mark.slow
@@ -42,3 +40,33 @@ def test_a_write_beyond_an_array_is_found(tmp_path: Path) -> None:
     done = run_sanitized(build(tmp_path, native, BEST), 7, 8 * SECONDS)
     # Which thread's write is reported first, and so where, differs from run to run.
     assert done.returncode != 0 and "AddressSanitizer: heap-buffer-overflow" in done.stderr, done.stderr[:4000]
+
+
+@pytest.mark.slow
+@needs_races
+def test_threads_of_a_team_do_not_race(tmp_path: Path) -> None:
+    """In all operations of the golden cases, and random plans, with up to 4 threads."""
+    done = run_sanitized(build(tmp_path, sanitized=quick(), use=RACES), 7, SECONDS, RACES, quick())
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert int(done.stdout.split(" plans, ")[1].split()[0]) >= LEAST
+
+
+@pytest.mark.nightly  # it builds the library once more
+@needs_races
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("run.c", "row < (task + 1) * job->per_task; row++", "row <= (task + 1) * job->per_task; row++"),
+        ("run.c", "|| !are_apart(plan, before->numbers, n))", ")"),
+        ("team.c", "(&team->gate, __ATOMIC_ACQUIRE) != CLOSED; i++)", "(&team->gate, __ATOMIC_ACQUIRE) < 0; i++)"),
+    ],
+    ids=["two tasks compute a row", "two products write the same columns", "a job does not wait for its members"],
+)
+def test_a_race_is_found(file: str, right: str, wrong: str, tmp_path: Path) -> None:
+    native = tmp_path / "native"
+    shutil.copytree(NATIVE, native)
+    text = (native / file).read_text()
+    assert text.count(right) == 1
+    (native / file).write_text(text.replace(right, wrong))
+    done = run_sanitized(build(tmp_path, native, quick(), RACES), 7, 8 * SECONDS, RACES, quick())
+    assert done.returncode != 0 and "ThreadSanitizer: data race" in done.stderr, done.stderr[:4000]

@@ -7,9 +7,15 @@
 
 #include <string.h>
 
+#ifdef SHARES_ALL /* tools/sanitized.py: all members of a team take part in the smallest job, so that races show */
+enum { TASK_BYTES = 1, MEMBER_WORK = 1 };
+#else
 enum {
     TASK_BYTES = 1 << 16,   /* of weights that a task of a product reads at least */
-    MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
+    MEMBER_WORK = 1 << 18   /* multiply-adds for which waking one more thread pays */
+};
+#endif
+enum {
     ATTEND_ROWS = 32,       /* positions of a task of attention */
     LEAST_HEADS = 4         /* query heads of one key head that a task keeps together */
 };
