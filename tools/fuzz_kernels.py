@@ -62,6 +62,8 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
                 (0, 0, 1, 1, 1, 1, 1, 2, 2, 3)[integer(0, 9)]
             ]
             count = count if start < 1000 else min(count, 3)
+            if integer(0, 39) == 0:  # to the last position of a plan, or one beyond
+                start, count = caches[i].reachable(POSITIONS - 3), integer(3, 4)
             segments.append(caches[i].segment(start, row, count))
             ends[i], row = start + count, row + count
         rows = np.ascontiguousarray(stored(rows_of(integer, row, width), row_type)).view(np.uint8).reshape(-1)

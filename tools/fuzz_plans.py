@@ -24,6 +24,18 @@ KINDS: Final = (
     library.EXPERTS,
 )
 MOST_CHOSEN: Final = 20  # experts of a row: of hundreds a step would take minutes
+LIMITS: Final = (
+    0,
+    64,
+    1 << 12,
+    1 << 16,
+    1 << 24,
+    1 << 28,
+    1 << 31,
+    1 << 32,
+    1 << 62,
+    (1 << 63) - 1,
+)  # of checks; of int64
 
 
 def matrix(integer: Integer, n: int, k: int, groups: int = 1) -> tuple[int, Array]:
@@ -106,6 +118,26 @@ def rotary(integer: Integer, whole: Shape, number: int, odd: bool) -> Op:
 
 
 def operation(integer: Integer, whole: Shape) -> Op:
+    """An operation that often fits; now and then one of its numbers is at a limit or one off, or its tensors' sizes are."""
+    kind, numbers, factors, tensors = drawn(integer, whole)
+    changed, place = list(numbers), integer(0, len(numbers) - 1)
+    match integer(0, 9):
+        case 0:
+            changed[place] += integer(-1, 1)
+        case 1:
+            changed[place] = LIMITS[integer(0, len(LIMITS) - 1)] * (1, -1)[integer(0, 1)] + integer(-1, 1)
+        case 2 if integer(0, 1):
+            tensors = [_resized(integer, array) for array in tensors]
+    return kind, changed, factors, tensors
+
+
+def _resized(integer: Integer, array: Array | None) -> Array | None:
+    """The same numbers, or one less or more of them."""
+    more = integer(-1, 1)
+    return array if array is None or not more else np.resize(array, array.size + more)
+
+
+def drawn(integer: Integer, whole: Shape) -> Op:
     """An operation that often fits, and sometimes not."""
     kinds = KINDS if integer(0, 1) else tuple(whole.fitting) or KINDS
     kind, widths = kinds[integer(0, len(kinds) - 1)], whole.widths

@@ -265,6 +265,7 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.SPARSIFY, (64,), (0.0,), ()),
     (library.SPARSIFY, (-1,), (0.0,), ()),
     (library.COPY, (0, 1, 0, 0, 4, 1, 0, 0, 2), (), ()),
+    (library.COPY, (0, 1, 0, 0, 4, 2, 4, 0), (), ()),
     (library.DELTA, (1, 1, 2, 2, 2, 3, 1, 1, 96, 48, 4), (), ()),
     (library.DELTA, (1, 1, 2, 2, 2, 3, 2, 1, 48, 24, DELTA_SCAN), (), (None, np.zeros(48 * 24, np.float32))),
     (library.MULTIPLY, (0, 0, 0), (), (np.zeros(39, np.float32),)),

@@ -13,7 +13,7 @@ int check_ngrams(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
     const Tensor *t = op->tensors;
-    if (!is_count(n[2] - 1, MOST_TOKENS - 1) || !is_count(n[3], MAX_WIDTH) || n[4] < BF16 || n[4] >= TYPES || !is_count(n[5], MAX_WIDTH))
+    if (n[2] < 2 || n[2] > MOST_TOKENS || !is_count(n[3], MAX_WIDTH) || n[4] < BF16 || n[4] >= TYPES || !is_count(n[5], MAX_WIDTH))
         return BAD_SHAPE;
     for (int64_t i = 0; i < n[2]; i++) {
         int64_t ids = i ? n[7 + i] : n[0];

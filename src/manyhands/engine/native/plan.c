@@ -236,7 +236,7 @@ static int check_copy(const Plan *plan, const Op *op)
     for (int i = 2; i < 8; i++)
         if (n[i] < 0 || n[i] > MAX_WIDTH)
             return BAD_SHAPE;
-    if (!n[4] || !n[5] || n[8] < 0 || n[8] > 1 || n[2] + (n[5] - 1) * n[6] + n[4] > plan->widths[n[0]] || n[3] + (n[5] - 1) * n[7] + n[4] > plan->widths[n[1]])
+    if (!n[4] || !n[5] || (n[5] > 1 && !n[7]) || n[8] < 0 || n[8] > 1 || n[2] + (n[5] - 1) * n[6] + n[4] > plan->widths[n[0]] || n[3] + (n[5] - 1) * n[7] + n[4] > plan->widths[n[1]])
         return BAD_SHAPE;
     const int32_t *columns = op->tensors[0].data;
     if (columns && op->tensors[0].bytes != n[4] * 4)
