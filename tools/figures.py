@@ -320,6 +320,13 @@ ROWS = [
         "{target.weights_mb} and {target.beside_mb} MB",
     ),
     Row(
+        "tables",
+        "resident memory that a table which stays in its file adds: a second one of embeddings, one of n-grams",
+        "of {gemma3n_text.table_mb} MB {gemma3n_text.bf16.held_mb} MB at bf16 and {gemma3n_text.w4.held_mb} MB at `w4`; of "
+        "{qwen4_exp_text.table_mb} MB {qwen4_exp_text.bf16.held_mb} MB and {qwen4_exp_text.w4.held_mb} MB",
+        "{target.of_table} of it",
+    ),
+    Row(
         "large",
         "the shape of Mistral-7B at `{dtype}` over three node processes of a third each, random weights",
         "the largest node holds {largest_node} of {weights_mb} MB; serving after {serving_s} s ({packed_s} s the first time); "

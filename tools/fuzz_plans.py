@@ -7,6 +7,7 @@ import numpy as np
 
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import library
+from manyhands.engine.filed import TableParts
 from manyhands.engine.golden_cases import Op, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.grids import stand_in
@@ -259,11 +260,15 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             return kind, (*r[:4], (whole.streams or integer(1, 4)) + odd), (0.1,), ()
         case library.NGRAMS:
             tokens, each, rows, parts = integer(2, 3), integer(1, 2), integer(8, 90), integer(1, 3)
-            number, table = matrix(integer, rows, max(1, w[1] // ((tokens - 1) * each)), parts)
+            kept = library.TYPES[("bf16", "f32", "w8", "w4")[integer(0, 3)]]
+            names = [("bf16", "f16", "f32")[integer(0, 2)] for _ in range(parts)]
+            width = max(1, w[1] // ((tokens - 1) * each))
+            drawn = TableParts(tuple(stored(reals(integer(1, 99), rows, width), name) for name in names))
+            types = np.array([library.TYPES[name] for name in names], np.int64)
             sizes = np.full((tokens - 1) * each, rows * parts // ((tokens - 1) * each) + odd, np.int64)
             firsts = np.arange(len(sizes)) * sizes
-            shape = (r[0], r[1], tokens, each, number, rows, integer(0, 9), 300, *[r[2]] * (tokens - 1))
-            return kind, shape, (), (np.arange(tokens) * 12345 + 7, sizes, firsts, table)
+            shape = (r[0], r[1], tokens, each, kept, rows, integer(0, 9), 300, *[r[2]] * (tokens - 1))
+            return kind, shape, (), (np.arange(tokens) * 12345 + 7, sizes, firsts, drawn, types)
         case library.MULTIPLY:
             return kind, tuple(r[:3]), (), (maybe(integer, w[0] + odd),)
         case _:

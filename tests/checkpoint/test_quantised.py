@@ -146,3 +146,13 @@ def test_a_header_of_many_experts_makes_no_more_than_a_bound() -> None:
     many = Tensor("model.layers.0.mlp.experts.down_proj_blocks", "U8", (1 << 40, 1, 1, 16))
     with pytest.raises(ModelError, match="1099511627776 experts; at most 4096"):
         folded([many], {"quantization_config": {"quant_method": "mxfp4"}})
+
+
+def test_tables_that_stay_in_their_files_are_refused() -> None:
+    """What is converted is held in memory, where plans count none of them."""
+    name = "model.layers.0.ple.ple_embedding.ngram_embedding.shard_7.weight"
+    stored = [Tensor(name, "F8_E4M3", (64, 32)), Tensor(f"{name}_scale_inv", "F32", (1, 1))]
+    with pytest.raises(
+        ModelError, match=r"shard_7\.weight is stored as F8_E4M3: bf16, fp16 or fp32 is needed of a table"
+    ):
+        folded(stored, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})

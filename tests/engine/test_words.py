@@ -15,6 +15,7 @@ from manyhands.engine import library
 from manyhands.engine.cache import SessionCache, bytes_per_position, state_bytes
 from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.cuda.operations import check
+from manyhands.engine.filed import Given, TableParts
 from manyhands.engine.golden_cases import product, reals
 from manyhands.engine.layout import STATE_BLOCK
 from manyhands.engine.library import Plan, Team
@@ -209,6 +210,7 @@ def test_the_released_multipliers_follow_from_the_config() -> None:
     assert op.multipliers == (23703573157769, 20109073645365, 8052911324071)
 
 
+PART = np.zeros((16, 8), np.float32)
 NGRAMS, ADMIT = [1, 2, 3, 2, 2, 16, 9, 4096, 1, 1], [3, 3, 4, 5, 3]
 ATTEND, CHOSEN = [6, 7, 8, 9, 4, 2, 5, 6, 4, 0, 0, 10], library.ATTENTION
 
@@ -222,17 +224,17 @@ ATTEND, CHOSEN = [6, 7, 8, 9, 4, 2, 5, 6, 4, 0, 0, 10], library.ATTENTION
         ),
         *(
             (library.NGRAMS, p, v)
-            for p, v in ((4, -1), (4, 99), (5, 0), (5, 15), (6, -1), (6, 4096), (7, 0), (8, 99), (9, 2))
+            for p, v in ((4, -1), (4, 1), (4, 5), (4, 99), (5, 0), (5, 15), (6, -1), (6, 4096), (7, 0), (8, 99), (9, 2))
         ),
         *((library.ADMIT, p, v) for p, v in ((0, 4), (1, 4), (2, 3), (3, 3), (3, 4), (4, 0), (4, 2), (4, 9), (0, 99))),
         *((CHOSEN, p, v) for p, v in ((8, 0), (8, -4), (8, 513), (9, 1), (10, 1), (11, 9), (11, 99))),
     ],
 )
 def test_what_does_not_fit_is_refused(kind: int, place: int, value: int) -> None:
-    numbers = [np.array(each, np.int64) for each in ([3, 5, 7], [5, 7, 9, 11], [0, 5, 12, 21])]
-    table = library.pack(np.zeros((16, 8), np.float32), "f32")
+    numbers = [np.array(each, np.int64) for each in ([3, 5, 7], [5, 7, 9, 11], [0, 5, 12, 21], [2, 2])]
+    table = TableParts((PART, PART))
     shapes: dict[int, tuple[list[int], tuple[Any, ...], tuple[float, ...]]] = {
-        library.NGRAMS: (NGRAMS, (*numbers, np.concatenate([table] * 2)), ()),
+        library.NGRAMS: (NGRAMS, (*numbers[:3], table, numbers[3]), ()),
         library.ADMIT: (ADMIT, (), (0.5,)),
         CHOSEN: (ATTEND, (), (0.5, 0.0)),
     }
@@ -254,15 +256,31 @@ def test_what_does_not_fit_is_refused(kind: int, place: int, value: int) -> None
         (1, [5, 7, 0, 11]),
         (2, [0, 5, 12, 22]),
         (2, [-1, 5, 12, 21]),
+        (3, None),
         (3, []),
+        (3, [0, 512, 0, 512]),  # parts that lie nowhere
+        (3, [0] * 5),
+        (3, TableParts((PART,))),
+        (3, TableParts((PART, PART[:-1]))),
+        (3, TableParts((PART, np.zeros((17, 8), np.float32)))),
+        (3, TableParts((PART, PART, PART))),
+        (3, TableParts((PART.astype(np.float16), PART))),
+        (4, None),
+        (4, [2]),
+        (4, [2, 2, 2]),
+        (4, [2, 0]),
+        (4, [2, -1]),
+        (4, [2, 3]),
     ],
 )
-def test_tables_of_n_grams_are_checked(place: int, wrong: list[int]) -> None:
-    numbers = [np.array(each, np.int64) for each in ([3, 5, 7], [5, 7, 9, 11], [0, 5, 12, 21], [])]
-    tensors = [*numbers[:3], np.concatenate([library.pack(np.zeros((16, 8), np.float32), "f32")] * 2)]
-    tensors[place] = np.array(wrong, np.int64)
+def test_tables_of_n_grams_are_checked(place: int, wrong: list[int] | TableParts | None) -> None:
+    """Each number alone is wrong: too few, too many, another type, beyond the table."""
+    numbers = [np.array(each, np.int64) for each in ([3, 5, 7], [5, 7, 9, 11], [0, 5, 12, 21], [2, 2])]
+    tensors: list[Given] = [*numbers[:3], TableParts((PART, PART)), numbers[3]]
     plan = Plan("scalar", "f32", [8, 4, 32], 2, "f32", 128)
-    with pytest.raises(ModelError, match="the engine refused"):
+    plan.add(library.NGRAMS, NGRAMS, (), tensors)
+    tensors[place] = np.array(wrong, np.int64) if isinstance(wrong, list) else wrong
+    with pytest.raises(ModelError, match="a tensor has another size than its operation needs"):
         plan.add(library.NGRAMS, NGRAMS, (), tensors)
 
 

@@ -21,9 +21,9 @@ EndRole = Literal["embed", "norm", "head"]
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
 # What makes a row of Gemma 3n out of embeddings, where layer 0 begins.
 _FIRST: Final = re.compile(r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm)\.")
-_FILED: Final = re.compile(
-    r"^model\.embed_tokens_per_layer\."
-)  # read from its file as it is asked for (engine/file_table.py)
+# Tables whose rows are read from their files as they are asked for (engine/filed.py): of n-grams, a second one of embeddings.
+NGRAMS: Final = re.compile(r"\.ngram_embedding\.shard_\d+\.weight$")
+_FILED: Final = re.compile(rf"^model\.embed_tokens_per_layer\.|{NGRAMS.pattern}")
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
@@ -181,11 +181,12 @@ def is_tied(names: Iterable[str]) -> bool:
 def layer_bytes(
     tensors: Iterable[Described], num_layers: int, precision: Precision, wide: Container[str] = ()
 ) -> list[int]:
-    """Bytes of memory that each layer takes once it is loaded. `wide`: the matrices that are not rounded to small weights."""
+    """Bytes of memory that each layer takes once it is loaded; tables of n-grams stay in their files. `wide`: the matrices that
+    are not rounded to small weights."""
     sizes = [0] * num_layers
     for tensor in tensors:
         layer = layer_of(tensor.name)
-        if layer is not None and layer < num_layers:
+        if layer is not None and layer < num_layers and not _FILED.search(tensor.name):
             sizes[layer] += tensor_bytes(tensor, precision, wide)
     return sizes
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from manyhands.checkpoint.dtypes import Described
+from manyhands.checkpoint.partition import NGRAMS
 from manyhands.errors import ModelError
 
 Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt"]
@@ -306,6 +307,10 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
     codes = parts.get("codes", parts.get("bytes"))
     if codes is None:
         raise ModelError(f"the checkpoint lacks {how.parts(name)['codes']}")
+    if NGRAMS.search(name):
+        raise ModelError(
+            f"{name} is stored as {codes.dtype}: bf16, fp16 or fp32 is needed of a table that stays in its file"
+        )
     shape, needed = codes.shape, 4 if how.method == "mxfp4" else 2
     if len(shape) != needed or 0 in shape or (needed == 4 and shape[3] != MXFP4_BYTES):
         raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of {how.method}")

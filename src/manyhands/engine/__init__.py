@@ -10,7 +10,7 @@ library     native/ (C) by ctypes; layout: structs that both write down
 cache       what a session keeps of a span; states: what convolutions and linear attention keep, rings: what
             entries are made of
 weights     matrices packed, vectors in fp32; quants: small ones, packing: packed now or at an earlier load, memory: for them
-mapped      tensors of a folder, mapped from its files; file_table: a table that stays there
+mapped      tensors of a folder, mapped from its files; filed: those that stay there, as the table of file_table
 blocks      block types in numbers; grids and nvfp4 have theirs; quantised: those of quantised safetensors
 golden      the digests that a back end must reproduce; proofs: notes that it has
 golden_cases  what is digested; golden_small, golden_cache, golden_index, golden_states, golden_variants,

@@ -12,6 +12,7 @@ from manyhands.engine.compile_experts import add_experts, gate_numbers
 from manyhands.engine.compile_rows import add_row
 from manyhands.engine.compiled import Compiled, Emitted, Registers
 from manyhands.engine.compressed import add_compressed
+from manyhands.engine.filed import Given
 from manyhands.engine.latents import add_latent, attended
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.memory import Memory
@@ -134,7 +135,7 @@ class _Compiler:
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
         self.family = program.family
-        self._program, self.read, self._precision, self._back_end = program, read, precision, back_end
+        self._program, self.read, self.precision, self._back_end = program, read, precision, back_end
         self._memory, self._packer = Memory(), packer
         self.table: Stored | None = None  # the packed weight of the next product, if there is one already
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
@@ -161,10 +162,10 @@ class _Compiler:
     def registers(self) -> Registers:
         if len(self._widths) > MOST_REGISTERS:
             raise ModelError(f"{self.family} needs {len(self._widths)} registers, of {MOST_REGISTERS}")
-        return Registers(ROW_TYPES[self._precision], tuple(self._widths), self._program.context)
+        return Registers(ROW_TYPES[self.precision], tuple(self._widths), self._program.context)
 
     def emit(
-        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
+        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Given] = ()
     ) -> None:
         self.ops.append((kind, numbers, reals, tensors))
 
@@ -228,7 +229,7 @@ class _Compiler:
         return self._packer.take(make, self._memory)
 
     def _kept(self, weight: Weight) -> Precision:
-        return "bf16" if weight.name in self._wide and self._precision in SMALL_WEIGHTS else self._precision
+        return "bf16" if weight.name in self._wide and self.precision in SMALL_WEIGHTS else self.precision
 
     @add.register
     def _(self, op: Rotary) -> None:
@@ -315,12 +316,12 @@ class _Compiler:
         add_experts(op, self)
 
     def stack(self, count: int, weight: Weight) -> Stored:
-        """The matrices of all experts, or the parts of a table, packed, one behind the other."""
+        """The matrices of all experts, packed, one behind the other."""
 
         def part(expert: int) -> Found:
             return find(weight, self.read, expert)
 
-        return self._pack(lambda: matrices(count, part, self._precision, self._memory, self._back_end))
+        return self._pack(lambda: matrices(count, part, self.precision, self._memory, self._back_end))
 
     @add.register
     def _(self, op: Collapse | Spread | GroupedProduct | Compress | CompressedAttention) -> None:
@@ -332,7 +333,7 @@ class _Compiler:
 
     def rounds(self, op: Op) -> bool:
         """Whether what `op` leaves in "x" is rounded: with small weights or codes once a layer, at its end, where cuts are."""
-        return op is self._last or not (self.has_codes or self._precision in SMALL_WEIGHTS)
+        return op is self._last or not (self.has_codes or self.precision in SMALL_WEIGHTS)
 
     @add.register
     def _(self, op: Multiply | ScaleByPosition | Xielu | RowOp) -> None:

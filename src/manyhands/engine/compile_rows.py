@@ -6,8 +6,9 @@ import numpy as np
 
 from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
-from manyhands.engine.library import TYPES
-from manyhands.engine.weights import as_fp32, take, xielu_numbers
+from manyhands.engine.filed import TableParts
+from manyhands.engine.library import TYPES, WIDE
+from manyhands.engine.weights import Stored, as_fp32, find, kept_type, take, xielu_numbers
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -102,16 +103,28 @@ def _(op: Sparsify, to: Emitter) -> None:
 @add_row.register
 def _(op: Ngrams, to: Emitter) -> None:
     now, *before = (to.source(name) for name in op.tokens)
-    table, heads = to.stack(op.parts, op.table), len(op.sizes)
+    parts, heads = [_stored_part(op.table, number, to) for number in range(op.parts)], len(op.sizes)
     target = to.target(op.target, heads * op.table.inputs, [now, *before])
-    shape = (len(op.tokens), heads // len(before), TYPES[table.type], op.table.outputs, op.end, op.vocab)
+    kept = TYPES[kept_type("f32", to.precision)]
+    shape = (len(op.tokens), heads // len(before), kept, op.table.outputs, op.end, op.vocab)
     numbers = [np.array(each, np.int64) for each in op.numbers]
     for weight, needed in zip(op.stored, numbers, strict=True):
         if not np.array_equal(to.read(weight.name).array, needed):
             raise ModelError(
                 f"{weight.name} has other numbers than {to.family} makes of its config: {needed.tolist()[:8]}"
             )
-    to.emit(library.NGRAMS, (now, target, *shape, *before), (), (*numbers, table.array))
+    table = TableParts(tuple(part.array for part in parts))
+    types = np.array([TYPES[part.type] for part in parts], np.int64)
+    to.emit(library.NGRAMS, (now, target, *shape, *before), (), (*numbers, table, types))
+
+
+def _stored_part(table: Weight, number: int, to: Emitter) -> Stored:
+    """A part of a table, where it is stored: rows are rounded as they are read. Raises ModelError."""
+    found, _ = find(table, to.read, number)
+    if found.type not in WIDE:
+        name, needed = table.stored_name(number), "bf16, fp16 or fp32 is needed of a table that stays in its file"
+        raise ModelError(f"{name} is stored as {found.type}: {needed}")
+    return found
 
 
 @add_row.register

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyhands.engine.library import Array, Plan
+from manyhands.engine.filed import Given
+from manyhands.engine.library import Plan
 from manyhands.engine.registers import offsets, touched
 
 # A native operation: its kind, numbers, reals and tensors (native/plan.c).
-Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
+Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Given]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from manyhands.engine.library import Array
+from manyhands.core import Precision
+from manyhands.engine.filed import Given
 from manyhands.engine.weights import Read, Stored
 from manyhands.program.ops import Op, Weight
 
@@ -13,10 +14,11 @@ class Emitter(Protocol):
 
     family: str
     read: Read
+    precision: Precision
     has_codes: bool
 
     def emit(
-        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
+        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Given] = ()
     ) -> None: ...
 
     def source(self, name: str) -> int: ...

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from manyhands.engine import library
 from manyhands.engine.cache import SessionCache
+from manyhands.engine.filed import Given
 from manyhands.engine.library import ACTIVATIONS, Array, Plan, Team
 
 POSITIONS: Final = 1024
 EDGES: Final = (0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000)  # and with a sign
-Op = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
+Op = tuple[int, Sequence[int], Sequence[float], Sequence[Given]]
 # Heads, key heads, width, value width, window, soft cap, sinks.
 AttentionShape = tuple[int, int, int, int, int, float, bool]
 ATTENTION_SHAPES: Final[tuple[AttentionShape, ...]] = (

@@ -7,21 +7,20 @@ from typing import Final
 import numpy as np
 
 from manyhands.engine import library
+from manyhands.engine.filed import TableParts
 from manyhands.engine.golden_cases import BackEnd, Op, product, reals, stored
 from manyhands.engine.library import Array
-from manyhands.engine.quants import round_weights
 
 ROWS: Final = 150
 # Heads, key heads, columns of a key, of a value, positions of an entry; heads of an index, their columns, entries chosen.
 SHAPES: Final = ((6, 2, 40, 33, 4, 5, 24, 7), (5, 5, 17, 64, 1, 2, 20, 70), (20, 1, 32, 16, 32, 3, 8, 2))
 
 
-def table(kind: str, rows: int, width: int) -> Array:
-    """Three parts, packed."""
-    parts = reals(150, 3, rows, width)
-    if kind == "w8":
-        return np.concatenate([round_weights("scalar", part, "f32", kind) for part in parts])
-    return np.concatenate([library.pack(stored(part, kind), kind) for part in parts])
+def table(kind: str, rows: int, width: int) -> tuple[TableParts, Array]:
+    """Three parts as they are stored, and the type of each; those that are rounded to small weights are of fp32."""
+    named = "f32" if kind == "w8" else kind
+    parts = tuple(stored(part, named) for part in reals(150, 3, rows, width))
+    return TableParts(parts), np.full(3, library.TYPES[named], np.int64)
 
 
 def shift(taps: int) -> Op:
@@ -40,7 +39,7 @@ def words(kind: str) -> Callable[[BackEnd], bytes]:
         digits = (ids[:, None] >> np.array([0, 8, 16, 24]) & 255).astype(np.float32) / np.float32(256)
         sizes, firsts = np.array([37, 41, 31, 29], np.int64), np.array([0, 37, 78, 109], np.int64)
         by, shape = np.array([23703573157769, 20109073645365, 8052911324071]), (3, 2, library.TYPES[kind], rows, 9)
-        op = (library.NGRAMS, (1, 4, *shape, 1 << 17, 2, 3), (), (by, sizes, firsts, table(kind, rows, width)))
+        op = (library.NGRAMS, (1, 4, *shape, 1 << 17, 2, 3), (), (by, sizes, firsts, *table(kind, rows, width)))
         ops: list[Op] = [(library.COPY, (0, 1, 2, 0, 4, 1, 0, 0), (), ()), *map(shift, (2, 3)), op]
         x = np.concatenate([reals(151, ROWS, 2), digits], 1)
         widths = [4, 4, 4, 4 * width]

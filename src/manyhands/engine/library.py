@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from manyhands.engine.devices import FORCED as FORCED
 from manyhands.engine.devices import is_device
+from manyhands.engine.filed import Files, Given, TableParts
 from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, difference
 from manyhands.engine.layout import TYPES as TYPES
 from manyhands.engine.layout import WIDE as WIDE
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 22  # of the interface: mh_version in native/plan.c
+VERSION: Final = 23  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -131,6 +132,11 @@ def tensor(array: Array | None) -> Tensor:
     if not array.flags.c_contiguous:
         raise ModelError(f"an array of {array.shape} is not contiguous")
     return Tensor(array.ctypes.data, array.nbytes)
+
+
+def _listed(parts: TableParts) -> Array:
+    """A Tensor of each part, as C reads it. Raises ModelError as `tensor`."""
+    return np.array([(each.data, each.bytes) for each in map(tensor, parts.arrays)], np.int64)
 
 
 def packed_size(n: int, k: int) -> int:
@@ -272,7 +278,8 @@ class Plan:
         self.columns = max(place + width for place, width in zip(places, widths, strict=True)) if widths else 0
         array, begins = ((ctypes.c_int64 * len(widths))(*numbers) for numbers in (widths, places))
         given = BACK_ENDS.index(back_end), TYPES[row_type], array, begins, len(widths), out, TYPES[out_type], positions
-        self._held: list[Array] = []
+        self._held: list[Given] = []
+        self._files = Files()
         self.apart = BLOCK  # positions: entries of all operations begin at its multiples
         self._library = load()
         self._handle = self._library.mh_plan_new(*given)
@@ -281,20 +288,16 @@ class Plan:
         self._out_bytes = widths[out] * (2 if out_type == "bf16" else 4)  # of a row
 
     def add(
-        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
+        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Given] = ()
     ) -> None:
         """One more operation (native/plan.c has what each takes). Raises ModelError where it does not fit."""
-        held = [*tensors, *[None] * (TENSORS - len(tensors))]
-        code = self._library.mh_plan_add(
-            self._handle,
-            kind,
-            (ctypes.c_int64 * NUMBERS)(*numbers),
-            (ctypes.c_double * REALS)(*reals),
-            (Tensor * TENSORS)(*map(tensor, held)),
-        )
-        check(code)
+        lists = [_listed(each) if isinstance(each, TableParts) else each for each in tensors]
+        held = [*lists, *[None] * (TENSORS - len(lists))]
+        given = (ctypes.c_int64 * NUMBERS)(*numbers), (ctypes.c_double * REALS)(*reals)
+        check(self._library.mh_plan_add(self._handle, kind, *given, (Tensor * TENSORS)(*map(tensor, held))))
         self.apart = lcm(self.apart, numbers[3]) if kind == COMPRESS else self.apart
-        self._held += [array for array in tensors if array is not None]
+        self._held += [*tensors, *lists]
+        self._files.add(array for each in tensors if isinstance(each, TableParts) for array in each.arrays)
 
     @property
     def block_bytes(self) -> int:
@@ -314,6 +317,7 @@ class Plan:
     def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:
         """`count` rows -> `count` rows [count, bytes of a row]. Raises ModelError, ContextOverflow; then caches may hold
         some of the step's positions, which the next step writes again."""
+        self._files.check()
         out = np.empty((count, self._out_bytes), np.uint8)
         # One is given as it is: to make an array of it takes a hop, whose caches are cold, some 10 us.
         array = ctypes.byref(segments[0]) if len(segments) == 1 else (Segment * len(segments))(*segments)
@@ -324,16 +328,9 @@ class Plan:
             held = tensor(rows)
             given = held.data, held.bytes
         code = self._library.mh_plan_run(
-            self._handle,
-            team.handle,
-            threads,
-            array,
-            len(segments),
-            *given,
-            _fresh(out),
-            out.nbytes,
-            count,
+            self._handle, team.handle, threads, array, len(segments), *given, _fresh(out), out.nbytes, count
         )
+        self._files.let_go()
         if code:
             check(code)
         return out

@@ -52,7 +52,7 @@ def hold(device: CudaDevice, ops: Sequence[Emitted], shared: Shared | None = Non
     for kind, numbers, reals, tensors in ops:
         whole = (*numbers, *[0] * (NUMBERS - len(numbers)))
         check(kind, whole)
-        there = [None if array is None else place(kind, array) for array in tensors]
+        there = [place(kind, array) if isinstance(array, np.ndarray) else None for array in tensors]
         found.append(Held(kind, whole, tuple(reals), (*there, *[None] * (TENSORS - len(there)))))
     return found
 

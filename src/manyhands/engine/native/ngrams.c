@@ -3,17 +3,35 @@
 
 #include <string.h>
 
-enum { PIECE = 256, SIGMOIDS = 6 }; /* columns at once; a function of `apply` */
+enum { SIGMOIDS = 6 }; /* a function of `apply` */
 
 static int64_t heads_of(const Op *op) { return (op->numbers[2] - 1) * op->numbers[3]; }
 
-/* register of the row's id, target, tokens of the longest n-gram, heads of each length, type, rows of a part of the table, the id of an end, ids,
- * registers of the ids 1, 2 .. positions before; multipliers of each token, sizes and first rows of each head (int64); the table's parts, packed */
+/* Whether each part of the table, where it is stored, has `rows` rows of `width` numbers of its type. */
+static int has_parts(Tensor parts, Tensor types, int64_t rows, int64_t width)
+{
+    int64_t count = parts.bytes / (int64_t)sizeof(Tensor);
+    if (!parts.data || !types.data || !is_count(count, MAX_WIDTH) || parts.bytes % (int64_t)sizeof(Tensor) || types.bytes != 8 * count)
+        return 0;
+    for (int64_t i = 0; i < count; i++) {
+        const Tensor *part = (const Tensor *)parts.data + i;
+        int64_t type = ((const int64_t *)types.data)[i];
+        if (type < BF16 || type > F32 || !part->data || part->bytes != rows * width * size_of_type(type))
+            return 0;
+    }
+    return 1;
+}
+
+/* register of the row's id, target, tokens of the longest n-gram, heads of each length, how numbers are kept (widen_rows), rows of a part of the
+ * table, the id of an end, ids, registers of the ids 1, 2 .. positions before; multipliers of each token, sizes and first rows of each head (int64);
+ * the table's parts (a Tensor of each), row by row as they are stored, and their types (int64) */
 int check_ngrams(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
     const Tensor *t = op->tensors;
-    if (n[2] < 2 || n[2] > MOST_TOKENS || !is_count(n[3], MAX_WIDTH) || n[4] < BF16 || n[4] >= TYPES || !is_count(n[5], MAX_WIDTH))
+    if (n[2] < 2 || n[2] > MOST_TOKENS || !is_count(n[3], MAX_WIDTH) || !is_count(n[5], MAX_WIDTH))
+        return BAD_SHAPE;
+    if (n[4] != BF16 && n[4] != F32 && n[4] != W8 && n[4] != W4)
         return BAD_SHAPE;
     for (int64_t i = 0; i < n[2]; i++) {
         int64_t ids = i ? n[7 + i] : n[0];
@@ -24,42 +42,39 @@ int check_ngrams(const Plan *plan, const Op *op)
         return BAD_REGISTER;
     if (w[n[1]] % heads_of(op) || !is_count(n[7], (int64_t)1 << 32) || n[6] < 0 || n[6] >= n[7])
         return BAD_SHAPE;
-    int64_t part = mh_packed_bytes(n[4], n[5], w[n[1]] / heads_of(op));
-    if (part <= 0 || !t[3].data || t[3].bytes <= 0 || t[3].bytes % part)
+    if (!has_parts(t[3], t[4], n[5], w[n[1]] / heads_of(op)))
         return BAD_TENSOR;
     for (int i = 0; i < 3; i++)
         if (!t[i].data || t[i].bytes != 8 * (i ? heads_of(op) : n[2]))
             return BAD_TENSOR;
-    const int64_t *sizes = t[1].data, *firsts = t[2].data, rows = t[3].bytes / part * n[5];
+    const int64_t *sizes = t[1].data, *firsts = t[2].data, rows = t[3].bytes / (int64_t)sizeof(Tensor) * n[5];
     for (int64_t head = 0; head < heads_of(op); head++)
         if (!is_count(sizes[head], rows) || firsts[head] < 0 || firsts[head] > rows - sizes[head])
             return BAD_TENSOR;
     return DONE;
 }
 
-/* A row of the table, as fp32. */
-static void look_up(const Plan *plan, const Op *op, int64_t row, int64_t width, float *out)
-{
-    const int64_t *n = op->numbers;
-    const char *part = (const char *)op->tensors[3].data + row / n[5] * mh_packed_bytes(n[4], n[5], width);
-    float unpacked[PIECE];
-    for (int64_t at = 0; at < width; at += PIECE) {
-        int64_t count = at_most(width - at, PIECE);
-        const void *from = unpack(n[4], part, width, row % n[5], at, count, unpacked);
-        plan->kernels->widen(from, is_small(n[4]) ? F32 : n[4], 1, out + at, count, 0);
-    }
-}
-
 void ngrams_row(const Plan *plan, const Op *op, int64_t position, int64_t row)
 {
     const int64_t *n = op->numbers, *multipliers = op->tensors[0].data, *sizes = op->tensors[1].data, *firsts = op->tensors[2].data;
-    int64_t width = plan->widths[n[1]] / heads_of(op), before = n[6];
+    const int64_t *types = op->tensors[4].data;
+    const Tensor *parts = op->tensors[3].data;
+    int64_t width = plan->widths[n[1]] / heads_of(op), before = n[6], found = 0, found_types[SIDE];
+    const char *found_rows[SIDE];
+    float *out = row_of(plan, n[1], row);
     uint64_t mixed = (uint64_t)id_of(plan, n[0], row, n[7]) * (uint64_t)multipliers[0];
     for (int64_t i = 1; i < n[2]; i++) {
         before = i > position || (i > 1 && before == n[6]) ? n[6] : id_of(plan, n[7 + i], row, n[7]);
         mixed ^= (uint64_t)before * (uint64_t)multipliers[i];
-        for (int64_t head = (i - 1) * n[3]; head < i * n[3]; head++)
-            look_up(plan, op, firsts[head] + (int64_t)(mixed % (uint64_t)sizes[head]), width, row_of(plan, n[1], row) + head * width);
+        for (int64_t head = (i - 1) * n[3]; head < i * n[3]; head++) {
+            int64_t at = firsts[head] + (int64_t)(mixed % (uint64_t)sizes[head]), type = types[at / n[5]];
+            found_rows[found] = (const char *)parts[at / n[5]].data + at % n[5] * width * size_of_type(type);
+            found_types[found++] = type;
+            if (found < SIDE && head + 1 < heads_of(op))
+                continue;
+            widen_rows(plan->kernels, n[4], found_rows, found_types, found, width, out);
+            out += found * width, found = 0;
+        }
     }
 }
 

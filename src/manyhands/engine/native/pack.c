@@ -158,17 +158,24 @@ static float widen_one(int64_t type, const void *at)
     return type == BF16 ? real_of((uint32_t)half << 16) : widen_f16(half);
 }
 
+/* [16][32] numbers -> a step of a panel. */
+static void round_step(const Kernels *kernels, int64_t small, const float *rows, uint8_t *codes, uint8_t *factors)
+{
+    float columns[DEPTH * SIDE];
+    turn_over((const uint32_t *)rows, DEPTH, (uint32_t *)columns, SIDE, SIDE, DEPTH);
+    kernels->round_weights(small, columns, codes, (uint16_t *)factors);
+}
+
 static void round_block(const Kernels *kernels, const StoredMatrix *m, int64_t small, int64_t panel, int64_t step, uint8_t *packed)
 {
     _Alignas(64) char block[SIDE * DEPTH * 4];
-    float rows[SIDE * DEPTH], columns[DEPTH * SIDE];
+    float rows[SIDE * DEPTH];
     int64_t depth = ceil_div(m->k, DEPTH), size = size_of_type(m->type);
     uint8_t *to = packed + panel * panel_bytes(small, depth);
     take_block(m, panel, step, block);
     for (int64_t i = 0; i < SIDE * DEPTH; i++)
         rows[i] = m->type == BF16 ? widen_one(BF16, block + i * 2) : widen_one(m->type, block + i * size);
-    turn_over((const uint32_t *)rows, DEPTH, (uint32_t *)columns, SIDE, SIDE, DEPTH);
-    kernels->round_weights(small, columns, to + step * code_bytes(small), (uint16_t *)(to + depth * code_bytes(small) + step * factor_bytes(small)));
+    round_step(kernels, small, rows, to + step * code_bytes(small), to + depth * code_bytes(small) + step * factor_bytes(small));
 }
 
 /* As mh_pack, rounded to `small`: W8 or W4. The result is the same on every target. */
@@ -239,4 +246,35 @@ const void *unpack(int64_t type, const void *packed, int64_t k, int64_t row, int
         memcpy((char *)out + (i - at) * size, (const char *)packed + place * size, (size_t)size);
     }
     return out;
+}
+
+/* A row as it is stored, those of fp32 rounded where BF16 is kept. */
+static void widen_row(const Kernels *kernels, int64_t kept, const char *row, int64_t type, int64_t k, float *out)
+{
+    uint16_t halves[SIDE * DEPTH];
+    for (int64_t at = 0; at < k; at += SIDE * DEPTH) {
+        int64_t count = at_most(k - at, SIDE * DEPTH);
+        const void *from = row + at * size_of_type(type);
+        if (type == F32 && kept == BF16)
+            round_all(from, halves, count), from = halves;
+        kernels->widen(from, from == halves ? BF16 : type, 1, out + at, count, 0);
+    }
+}
+
+void widen_rows(const Kernels *kernels, int64_t kept, const char *const *rows, const int64_t *types, int64_t count, int64_t k, float *out)
+{
+    _Alignas(64) uint8_t panel[SIDE * (DEPTH + 2)]; /* of one step */
+    float numbers[SIDE * DEPTH], row[DEPTH];
+    for (int64_t r = 0; r < count && !is_small(kept); r++)
+        widen_row(kernels, kept, rows[r], types[r], k, out + r * k);
+    for (int64_t at = 0; at < k && is_small(kept); at += DEPTH) {
+        int64_t left = at_most(k - at, DEPTH);
+        memset(numbers, 0, sizeof numbers);
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t i = 0; i < left; i++)
+                numbers[r * DEPTH + i] = widen_one(types[r], rows[r] + (at + i) * size_of_type(types[r]));
+        round_step(kernels, kept, numbers, panel, panel + code_bytes(kept));
+        for (int64_t r = 0; r < count; r++)
+            kernels->widen(unpack(kept, panel, DEPTH, r, 0, left, row), F32, 1, out + r * k + at, left, 0);
+    }
 }

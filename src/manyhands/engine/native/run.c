@@ -406,7 +406,7 @@ int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segme
         else if (job.op->kind == CONVOLVE || job.op->kind == DELTA)
             failed = states_run(plan, team, threads, job.op, segments, num_segments, rows);
         else
-            failed = run_rows(team, threads, job, row_task, plan->widths[job.op->numbers[0]]);
+            failed = run_rows(team, threads, job, row_task, plan->widths[job.op->numbers[job.op->kind == NGRAMS]]); /* its rows are looked up */
         if (failed)
             return failed;
     }
