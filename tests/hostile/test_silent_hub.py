@@ -158,6 +158,20 @@ def test_a_member_that_links_and_says_nothing_of_the_swarm_is_named(play: Play) 
     play(scene)
 
 
+def test_a_machine_whose_key_another_one_uses_is_told_that_it_may_be_so(play: Play) -> None:
+    """What members say goes to the machine that was there before. (The one that came was told to stop the member it called.)"""
+
+    async def scene(town: Town) -> None:
+        await town.open(0)
+        await town.open(1)
+        copy = await town.stack.enter_async_context(town.member(1))
+        await _meet(copy, None, Reporter(False))
+        with pytest.raises(ShardUnavailable, match=r"a copy of this one's key, start this one with --key FILE"):
+            await _weights(copy, None, town.home, Silent())
+
+    play(scene)
+
+
 def test_a_machine_that_calls_no_other_says_so(play: Play) -> None:
     """It was said after a while that the swarm serves no model: run `manyhands up` there."""
 

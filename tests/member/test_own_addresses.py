@@ -6,6 +6,7 @@ from typing import Any
 
 import ifaddr
 import pytest
+import zeroconf
 
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, ShardUnavailable
@@ -301,6 +302,7 @@ class Air:
         self.shown: dict[object, tuple[list[str], bytes | None]] = {}
         self.listening = 0
         self.is_down = False
+        self.refusal: Exception | None = None
         monkeypatch.setattr("manyhands.swarm.lan.AsyncZeroconf", lambda interfaces: Zeroconf(self))
         monkeypatch.setattr("manyhands.swarm.lan.AsyncServiceBrowser", lambda *_, **__: Listener(self))
 
@@ -315,6 +317,8 @@ class Zeroconf:
         self.air, self.zeroconf = air, None
 
     async def async_register_service(self, info: Any) -> Any:
+        if self.air.refusal is not None:
+            raise self.air.refusal
         self.air.shown[self] = info.parsed_addresses(), info.properties[b"code"]
         return asyncio.sleep(0)
 
@@ -384,6 +388,32 @@ def test_without_multicast_people_are_told(play: Play, monkeypatch: pytest.Monke
         async with present_on_lan(await place.open(1, listen=ANY), "tales", lines.append) as said:
             assert said is not None and not said.is_sent
         assert ["no multicast" in line for line in lines] == [True]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (zeroconf.NonUniqueNameException(), "another machine of this network says this node's id"),
+        (zeroconf.NotRunningException(), "mDNS fails"),
+    ],
+)
+def test_a_member_that_is_not_announced_serves_and_people_are_told_why(
+    refusal: Exception, said: str, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` ended with a traceback on a machine whose copy ran on the same network, or where any machine used its name."""
+    air, lines = Air(monkeypatch), list[str]()
+    air.refusal = refusal
+
+    async def scene(place: Town) -> None:
+        place.network = network = Machine(monkeypatch)
+        laptop = await place.open(1, listen=ANY)
+        async with present_on_lan(laptop, "tales", lines.append) as announced:
+            assert announced is not None and not announced.is_sent
+            air.refusal, network.host = None, OFFICE
+            await until(lambda: air.says() == [([OFFICE], b"")])
+        assert [said in line for line in lines] == [True]
 
     play(scene)
 

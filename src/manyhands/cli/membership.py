@@ -287,8 +287,8 @@ def _without_model(member: "Member") -> ManyhandsError:
     if answered and not any(record.node != member.id for record in member.records()):
         where = ", ".join(map(str, answered[:3]))
         return ShardUnavailable(
-            f"{where} took the call and says nothing of swarm {name}: stop that node and start it again, or join by the "
-            "ticket of another member"
+            f"{where} took the call and says nothing of swarm {name}: if another machine has a copy of this one's key, start "
+            "this one with --key FILE; else stop that node and start it again, or join by the ticket of another member"
         )
     return BadRequest(f"swarm {name} serves no model yet: run `manyhands up MODEL` on one of its machines")
 

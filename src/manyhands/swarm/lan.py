@@ -12,7 +12,7 @@ import ipaddress
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from zeroconf import InterfaceChoice, ServiceStateChange, Zeroconf
+from zeroconf import Error, InterfaceChoice, NonUniqueNameException, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from manyhands.core import NodeAddr, NodeId
@@ -148,7 +148,8 @@ class Advertised:
     async def move(self, addresses: Sequence[NodeAddr]) -> None:
         """Say that the node is at `addresses`, on the networks that there are now: sockets keep to those of their start.
 
-        Raises OSError if multicast is not to be had: it is not announced then. BadRequest without an address.
+        Raises OSError if multicast is not to be had, or another machine announces a node of this id: it is not announced then.
+        BadRequest without an address.
         """
         async with self._one_at_a_time:
             await self._close()
@@ -157,8 +158,10 @@ class Advertised:
             zeroconf = _on_all(self._interfaces)
             try:
                 await (await zeroconf.async_register_service(info))
-            except BaseException:
+            except BaseException as error:
                 await zeroconf.async_close()
+                if isinstance(error, Error):
+                    raise OSError(_why(error)) from error
                 raise
             self._zeroconf = zeroconf
 
@@ -171,6 +174,16 @@ class Advertised:
         zeroconf, self._zeroconf = self._zeroconf, None
         if zeroconf is not None:
             await zeroconf.async_close()  # says goodbye
+
+
+def _why(error: Error) -> str:
+    """What a person can do about a service that zeroconf does not announce."""
+    if isinstance(error, NonUniqueNameException):
+        return (
+            "another machine of this network says this node's id: if it has a copy of the key, start one of the two with "
+            "--key FILE"
+        )
+    return f"mDNS fails: {error!r}"
 
 
 def _on_all(interfaces: Sequence[str] | None) -> AsyncZeroconf:
