@@ -141,6 +141,28 @@ def test_an_address_that_was_given_stays(
     play(scene)
 
 
+def test_people_are_told_while_the_address_that_was_given_is_not_there(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links stood, as it calls others: it was shown as serving, and no session ran there. Another network, for a while."""
+    here = {HOME}
+
+    async def scene(place: Town) -> None:
+        place.network = Machine(monkeypatch)
+        monkeypatch.setattr("manyhands.member.own_addresses.is_own", lambda host: host in here)
+        laptop = await place.open(1, listen=NodeAddr(HOME, 0))
+        await asyncio.sleep(3 * NETWORK_LOOK_S)
+        assert laptop.notes == []
+        here.clear()
+        await asyncio.sleep(3 * NETWORK_LOOK_S)
+        assert [HOME in note and "--listen" in note for note in laptop.notes] == [True]
+        here.add(HOME)
+        await asyncio.sleep(3 * NETWORK_LOOK_S)
+        assert laptop.notes == []
+
+    play(scene)
+
+
 def test_without_a_network_the_last_address_stays(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(place: Town) -> None:
         place.network = network = Machine(monkeypatch)

@@ -11,7 +11,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.config import MemberConfig
 from manyhands.member.neighbours import relays_among
-from manyhands.net.own_address import LOOPBACK, LOOPBACK_6, is_wildcard, on_default_route, reachable
+from manyhands.net.own_address import LOOPBACK, LOOPBACK_6, is_own, is_wildcard, on_default_route, reachable
 from manyhands.net.relay.tunnel import relay_of, relayed
 from manyhands.node import Node
 from manyhands.swarm.record import Record
@@ -92,6 +92,7 @@ class OwnAddresses:
             routed = await aside(on_default_route, is_v6=is_v6)
             host = routed or (await aside(reachable, NodeAddr("::" if is_v6 else "0.0.0.0", 0))).host
             other = None if routed else await aside(on_default_route, is_v6=not is_v6)
+            self._note_bound(is_here=is_wildcard(self._bound) or await aside(is_own, self._bound.host))
         except (OSError, RuntimeError):  # no descriptor, or no thread, is free
             return False
         self._num_unrouted = 0 if routed else self._num_unrouted + 1
@@ -106,6 +107,15 @@ class OwnAddresses:
         if self.may_change and host not in (self.host, LOOPBACK, LOOPBACK_6):
             self._move(host)
         return bool(seen.host)
+
+    def _note_bound(self, *, is_here: bool) -> None:
+        """Tell people while the one address that is listened at is none of this machine's: other nodes call it in vain."""
+        host = self._bound.host
+        note = f"no node can call this one directly: this machine has not the address {host} now; leave --listen out"
+        if is_here and note in self._notes:
+            self._notes.remove(note)
+        elif not (is_here or note in self._notes):
+            self._notes.append(note)
 
     def _move(self, host: str) -> None:
         logger.info("this machine's address is %s now; it was %s", host, self.host)
