@@ -149,8 +149,28 @@ def test_a_node_that_shares_with_no_other_invites_none(capsys: pytest.CaptureFix
         assert capsys.readouterr().out.startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("listen", "own_v6", "said"),
+    [
+        ("0.0.0.0", "2001:db8::5", "no IPv4 address: start it with --listen [::]:0"),
+        ("0.0.0.0", "::1", "start it on a network"),
+        ("127.0.0.1", "2001:db8::5", "without --listen 127.0.0.1:PORT"),
+    ],
+)
+def test_a_machine_with_ipv6_alone_is_told_how_others_come(
+    listen: str, own_v6: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to leave out a --listen that it did not have, and to come to a network, where it was."""
+    monkeypatch.setattr("manyhands.net.own_address.reachable", lambda bound: NodeAddr(own_v6, bound.port))
+    member: Any = SimpleNamespace(config=SimpleNamespace(scope="lan", listen=NodeAddr(listen, 0)))
+    ticket = replace(Ticket.new("home"), addresses=(NodeAddr("127.0.0.1", 7700),))
+    invitations: Any = SimpleNamespace(member=member, ticket=lambda: ticket)
+    asyncio.run(tell_invitation(invitations, Reporter(as_json=False), shows_code=True))
+    assert said in capsys.readouterr().out
+
+
 def test_a_node_on_loopback_invites_no_other_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    member: Any = SimpleNamespace(config=SimpleNamespace(scope="lan"))
+    member: Any = SimpleNamespace(config=SimpleNamespace(scope="lan", listen=NodeAddr("127.0.0.1", 7700)))
     for hosts, said in (
         (("127.0.0.1",), "from this machine alone, as peers come to 127.0.0.1:7700:  manyhands join mh1"),
         (("127.0.0.1", "192.0.2.7"), "from elsewhere:  manyhands join mh1"),

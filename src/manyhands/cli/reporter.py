@@ -13,7 +13,7 @@ from manyhands.api.limits import Bucket
 from manyhands.cli.code import say_code
 from manyhands.cli.lines import fitted, say
 from manyhands.cli.progress import no_line
-from manyhands.core import NodeId, Span
+from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import one_line
 
@@ -107,7 +107,7 @@ async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_c
     if invitation.addresses and all(is_loopback(addr.host) for addr in invitation.addresses):
         line = (
             f"from this machine alone, as peers come to {invitation.addresses[0]}:  manyhands join {ticket}\n"
-            "  for other machines: start it on a network, without --listen 127.0.0.1:PORT"
+            f"  for other machines: {_beyond_loopback(invitations.member.config.listen)}"
         )
         tell("invitation", line, ticket=ticket)
         return
@@ -120,6 +120,15 @@ async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_c
         else:
             tell.show(say_code(invitations.told()))
     tell("invitation", line, ticket=ticket)
+
+
+def _beyond_loopback(listen: NodeAddr) -> str:
+    """What to do where peers come to loopback."""
+    from manyhands.net.own_address import LOOPBACK_6, is_wildcard, reachable
+
+    if is_wildcard(listen) and reachable(NodeAddr("::", 0)).host != LOOPBACK_6:
+        return "this one has no IPv4 address: start it with --listen [::]:0"
+    return "start it on a network, without --listen 127.0.0.1:PORT"
 
 
 async def tell_page(url: str, tell: Reporter) -> None:
