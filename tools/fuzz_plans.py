@@ -7,7 +7,7 @@ import numpy as np
 
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import library
-from manyhands.engine.filed import TableParts
+from manyhands.engine.filed import Given, TableParts
 from manyhands.engine.golden_cases import Op, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.grids import stand_in
@@ -132,10 +132,10 @@ def operation(integer: Integer, whole: Shape) -> Op:
     return kind, changed, factors, tensors
 
 
-def _resized(integer: Integer, array: Array | None) -> Array | None:
-    """The same numbers, or one less or more of them."""
+def _resized(integer: Integer, array: Given) -> Given:
+    """The same numbers, or one less or more of them; as many parts of a table."""
     more = integer(-1, 1)
-    return array if array is None or not more else np.resize(array, array.size + more)
+    return np.resize(array, array.size + more) if more and isinstance(array, np.ndarray) else array
 
 
 def drawn(integer: Integer, whole: Shape) -> Op:

@@ -255,7 +255,9 @@ def test_routers_and_norms_are_not_rounded(precision: Precision, bits: float) ->
         if kind == library.EXPERTS:
             assert (given[6], given[8]) == (TYPES[precision], TYPES[precision])
             inner, hidden, experts = given[5], program.hidden, given[3]
-            assert held[0] is not None and held[0].nbytes == experts * packed_bytes(precision, inner, hidden)
+            assert isinstance(held[0], np.ndarray) and held[0].nbytes == experts * packed_bytes(
+                precision, inner, hidden
+            )
             assert abs(held[0].nbytes * 8 / (experts * inner * hidden) - bits) < 3
     assert kinds[TYPES["bf16"]] == 1 and kinds[TYPES[precision]] == 4
     ends = CpuEnds(program, read, precision, team, "scalar")

@@ -9,7 +9,8 @@ without the ticket. Advertised only when the scope is not `off`; everything rece
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from zeroconf import Error, InterfaceChoice, NonUniqueNameException, ServiceStateChange, Zeroconf
@@ -148,20 +149,17 @@ class Advertised:
     async def move(self, addresses: Sequence[NodeAddr]) -> None:
         """Say that the node is at `addresses`, on the networks that there are now: sockets keep to those of their start.
 
-        Raises OSError if multicast is not to be had, or another machine announces a node of this id: it is not announced then.
-        BadRequest without an address.
+        Raises OSError where it cannot be announced, BadRequest without an address.
         """
         async with self._one_at_a_time:
             await self._close()
             self._addresses, self._turn = addresses, self._turn + 1
-            info = self._make(addresses, self._code_port, self._turn)
-            zeroconf = _on_all(self._interfaces)
+            info, zeroconf = self._make(addresses, self._code_port, self._turn), _on_all(self._interfaces)
             try:
-                await (await zeroconf.async_register_service(info))
-            except BaseException as error:
+                with _explained():
+                    await (await zeroconf.async_register_service(info))
+            except BaseException:
                 await zeroconf.async_close()
-                if isinstance(error, Error):
-                    raise OSError(_why(error)) from error
                 raise
             self._zeroconf = zeroconf
 
@@ -176,14 +174,18 @@ class Advertised:
             await zeroconf.async_close()  # says goodbye
 
 
-def _why(error: Error) -> str:
-    """What a person can do about a service that zeroconf does not announce."""
-    if isinstance(error, NonUniqueNameException):
-        return (
+@contextmanager
+def _explained() -> Iterator[None]:
+    """OSError in place of zeroconf's own errors, with what a person can do."""
+    try:
+        yield
+    except NonUniqueNameException as error:
+        raise OSError(
             "another machine of this network says this node's id: if it has a copy of the key, start one of the two with "
             "--key FILE"
-        )
-    return f"mDNS fails: {error!r}"
+        ) from error
+    except Error as error:
+        raise OSError(f"mDNS fails: {error!r}") from error
 
 
 def _on_all(interfaces: Sequence[str] | None) -> AsyncZeroconf:

@@ -1,6 +1,7 @@
 """Which kernels compute an operation, and over which blocks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from manyhands.engine import library
@@ -120,24 +121,18 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles 
 def _together(ops: Sequence[Held], at: int) -> int:
     """How many operations from `at` on are one launch: products that read the same columns, registers that turn alike, each
     another one, an addition to the residual stream and the norm of it."""
-    first, count = ops[at], 1
+    first = ops[at]
     if first.kind == library.ADD:
         if any(first.numbers[2:]):
             return 1
         norm = ops[at + 1] if at + 1 < len(ops) else first
         return 2 if norm.kind == library.NORM and (norm.numbers[0], norm.numbers[2]) == (0, 1) else 1
-    if first.kind not in (library.PRODUCT, library.ROTARY) or (
-        first.kind == library.PRODUCT and any(first.numbers[4:])
-    ):
+    is_product = first.kind == library.PRODUCT
+    if any(first.numbers[4:]) if is_product else first.kind != library.ROTARY:
         return 1
-    target = 1 if first.kind == library.PRODUCT else 0  # its place among the numbers
-    written = {first.numbers[target]}
-    while count < MOST_PARTS and at + count < len(ops) and _is_like(first, ops[at + count]):
-        if (number := ops[at + count].numbers[target]) in written:
-            break
-        written.add(number)
-        count += 1
-    return count
+    like = takewhile(lambda op: _is_like(first, op), ops[at : at + MOST_PARTS])
+    written = [op.numbers[1 if is_product else 0] for op in like]  # the register of each
+    return next((i for i, number in enumerate(written) if number in written[:i]), len(written))
 
 
 def _is_like(first: Held, other: Held) -> bool:
