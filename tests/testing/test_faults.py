@@ -105,3 +105,19 @@ def test_a_take_that_kills_its_node_is_the_last() -> None:
             await receive(s.near)
 
     over(body)
+
+
+def test_a_delay_that_ends_lets_nothing_overtake_what_is_on_its_way() -> None:
+    async def body(s: Scene) -> None:
+        taken: list[Message] = []
+        reading = asyncio.create_task(s.far.deliver(taken.append))
+        s.faults.delay(s.a, s.b, "data", 2.0)
+        s.near.send(step(1))
+        s.faults.delay(s.a, s.b, "data", 0.0)
+        s.near.send(step(2))
+        await asyncio.sleep(3)
+        assert positions(taken) == [1, 2]
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    over(body)

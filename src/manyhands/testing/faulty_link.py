@@ -48,8 +48,8 @@ class FaultyLink(WrappedLink):
         if change is not None and isinstance(message, Step):
             self._send_changed(message, change)
             return
-        delay_s = self._trouble.delays.get((self.owner, self.peer, self.lane))
-        if delay_s:
+        delay_s = self._trouble.delays.get((self.owner, self.peer, self.lane), 0.0)
+        if delay_s or self._delayed:  # nothing overtakes what is on its way
             self._delayed.append(message)
             asyncio.get_running_loop().call_later(delay_s, self._send_delayed)
         else:
