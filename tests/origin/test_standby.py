@@ -71,6 +71,27 @@ def test_a_standby_takes_over(
     bench.play(main)
 
 
+def test_a_standby_does_not_keep_its_node_from_taking_more(bench: Bench) -> None:
+    """The spare, full with a standby of one hop, takes the layers of two that die at once. (It refused them as full for as long
+    as the request had patience, and kept the standby.)"""
+
+    async def main() -> None:
+        async with bench.scene(request=FOLLOWED, worker=WorkerConfig(max_sessions=1)) as scene:
+            scene.faults.slow(scene.hops[0], 0.01)
+
+            def die() -> None:
+                assert len(scene.hops[3].hosts[0]._places) == 1
+                for victim in scene.hops[:2]:
+                    scene.faults.die(victim)
+
+            scene.faults.at("decode", scene.hops[0], die, 20)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            (repair,) = scene.answers[0].repairs
+            assert repair.lost == ("n0", "n1") and repair.replacement == ("n3",)
+
+    bench.play(main)
+
+
 def test_a_standby_that_opens_again_and_again_is_fed_once(bench: Bench) -> None:
     """It says that it has nothing after each feed. (The hop before it sent all that is committed anew with each window.)"""
 

@@ -109,7 +109,7 @@ class Session:
         staying = {hop.offer.node for hop in hops}
         gone = [hop for hop in (*self.route.hops, *self._unclosed) if hop.offer.node not in staying]
         self._unclosed = gone
-        self.standbys.promote(staying)
+        self.standbys.promote(hops)
         self.route.renew(hops)
         for told in (self.losses, self.leaving, self.stuck, self.doubts):
             told.clear()

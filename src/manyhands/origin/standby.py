@@ -61,9 +61,15 @@ class Standbys:
         self.by_span[hop.offer.info.span] = standby = Standby(hop)
         self._place(standby)
 
-    def promote(self, nodes: Collection[NodeId]) -> None:
-        """Those on `nodes` joined the route: no standbys now; places beside the route's are freed when it stands."""
-        self.by_span = {span: s for span, s in self.by_span.items() if s.hop.offer.node not in nodes}
+    def promote(self, hops: Collection[Hop]) -> None:
+        """`hops` are to be the route. What is on their nodes are no standbys now: places beside the route's are freed when it
+        stands, and before it opens where no hop takes one over, for they may have the room that it needs."""
+        controls = {hop.offer.node: hop.control for hop in hops}
+        joining = {s.hop.offer.node for s in self.by_span.values()} & controls.keys()
+        warm = {(s.hop.offer.node, span) for span, s in self.by_span.items()}
+        for node in joining - {hop.offer.node for hop in hops if (hop.offer.node, hop.offer.info.span) in warm}:
+            try_send(controls[node], Close(self._route.session))
+        self.by_span = {span: s for span, s in self.by_span.items() if s.hop.offer.node not in joining}
 
     def move(self) -> None:
         """The route has changed: standbys of hops that stayed get their place in the new epoch, others are let go.
