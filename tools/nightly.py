@@ -55,6 +55,7 @@ def steps(minutes: int, seed: int) -> dict[str, Step]:
     kernels = [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded]
     configs = [*python, "tools.fuzz_configs", "--count", str(100 * minutes), *seeded]  # two a second and more
     forms = [*python, "tools.fuzz_forms", "--count", str(1000 * minutes), *seeded]
+    requests = [*python, "tools.fuzz_requests", "--count", str(60 * minutes), *seeded]  # one or two a second
     return {
         "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 120, tests=True),
         "mutations": Step([*python, "tools.mutate"], 30),
@@ -62,6 +63,7 @@ def steps(minutes: int, seed: int) -> dict[str, Step]:
         "fuzz races": Step([*kernels, "--races"], minutes + 15, RACES.missing()),
         "fuzz configs": Step(configs, 2 * minutes + 15),
         "fuzz forms": Step(forms, 2 * minutes + 15),
+        "fuzz requests": Step(requests, 2 * minutes + 15),
         "siege": Step([*python, "bench.siege", "--minutes", "10"], 30),
         "busy": Step([*python, "bench.busy"], 15),
         "soak": Step([*python, "bench.soak"], 30),
