@@ -380,6 +380,14 @@ def test_layers_with_a_window_that_differ_in_more_than_heads_are_refused(inner: 
         build_program({**tiny("step3p5"), "attention_other_setting": inner})
 
 
+@pytest.mark.parametrize("numbers", ["9" * 5000, [[1]], 7])  # Python makes no whole number of the first
+def test_numbers_of_layers_that_are_none_are_refused(numbers: object) -> None:
+    with pytest.raises(
+        ModelError, match=r"moe_layers_enum is .*, numbers of layers are needed, with commas between them"
+    ):
+        build_program({**tiny("step3p5"), "moe_layers_enum": numbers})
+
+
 @pytest.mark.parametrize("name", ["kda_layers", "full_attn_layers"])
 def test_a_list_of_layers_of_kimi_linear_is_read_with_the_other_alone(name: str) -> None:
     """Its class in transformers computes the default of both where one is missing."""

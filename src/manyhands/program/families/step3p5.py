@@ -153,10 +153,10 @@ def _sparse(f: Fields, layers: int) -> list[bool]:
     if numbers is None:
         return listed_sparse(f, layers, min(3, layers))
     each = numbers.split(",") if isinstance(numbers, str) else numbers
-    if not isinstance(each, list) or not all(str(one).strip().isdecimal() for one in each):
+    chosen = {str(one).strip() for one in each} if isinstance(each, list) else {""}
+    if not chosen <= {str(i) for i in range(1 << 11)}:  # also of those that guess ahead
         raise f.refuse("moe_layers_enum", "numbers of layers are needed, with commas between them")
-    chosen = {int(one) for one in each}
-    found = ["sparse" if i in chosen else "dense" for i in range(layers)]
+    found = ["sparse" if str(i) in chosen else "dense" for i in range(layers)]
     f.only("mlp_layer_types", found)
     return [kind == "sparse" for kind in found]
 
