@@ -85,7 +85,7 @@ def wrong_with(life: "Life", one: "Asked") -> list[str]:
         return []  # it was cancelled before it began
     found = [] if got.token_ids == want.token_ids[: len(got.token_ids)] else ["other tokens"]
     if one.error is not None:
-        found += [] if may_fail(life, one.error) else ["failed"]
+        found += [] if may_fail(life, one.error, has_begun=got.session is not None) else ["failed"]
     elif one.outcome == "ok" and len(got.token_ids) < len(want.token_ids):
         found += [] if life.is_small and got.finish_reason == "length" else ["ended too soon"]
     elif one.outcome == "ok" and (got.finish_reason, got.text) != (want.finish_reason, want.text):
@@ -96,14 +96,14 @@ def wrong_with(life: "Life", one: "Asked") -> list[str]:
     return found
 
 
-def may_fail(life: "Life", error: BaseException) -> bool:
-    """Whether what befell a life is reason enough for a request to fail so."""
+def may_fail(life: "Life", error: BaseException, *, has_begun: bool) -> bool:
+    """Whether what befell a life is reason enough for a request to fail so. `has_begun`: it has had a route."""
     match error:
         case Busy():
             return life.is_small
         case PipelineAborted():  # two repairs without a position between them, and one that would be the third
             return life.num_faults > 2
-        case ShardUnavailable():  # who sent nonsense never comes back into a session
-            return bool(life.poisoned)
+        case ShardUnavailable():  # who sent nonsense never comes back into a session; nor does a first route wait
+            return bool(life.poisoned) or not (has_begun or life.num_faults == 0)
         case _:
             return False
