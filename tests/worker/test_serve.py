@@ -66,6 +66,34 @@ def test_too_many_sessions_are_refused_before_they_are_accepted(folder: Path) ->
     play(folder, scenario, max_sessions=2, cache_tokens=1000)
 
 
+@pytest.mark.parametrize("full", [{"max_sessions": 1}, {"cache_tokens": 100}])
+def test_a_session_is_not_refused_for_what_it_has_outlived_itself(folder: Path, full: dict[str, int]) -> None:
+    """A repair that gives its node other layers than before: no route has both. (It was refused as long as the request had
+    patience: the first place was to be freed once the route stood.)"""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, span=Span(2, 4))
+        with pytest.raises(Busy):
+            one.host.reserve(opening(2, span=Span(2, 3)), cast(Link, one.origin))
+        with pytest.raises(Busy):  # another hop's, in the same epoch or of other layers
+            one.host.reserve(opening(1, span=Span(3, 4)), cast(Link, one.origin))
+        await one.open(1, span=Span(2, 3), epoch=2, serial=2)
+        with pytest.raises(Busy):
+            one.host.reserve(opening(1, span=Span(3, 4), epoch=3), cast(Link, one.origin))
+        assert one.host.num_sessions == 1 and one.host.has_place(opening(1, span=Span(2, 3)))
+
+    play(folder, scenario, **full)
+
+
+def test_what_a_session_has_outlived_stays_while_there_is_room(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await one.open(1, span=Span(2, 4))
+        await one.open(1, span=Span(2, 3), epoch=2, serial=2)
+        assert one.host.num_sessions == 2
+
+    play(folder, scenario, max_sessions=2, cache_tokens=200)
+
+
 def test_a_lease_beyond_the_cache_is_refused_before_it_is_accepted(folder: Path) -> None:
     """Both numbers are named."""
 

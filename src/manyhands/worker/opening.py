@@ -1,7 +1,7 @@
 """An Open that is being carried out, and what must be true before it is."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,10 @@ from manyhands.wire.signed import Serials, is_session_of, is_signed
 from manyhands.worker.early import EarlySteps
 
 if TYPE_CHECKING:
+    from manyhands.worker.leases import Place
     from manyhands.worker.parking import Parked
     from manyhands.worker.serve import SpanHost
+    from manyhands.worker.session import HopSession
 
 
 @dataclass(eq=False, slots=True)
@@ -133,6 +135,24 @@ def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) 
         raise Busy(
             f"layers {span} have cache for {free} more positions, {asked} are asked for; try another node or later"
         )
+
+
+def make_room(
+    check: Callable[[], None],
+    outlived: "list[tuple[Place, HopSession]]",
+    free: "Callable[[Place, HopSession], None]",
+) -> None:
+    """Check; while there is no room, free what the session has outlived here, the oldest first. Raises as `check`.
+
+    They stay where there is room: a place that begins takes over what they hold, and another plan may go back to one.
+    """
+    while True:
+        try:
+            return check()
+        except Busy:
+            if not outlived:
+                raise
+            free(*outlived.pop(0))
 
 
 def rounding_of(message: Open, successor: Link) -> Rounding | None:

@@ -1,6 +1,9 @@
 """The places that sessions have on one span. Pure."""
 
+from collections.abc import Collection
+
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId
+from manyhands.wire.message import Open
 from manyhands.worker.leases import Place
 from manyhands.worker.session import HopSession
 
@@ -32,6 +35,16 @@ class Places(dict[Place, HopSession]):
     def owned(self, session_id: SessionId, origin: NodeId) -> list[tuple[Place, HopSession]]:
         """All places of a session, if `origin` has opened it."""
         return [(p, s) for p, s in self.items() if p[0] == session_id and s.origin.peer == origin]
+
+    def outlived(self, message: Open, origin: NodeId, opening: Collection[Place]) -> list[tuple[Place, HopSession]]:
+        """Places of `message`'s session in older epochs that share layers with the new one, as no route has both; but for those
+        that are being opened anew."""
+
+        def is_outlived(place: Place, session: HopSession) -> bool:
+            shares = place[1].start < message.span.end and message.span.start < place[1].end
+            return shares and session.opened.epoch < message.epoch and place not in opening
+
+        return [found for found in self.owned(message.session, origin) if is_outlived(*found)]
 
     def _forget_hop(self, session: HopSession) -> None:
         for key in [k for k, s in self._by_hop.items() if s is session]:

@@ -24,7 +24,7 @@ from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.leases import Place, SpanLeases
 from manyhands.worker.log import LogBudget
-from manyhands.worker.opening import Opening, check_again, check_fits, check_lease, check_room, hold
+from manyhands.worker.opening import Opening, check_again, check_fits, check_lease, check_room, hold, make_room
 from manyhands.worker.owners import Owners
 from manyhands.worker.places import Places
 from manyhands.worker.session import HopSession
@@ -64,8 +64,8 @@ class SpanHost:
     @property
     def info(self) -> SpanInfo:
         """What this span says of itself now."""
-        now = asyncio.get_running_loop().time()
-        return replace(self._info, free_tokens=self.leases.offered(self.engine.cache_tokens, now))
+        offered = self.leases.offered(self.engine.cache_tokens, asyncio.get_running_loop().time())
+        return replace(self._info, free_tokens=offered)
 
     @property
     def load(self) -> SpanLoad:
@@ -104,8 +104,8 @@ class SpanHost:
         if known:
             check_lease(message, self._extended(place, message.capacity))
         else:
-            most = self.leases.most(self.engine.cache_tokens)
-            check_room(message, self.info, most, len(self._places.keys() | self._opening.keys()))
+            outlived = self._places.outlived(message, origin.peer, self._opening)
+            make_room(lambda: self._check_room(message), outlived, self._remove)
         self._owners.hold(message.session, origin.peer, message.epoch, is_new=not known)
         if before is not None:
             before.cancel()
@@ -114,6 +114,10 @@ class SpanHost:
             self.leases.take(place, message.capacity, self.engine.cache_tokens, message.resume)
         self._changed.set()  # no longer idle
         return opening
+
+    def _check_room(self, message: Open) -> None:
+        most, places = self.leases.most(self.engine.cache_tokens), self._places.keys() | self._opening.keys()
+        check_room(message, self.info, most, len(places))
 
     async def open(self, opening: Opening, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
@@ -129,8 +133,7 @@ class SpanHost:
         if successor.is_closed:
             raise LinkClosed("the link broke while layers were being loaded")
         sampler = self._make_sampler(message.sampling) if message.sampling is not None else None
-        session = self._places.get(place)
-        has_log = message.replay_until == 0
+        session, has_log = self._places.get(place), message.replay_until == 0
         if session is not None:
             has_log = session.place(message, origin, successor, sampler)
             if cached < message.resume_until and not session.is_standby:
@@ -161,8 +164,7 @@ class SpanHost:
         return True
 
     def close(self, message: Close, node: NodeId) -> None:
-        """Free a session at once, or park it, on behalf of `node`. Ignored unless that is its origin, and for an unknown id: a
-        session may be closed from two sides."""
+        """Free a session at once, or park it, on behalf of `node`; ignored unless that is its origin, or if it is closed."""
         self.parking.forget(message.session, node)
         self._end(lambda id_, origin: id_ == message.session and origin.peer == node, message)
 
@@ -266,8 +268,7 @@ class SpanHost:
         return self._places.find(session_id, hop, epoch)
 
     def follow(self, message: Probe | Retract, node: NodeId) -> None:
-        """Do what the session's origin asks in this epoch, in each of its places here. Those of older epochs are freed:
-        the route stands without them."""
+        """Do what the session's origin asks in this epoch, in each of its places. The route stands: older ones are freed."""
         for place, session in self._places.owned(message.session, node):
             if session.opened.epoch == message.epoch:
                 session.report() if isinstance(message, Probe) else session.retract(message.guess, message.position)
@@ -291,8 +292,7 @@ class SpanHost:
         return place if place is not None and place.origin.peer == node else None
 
     def has_place(self, message: Open) -> bool:
-        place = (message.session, message.span)
-        return place in self._places or place in self._opening
+        return any((message.session, message.span) in held for held in (self._places, self._opening))
 
     def hold(self, step: Step, link: Link) -> bool:
         """Keep a step for the place that is being opened for it; False if there is none."""
