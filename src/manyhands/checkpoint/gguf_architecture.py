@@ -12,6 +12,8 @@ ATTENTION: Final = (*QKV, "attn_output")
 UP_DOWN: Final = ("ffn_up", "ffn_down")
 NORMS: Final = (None, ("attn_norm", "ffn_norm"))
 BLOCK: Final = ("ffn_gate", "ffn_up", "ffn_down")
+CORRECTED: Final = (None, ("exp_probs_b",))
+STEPS: Final = ((None, ("ssm_dt",)),)
 # Products that have biases together or not at all, and the field of the config that says so; None where the recipe knows.
 Biases = tuple[tuple[str | None, tuple[str, ...]], ...]
 

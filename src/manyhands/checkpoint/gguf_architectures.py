@@ -5,7 +5,7 @@ from typing import Final
 
 from manyhands.checkpoint import gguf_latent_names as latent
 from manyhands.checkpoint import gguf_names as names
-from manyhands.checkpoint.gguf_architecture import ATTENTION, BLOCK, NORMS, QKV, UP_DOWN, Architecture
+from manyhands.checkpoint.gguf_architecture import ATTENTION, BLOCK, CORRECTED, NORMS, QKV, STEPS, UP_DOWN, Architecture
 from manyhands.checkpoint.gguf_configs import (
     BY_PART,
     PAIRS,
@@ -59,9 +59,7 @@ from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotr
 from manyhands.checkpoint.gguf_mixtures import MIXTURE_VARIANTS, MIXTURES
 from manyhands.checkpoint.gguf_plain import PLAIN, PLAIN_VARIANTS
 
-_CORRECTED: Final = (None, ("exp_probs_b",))
 _INDEXED: Final = (None, ("exp_probs_b", "indexer.k_norm"))
-_STEPS: Final = ((None, ("ssm_dt",)),)
 _ROUTED: Final = (None, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 
 
@@ -73,7 +71,7 @@ def _granite_hybrid(tensors: Mapping[str, str]) -> Architecture:
         granite_hybrid,
         (PAIRS, SEPARATE, RATES),
         mixed=True,
-        biases=(("attention_bias", ATTENTION), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+        biases=(("attention_bias", ATTENTION), ("mamba_conv_bias", ("ssm_conv1d",)), *STEPS),
     )
 
 
@@ -88,7 +86,7 @@ def _nemotron_h(tensors: Mapping[str, str], more: Callable[[GgufKeys, Config], C
         uneven=True,
         ends=names.NEMOTRON_H_ENDS,
         layers="backbone.layers",
-        biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", UP_DOWN), _CORRECTED, *_STEPS),
+        biases=(("use_conv_bias", ("ssm_conv1d",)), ("mlp_bias", UP_DOWN), CORRECTED, *STEPS),
     )
 
 
@@ -115,20 +113,18 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         latent.DEEPSEEK2,
         deepseek2,
         latent=True,
-        biases=(_CORRECTED,),
+        biases=(CORRECTED,),
     ),
     "glm4moe": Architecture(
-        "glm4_moe", "Glm4MoeForCausalLM", names.GLM4_MOE, glm4_moe, biases=(("attention_bias", QKV), _CORRECTED)
+        "glm4_moe", "Glm4MoeForCausalLM", names.GLM4_MOE, glm4_moe, biases=(("attention_bias", QKV), CORRECTED)
     ),
-    "minimax-m2": Architecture(
-        "minimax_m2", "MiniMaxM2ForCausalLM", names.MINIMAX_M2, minimax_m2, biases=(_CORRECTED,)
-    ),
+    "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", names.MINIMAX_M2, minimax_m2, biases=(CORRECTED,)),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", names.ERNIE4_5_MOE, ernie4_5_moe, biases=(_CORRECTED,)
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", names.ERNIE4_5_MOE, ernie4_5_moe, biases=(CORRECTED,)
     ),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", names.HUNYUAN_MOE, hunyuan_moe),
     "dots1": Architecture(
-        "dots1", "Dots1ForCausalLM", names.DOTS1, dots1, biases=(("attention_bias", ATTENTION), _CORRECTED)
+        "dots1", "Dots1ForCausalLM", names.DOTS1, dots1, biases=(("attention_bias", ATTENTION), CORRECTED)
     ),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", names.QWEN3_MOE, olmoe),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", names.QWEN2_MOE, qwen2_moe, biases=((None, QKV),)),
@@ -191,10 +187,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(NORMS, ("attention_bias", ("attn_qkv", "attn_output")), (None, UP_DOWN)),
     ),
     "qwen3next": Architecture(
-        "qwen3_next", "Qwen3NextForCausalLM", names.QWEN3_NEXT, qwen3_next, (PLUS_ONE, RATES), biases=_STEPS
+        "qwen3_next", "Qwen3NextForCausalLM", names.QWEN3_NEXT, qwen3_next, (PLUS_ONE, RATES), biases=STEPS
     ),
     "qwen35": Architecture(
-        "qwen3_5_text", "Qwen3_5ForCausalLM", names.QWEN35, qwen3_5, (PLUS_ONE, RATES, TILED), biases=_STEPS
+        "qwen3_5_text", "Qwen3_5ForCausalLM", names.QWEN35, qwen3_5, (PLUS_ONE, RATES, TILED), biases=STEPS
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
@@ -203,7 +199,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         qwen3_5_moe,
         (PLUS_ONE, RATES, TILED),
         sparse=True,
-        biases=_STEPS,
+        biases=STEPS,
     ),
     "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", names.LFM2, lfm2, mixed=True, ends=names.LFM2_ENDS, biases=()),
     "lfm2moe": Architecture(
@@ -213,7 +209,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         lfm2_moe,
         mixed=True,
         ends=names.LFM2_ENDS,
-        biases=(_CORRECTED,),
+        biases=(CORRECTED,),
     ),
     "falcon-h1": Architecture(
         "falcon_h1",
@@ -222,7 +218,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         falcon_h1,
         (RATES,),
         ends=names.FALCON_H1_ENDS,
-        biases=(("attention_bias", ATTENTION), ("mlp_bias", BLOCK), ("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+        biases=(("attention_bias", ATTENTION), ("mlp_bias", BLOCK), ("mamba_conv_bias", ("ssm_conv1d",)), *STEPS),
     ),
     "nemotron_h": _nemotron_h(names.NEMOTRON_H, nemotron_h),
     "nemotron_h_moe": _nemotron_h(names.NEMOTRON_H_MOE, nemotron_h_moe),
@@ -267,9 +263,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3vlmoe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", names.QWEN3_MOE, qwen3_vl_moe),
     "command-r": Architecture("cohere", "CohereForCausalLM", names.QWEN3, cohere, eps="layer_norm_eps"),
     "olmo": Architecture("olmo", "OlmoForCausalLM", names.LLAMA, olmo, (PAIRS,), eps="layer_norm_eps", biases=()),
-    "exaone-moe": Architecture(
-        "exaone_moe", "ExaoneMoeForCausalLM", names.EXAONE_MOE, exaone_moe, biases=(_CORRECTED,)
-    ),
+    "exaone-moe": Architecture("exaone_moe", "ExaoneMoeForCausalLM", names.EXAONE_MOE, exaone_moe, biases=(CORRECTED,)),
     "deepseek32": Architecture(
         "deepseek_v32",
         "DeepseekV32ForCausalLM",
@@ -289,7 +283,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         kimi_linear,
         (RATES,),
         latent=True,
-        biases=(_CORRECTED, *_STEPS),
+        biases=(CORRECTED, *STEPS),
     ),
     "deepseek4": Architecture(
         "deepseek_v4",
@@ -299,7 +293,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         sparse=True,
         ends=latent.DEEPSEEK4_ENDS,
         layers="layers",
-        biases=(_CORRECTED,),
+        biases=(CORRECTED,),
     ),
     "mimo2": Architecture(
         "mimo_v2_flash",
@@ -308,7 +302,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         mimo2,
         mixed=True,
         narrow=True,
-        biases=(_CORRECTED,),
+        biases=(CORRECTED,),
     ),
     "jamba": Architecture(
         "jamba",
@@ -318,7 +312,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         (RATES,),
         mixed=True,
         ends=names.JAMBA_ENDS,
-        biases=(("mamba_conv_bias", ("ssm_conv1d",)), *_STEPS),
+        biases=(("mamba_conv_bias", ("ssm_conv1d",)), *STEPS),
     ),
     "gemma3n": Architecture(
         "gemma3n_text", "Gemma3nForCausalLM", latent.GEMMA3N, gemma3n, ends=latent.GEMMA3N_ENDS, biases=()

@@ -133,6 +133,14 @@ def granite_hybrid(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def stated_windows(keys: GgufKeys, layers: int) -> list[bool]:
+    """Which layers have a window. Raises ModelError where the file does not say."""
+    windows = keys.switches("attention.sliding_window_pattern", layers)
+    if windows is None:
+        raise keys.refused("it does not say by attention.sliding_window_pattern which layers have a window")
+    return windows
+
+
 def layer_types(windows: list[bool]) -> list[str]:
     """As transformers calls layers with a window and without."""
     return ["sliding_attention" if is_on else "full_attention" for is_on in windows]

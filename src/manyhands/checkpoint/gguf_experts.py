@@ -22,7 +22,7 @@ ROOT: Final = 4  # of softplus
 
 def by_sigmoid(keys: GgufKeys, default: int | None = None) -> None:
     """Raises ModelError unless experts are ranked by sigmoids and a correction. default: where the file does not say."""
-    if keys.one("expert_gating_func", default) != SIGMOID or "exp_probs_b.bias" not in keys.tensors:
+    if keys.one("expert_gating_func", default) != SIGMOID or not keys.tensors & {"exp_probs_b", "exp_probs_b.bias"}:
         raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
 
 

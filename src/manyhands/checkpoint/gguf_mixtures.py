@@ -3,15 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from manyhands.checkpoint.gguf_architecture import ATTENTION, Architecture
-from manyhands.checkpoint.gguf_configs import BY_PART, LOGLESS, PLUS_ONE, layer_types, layers_here, stated
+from manyhands.checkpoint.gguf_architecture import ATTENTION, CORRECTED, STEPS, Architecture
+from manyhands.checkpoint.gguf_configs import (
+    BY_PART,
+    LOGLESS,
+    PLUS_ONE,
+    layer_types,
+    layers_here,
+    stated,
+    stated_windows,
+)
 from manyhands.checkpoint.gguf_experts import SIGMOID, SOFTMAX, beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_latent import bailing3
 from manyhands.checkpoint.gguf_latent_names import LING3, LING3_ENDS
 from manyhands.checkpoint.gguf_names import DOTS1, MINIMAX_M2, QWEN3_MOE
 
-_CORRECTED: Final = (None, ("exp_probs_b",))
 _GATES: Final = {"per-head": False, "per-element": True}  # whether each column of a head has one
 _HY_V3: Final = {
     **DOTS1,
@@ -53,8 +60,7 @@ _MINIMAX_M3: Final = {
 
 def hy_v3(keys: GgufKeys, config: Config) -> Config:
     """Hy3, without the layers that guess tokens ahead. Which layers have experts is told by their tensors."""
-    if keys.one("expert_gating_func", SIGMOID) != SIGMOID or not keys.tensors & {"exp_probs_b", "exp_probs_b.bias"}:
-        raise keys.refused("its experts are not chosen by sigmoid (expert_gating_func 2) with exp_probs_b")
+    by_sigmoid(keys, SIGMOID)
     keys.only("expert_weights_norm", True)
     layers, inner = layers_here(keys, config), keys.count("expert_feed_forward_length")
     shared = keys.count("expert_shared_feed_forward_length", inner)
@@ -145,10 +151,7 @@ def step35(keys: GgufKeys, config: Config) -> Config:
     keys.only("moe_every_n_layers", 1)
     keys.get("leading_dense_block_count")
     whole, layers = config["num_hidden_layers"], layers_here(keys, config)
-    windows = keys.switches("attention.sliding_window_pattern", whole)
-    if windows is None:
-        raise keys.refused("it does not say by attention.sliding_window_pattern which layers have a window")
-    kinds, sparse = layer_types(windows[:layers]), keys.layers_with("ffn_gate_inp.weight", layers)
+    kinds, sparse = layer_types(stated_windows(keys, whole)[:layers]), keys.layers_with("ffn_gate_inp.weight", layers)
     more: Config = {"mlp_layer_types": ["sparse" if on else "dense" for on in sparse], "layer_types": kinds}
     more |= {"num_hidden_layers": layers, "sliding_window": keys.count("attention.sliding_window")}
     return {**_step35_attention(keys, config, kinds), **_step35_experts(keys, whole, layers), **more}
@@ -201,9 +204,7 @@ def cohere2_moe(keys: GgufKeys, config: Config) -> Config:
     """Command A+ and North: dense layers in front, which turn whatever they see, then experts, whose sum is averaged with that
     of shared ones. Layers that guess tokens ahead are left out."""
     layers, score = layers_here(keys, config), keys.one("expert_gating_func", SIGMOID)
-    windows = keys.switches("attention.sliding_window_pattern", config["num_hidden_layers"])
-    if windows is None:
-        raise keys.refused("it does not say by attention.sliding_window_pattern which layers have a window")
+    windows = stated_windows(keys, config["num_hidden_layers"])
     if score not in (SIGMOID, SOFTMAX):
         raise keys.refused(f"its expert_gating_func is {score!r:.40}; 1 (softmax) or 2 (sigmoid) is needed")
     found, shared = _chosen(keys), keys.count("expert_shared_count", 0, least=0)
@@ -273,15 +274,15 @@ def _cohere2_moe(eps: str) -> Architecture:
 
 
 MIXTURES: Final[Mapping[str, Architecture]] = {
-    "hy_v3": Architecture("hy_v3", "HYV3ForCausalLM", _HY_V3, hy_v3, biases=(_CORRECTED,)),
-    "afmoe": Architecture("afmoe", "AfmoeForCausalLM", _AFMOE, afmoe, biases=(_CORRECTED,)),
-    "laguna": Architecture("laguna", "LagunaForCausalLM", _LAGUNA, laguna, varied=True, biases=(_CORRECTED,)),
+    "hy_v3": Architecture("hy_v3", "HYV3ForCausalLM", _HY_V3, hy_v3, biases=(CORRECTED,)),
+    "afmoe": Architecture("afmoe", "AfmoeForCausalLM", _AFMOE, afmoe, biases=(CORRECTED,)),
+    "laguna": Architecture("laguna", "LagunaForCausalLM", _LAGUNA, laguna, varied=True, biases=(CORRECTED,)),
     "step35": Architecture(
-        "step3p5", "Step3p5ForCausalLM", _STEP, step35, (PLUS_ONE,), varied=True, biases=(_CORRECTED,)
+        "step3p5", "Step3p5ForCausalLM", _STEP, step35, (PLUS_ONE,), varied=True, biases=(CORRECTED,)
     ),
     "mellum": Architecture("mellum", "MellumForCausalLM", QWEN3_MOE, mellum, biases=(("attention_bias", ATTENTION),)),
     "cohere2moe": _cohere2_moe("layer_norm_eps"),
-    "bailingmoe2": Architecture("glm4_moe", "Glm4MoeForCausalLM", _LING, ling, (BY_PART,), biases=(_CORRECTED,)),
+    "bailingmoe2": Architecture("glm4_moe", "Glm4MoeForCausalLM", _LING, ling, (BY_PART,), biases=(CORRECTED,)),
     "bailingmoe3": Architecture(
         "bailing_hybrid",
         "BailingMoeV3ForCausalLM",
@@ -290,10 +291,10 @@ MIXTURES: Final[Mapping[str, Architecture]] = {
         (LOGLESS,),
         latent=True,
         ends=LING3_ENDS,
-        biases=(_CORRECTED, (None, ("ssm_dt",))),
+        biases=(CORRECTED, *STEPS),
     ),
     "minimax-m3": Architecture(
-        "minimax_m3_vl_text", "MiniMaxM3VLForCausalLM", _MINIMAX_M3, minimax_m3, (PLUS_ONE,), biases=(_CORRECTED,)
+        "minimax_m3_vl_text", "MiniMaxM3VLForCausalLM", _MINIMAX_M3, minimax_m3, (PLUS_ONE,), biases=(CORRECTED,)
     ),
 }
 MIXTURE_VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {

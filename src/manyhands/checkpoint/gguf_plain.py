@@ -5,7 +5,7 @@ from typing import Final
 
 from manyhands.checkpoint import gguf_names as names
 from manyhands.checkpoint.gguf_architecture import ATTENTION, NORMS, UP_DOWN, Architecture
-from manyhands.checkpoint.gguf_configs import PAIRS, granite, layer_types, stated
+from manyhands.checkpoint.gguf_configs import PAIRS, granite, layer_types, stated, stated_windows
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 _GRANITE_SWA: Final = {**names.LLAMA, "attn_sinks.weight": "self_attn.sinks"}
@@ -22,9 +22,7 @@ _GRANITE_MOE_SWA: Final = {
 def granite_swa(keys: GgufKeys, config: Config) -> Config:
     """Granite with windows; layers may have no positions."""
     layers = config["num_hidden_layers"]
-    windows = keys.switches("attention.sliding_window_pattern", layers)
-    if windows is None:
-        raise keys.refused("it does not say by attention.sliding_window_pattern which layers have a window")
+    windows = stated_windows(keys, layers)
     turns = keys.switches("attention.rope_pattern", layers) or [True] * layers
     by_layer = {} if all(turns) else {"layer_rope_theta": [config["rope_theta"] if on else 0 for on in turns]}
     window = {"sliding_window": keys.count("attention.sliding_window"), "layer_types": layer_types(windows)}

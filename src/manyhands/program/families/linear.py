@@ -51,7 +51,7 @@ class LinearStyle:
     """A layer's gated delta rule. In qwen3_next (`is_grouped`) two tensors hold what enters, by key head.
 
     GGUF files may have the first of the two apart, in two (`is_apart`); value heads in an order in which head h reads key head
-    h % key_heads (`is_tiled`); and minus the rates of decays in place of their logarithms (`is_log`).
+    h % key_heads (`is_tiled`); and rates of decays, or minus them, in place of logarithms (`is_log`).
     """
 
     key_heads: int
