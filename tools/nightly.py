@@ -3,10 +3,11 @@
     python -m tools.nightly [--only NAME ...] [--minutes 10] [--seed N]      `--minutes`: of each fuzzer
 
 Steps: tests marked `nightly`, mutations of the code, the fuzzers, the siege, the busy machine, the soak. As soon as a step
-is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its seconds, which tests failed,
-and what was skipped and why. A step that takes longer than its limit is ended and has failed; one for which something is not
-installed is skipped. The file's `holds` is true if every step passed, or was skipped, on the one commit in `commit`, and no
-file differed from it. The last line on stdout is the same as JSON; exits with 1 if a step failed.
+is over its outcome goes to bench/nightly.json: the commit that it ran on, its command with the seed, whether it passed, its
+seconds, which tests failed, and what was skipped and why. A step that takes longer than its limit is ended and has failed;
+one for which something is not installed is skipped. The file's `holds` is true if every step passed, or was skipped, on the
+one commit in `commit`, and no file differed from it. The last line on stdout is the same as JSON; exits with 1 if a step
+failed.
 """
 
 import argparse
@@ -135,7 +136,8 @@ def main() -> int:
         before = commit()
         outcome = run(step)
         after = commit()
-        done[name] = {"commit": after if before == after else f"{before}+", **outcome}
+        ran_on = after if before == after else f"{before}+"
+        done[name] = {"commit": ran_on, "command": " ".join(step.command[1:]), **outcome}
         for reason, count in outcome.get("skipped", {}).items():
             print(f"== {name}: {count} skipped: {reason}", flush=True)
         told = summary({each: done[each] for each in every if each in done}, list(every))
