@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,16 @@ import pytest
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, TicketError
 from manyhands.files import write_private
-from manyhands.member.home import Running, announced, check_name, list_running, load_ticket, save_ticket
-from manyhands.swarm.ticket import Ticket
+from manyhands.member.home import (
+    Running,
+    announced,
+    check_name,
+    list_running,
+    load_ticket,
+    save_ticket,
+    starting_ticket,
+)
+from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
 
 NODE = NodeId("ab" * 32)
 
@@ -38,6 +47,31 @@ def test_a_broken_ticket_is_said(tmp_path: Path) -> None:
     (tmp_path / "swarm.ticket").write_text("mh1AAAA")
     with pytest.raises(TicketError, match=r"swarm.ticket: ticket is truncated.*remove the file"):
         load_ticket(tmp_path)
+
+
+def test_a_ticket_that_is_given_gets_the_addresses_saved_of_its_swarm(tmp_path: Path) -> None:
+    """Its own first; those of another swarm, or of one whose secret has changed, do not count."""
+    old, new, moved = (NodeAddr(f"10.0.0.{i}", 4040, NODE) for i in (1, 2, 3))
+    given = Ticket.new("home").with_address(old)
+    assert starting_ticket(tmp_path, None) is None and starting_ticket(tmp_path, given) == given
+    save_ticket(tmp_path, given.with_address(new).with_address(moved))
+    found = starting_ticket(tmp_path, given)
+    assert found and found.addresses == (old, moved, new)
+    assert starting_ticket(tmp_path, None) == load_ticket(tmp_path)
+    save_ticket(tmp_path, given.with_address(new).rotate())
+    assert starting_ticket(tmp_path, given) == given
+    many = [NodeAddr(f"10.0.1.{i}", 4040) for i in range(MAX_ADDRESSES)]
+    save_ticket(tmp_path, replace(given, addresses=tuple(many)))
+    found = starting_ticket(tmp_path, given)
+    assert found and found.addresses == (old, *many[:-1])
+
+
+def test_a_saved_ticket_that_is_damaged_keeps_no_other_from_being_given(tmp_path: Path) -> None:
+    (tmp_path / "swarm.ticket").write_text("mh1AAAA")
+    given = Ticket.new("home")
+    assert starting_ticket(tmp_path, given) == given
+    with pytest.raises(TicketError, match="remove the file"):
+        starting_ticket(tmp_path, None)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

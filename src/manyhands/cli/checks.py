@@ -18,7 +18,7 @@ from typing import Any, Literal
 from manyhands.config_file import SECRETS, Settings
 from manyhands.core import NodeAddr
 from manyhands.errors import ManyhandsError
-from manyhands.member.home import TICKET, Running, load_ticket
+from manyhands.member.home import TICKET, Running, starting_ticket
 from manyhands.plain import size_of
 from manyhands.refusals import installing
 from manyhands.swarm.ticket import Ticket
@@ -85,7 +85,7 @@ def is_open(path: Path) -> bool:
 def check_swarm(home: Path, settings: Settings) -> Iterator[Check]:
     """The ticket, and whether a node answers at its addresses."""
     try:
-        ticket = Ticket.parse(settings.swarm.ticket) if settings.swarm.ticket else load_ticket(home)
+        ticket = starting_ticket(home, Ticket.parse(settings.swarm.ticket) if settings.swarm.ticket else None)
     except ManyhandsError as error:
         yield verdict("swarm", error)
         return

@@ -90,7 +90,7 @@ async def _run(
     from manyhands.cli.runfile import run_file
     from manyhands.cli.tls import own_key, own_key_file
     from manyhands.config import home_from_env
-    from manyhands.member.home import Running, announced, load_ticket
+    from manyhands.member.home import Running, announced, starting_ticket
     from manyhands.member.member import Member
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import device_of_process
@@ -103,7 +103,7 @@ async def _run(
     wanted = (named.directory if named else "") or found.swarm.directory
     if ticket is None and found.swarm.ticket:
         ticket = Ticket.parse(found.swarm.ticket)
-    ticket = ticket or load_ticket(home) or Ticket.new(name, wanted)
+    ticket = starting_ticket(home, ticket) or Ticket.new(name, wanted)
     ticket.agree(wanted)
     config = config_of(wish, name, key, ticket, found)
     if named is not None:

@@ -1,7 +1,7 @@
 """What a machine keeps of its swarm in $MANYHANDS_HOME, and what it says there of the nodes that run on it.
 
 swarm.ticket     the ticket of the swarm that this machine belongs to (0600), with addresses of members as they come and go
-                 (`keep_ticket`): `up` and `join` resume it
+                 (`keep_ticket`): `up` and `join` resume it, and call there too where a ticket is given
 run/NAME.json    a running node (0600): pid and when it began, node, swarm, listen, api
 run/api-PORT.secret  what proves to the gateway at that port that its owner asks (0600; cli/owner.py)
 """
@@ -39,6 +39,26 @@ def load_ticket(home: Path) -> Ticket | None:
         ) from error
     except (OSError, UnicodeDecodeError, BadRequest) as error:
         raise BadRequest(f"{home / TICKET} cannot be read ({error}): fix its rights, or remove it") from error
+
+
+def starting_ticket(home: Path, given: Ticket | None) -> Ticket | None:
+    """`given`, and behind its addresses those that this machine has saved of the same swarm: one that is given at each start,
+    by a service say, names where members once were. Without it the saved one.
+
+    Raises as load_ticket, unless one is given.
+    """
+    try:
+        saved = load_ticket(home)
+    except ManyhandsError:
+        if given is None:
+            raise
+        return given
+    if given is None or saved is None or saved.secret != given.secret:
+        return given or saved
+    found = replace(given, addresses=saved.addresses)
+    for addr in reversed(given.addresses):
+        found = found.with_address(addr)
+    return found
 
 
 def save_ticket(home: Path, ticket: Ticket) -> None:
