@@ -392,6 +392,9 @@ OWN: dict[str, Options] = {
     },
     "kimi_k2": {"q_lora_rank": [None, 24], "n_group": [1, 2], "routed_scaling_factor": [0.3, 2.8]},
     "deepseek_v2": {
+        "topk_method": ["greedy", "group_limited_greedy"],
+        "n_group": [1, 4, 8],
+        "topk_group": [1, 2, 4],
         "q_lora_rank": [None, 24],
         "attention_bias": _BOOL,
         "num_experts_per_tok": [1, 3],

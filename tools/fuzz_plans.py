@@ -184,7 +184,8 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             normalises = integer(0, 1) * (score != 2 or odd)
             table = np.resize(np.arange(w[0] + odd, dtype=np.int32), (integer(1, 300), top)) if integer(0, 1) else None
             named = 0 if odd and integer(0, 1) else top
-            shape = (r[0], r[1], w[0], named, score, normalises, groups, integer(1, groups), r[2])
+            ids, single = (r[2], int(table is not None)), integer(0, 1 + odd)
+            shape = (r[0], r[1], w[0], named, score, normalises, groups, integer(1, groups), *ids, single)
             return kind, shape, ((1.0, 2.5)[integer(0, 1)], (1e-20, 1e-6, 0.1)[integer(0, 2)]), (*vectors, table)
         case library.EXPERTS:
             top = min(max(1, w[1] // 2), MOST_CHOSEN)

@@ -13,6 +13,7 @@ from manyhands.checkpoint.gguf_model import config_json
 from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
+from manyhands.program.ops import ExpertRouting
 from tests.checkpoint.test_gguf import change
 from tests.gguf_files import tiny_gguf
 
@@ -51,11 +52,6 @@ def config(found: Gguf) -> dict[str, Any]:
             "deepseek_v2",
             {"deepseek2__expert_gating_func": 2},
             r"not chosen by sigmoid \(expert_gating_func 2\) with exp",
-        ),
-        (
-            "deepseek_v2",
-            {"deepseek2__expert_group_count": 8},
-            "chosen by softmax in groups, which deepseek_v2 does not",
         ),
         ("deepseek_v2", {"deepseek2__nextn_predict_layers": "x"}, "nextn_predict_layers is 'x'; a whole number from 0"),
         ("glm4_moe", {"glm4moe__expert_gating_func": 1}, "not chosen by sigmoid"),
@@ -167,6 +163,16 @@ def test_without_a_correction_experts_are_chosen_in_another_way(family: str, fil
 def test_weights_of_deepseek_v2_are_not_normalised(files: dict[str, bytes]) -> None:
     with pytest.raises(ModelError, match="norm_topk_prob is True, only False is supported"):
         build_program(config(change(files["deepseek_v2"], deepseek2__expert_weights_norm=True)))
+
+
+def test_groups_of_deepseek_v2_rank_by_their_best_expert(files: dict[str, bytes]) -> None:
+    facts = {"deepseek2__expert_group_count": 4, "deepseek2__expert_group_used_count": 2}
+    programs = [build_program(config(change(files["deepseek_v2"], **more))) for more in (facts, {})]
+    (grouped, *_), (plain, *_) = (
+        [op for layer in program.layers for op in layer.ops if isinstance(op, ExpertRouting)] for program in programs
+    )
+    assert (grouped.groups, grouped.top_groups, grouped.is_by_best) == (4, 2, True)
+    assert (plain.groups, plain.top_groups, plain.is_by_best) == (1, 1, False)
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(47, 154880), (48, 154880), (46, 154880), (47, 154879)])

@@ -254,6 +254,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v2",
         {"q_lora_rank": 24, "routed_scaling_factor": 3.0, **rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.7)},
     ),
+    "deepseek_v2, groups": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
+    ),
     "glm4_moe, groups": (
         "glm4_moe",
         {"use_qk_norm": False, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": False},

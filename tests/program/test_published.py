@@ -509,7 +509,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("glm_moe_dsa", "indexer_rope_interleave", False),
         ("glm_moe_dsa", "indexer_types", ["full", "shared", "none"]),
         ("deepseek_v2", "norm_topk_prob", True),
-        ("deepseek_v2", "topk_method", "group_limited_greedy"),
+        ("deepseek_v2", "topk_method", "noaux_tc"),
         ("dots1", "scoring_func", "softmax"),
         ("ernie4_5_moe", "moe_use_aux_free", False),
         ("ernie4_5_moe", "use_bias", True),

@@ -39,7 +39,8 @@ def _choice(keys: GgufKeys, config: Config) -> Config:
         by_sigmoid(keys, SIGMOID)
         return {}
     _check_softmax(keys, "deepseek_v2")
-    return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"]}
+    method = "group_limited_greedy" if keys.count("expert_group_count", 1) > 1 else "greedy"
+    return {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
 
 
 def _check_softmax(keys: GgufKeys, family: str) -> None:
@@ -48,8 +49,6 @@ def _check_softmax(keys: GgufKeys, family: str) -> None:
         raise keys.refused(f"its experts are not chosen by softmax (expert_gating_func 1), as in {family}")
     if "exp_probs_b.bias" in keys.tensors:
         raise keys.refused("its experts are chosen by softmax (expert_gating_func 1 or none) with exp_probs_b")
-    if keys.count("expert_group_count", 1) > 1:
-        raise keys.refused(f"its experts are chosen by softmax in groups, which {family} does not compute")
 
 
 def _scaled_with_log(keys: GgufKeys, scaling: Config | None) -> Config | None:

@@ -21,11 +21,11 @@ def add_experts(op: Op, to: Emitter) -> None:
 @add_experts.register
 def _(op: ExpertRouting, to: Emitter) -> None:
     """The choice of experts, by ranks or by ids."""
-    source, ids = to.source(op.source), () if op.table is None else (to.source(op.ids), 1)
+    source, ids = to.source(op.source), (0, 0) if op.table is None else (to.source(op.ids), 1)
     shape = (op.experts, op.top_k, SCORES.index(op.score), int(op.normalise), op.groups, op.top_groups)
     vectors = [vector([weight] if weight else [], to.read) for weight in (op.correction, op.factors)]
     table = () if op.table is None else (whole_numbers(op.table, to.read, op.experts),)
-    numbers = (source, to.target(op.target, 2 * op.top_k), *shape, *ids)
+    numbers = (source, to.target(op.target, 2 * op.top_k), *shape, *ids, int(op.is_by_best))
     to.emit(library.ROUTE, numbers, (op.scale, op.epsilon), (*vectors, *table))
 
 

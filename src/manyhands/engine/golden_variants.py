@@ -74,6 +74,16 @@ def logits(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def groups(machine: BackEnd) -> bytes:
+    """Experts of a softmax, in groups that rank by the best of each, also of one expert; and by the two best."""
+    found = []
+    for count, top_k, parts, best, single in ((16, 2, 4, 1, 1), (160, 6, 8, 3, 1), (9, 2, 9, 2, 1), (40, 3, 5, 2, 0)):
+        shape = (0, 1, count, top_k, 0, 0, parts, best, 0, 0, single)
+        ops: list[Op] = [(library.ROUTE, shape, (1.5, 1e-20), ())]
+        found.append(machine.run(reals(21, 64, count, around=2), "f32", [2 * top_k], ops, 1).tobytes())
+    return b"".join(found)
+
+
 def powers(machine: BackEnd) -> bytes:
     """Rows times powers of their positions."""
     found = []
@@ -113,6 +123,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "experts and identities": identities,
     "mixers": mixers,
     "ranks by logits": logits,
+    "ranks of groups": groups,
     "powers of positions": powers,
     "xielu": xielus,
     "gates of heads": head_gates,

@@ -71,7 +71,7 @@ def best(ranks: Tensor, op: ExpertRouting) -> Tensor:
     """The experts of the highest ranks [T, K], of the best groups, if there are some."""
     if op.groups > 1:
         runs = heads(ranks, op.groups)
-        first = runs.topk(2, -1).values.sum(-1).topk(op.top_groups, -1).indices
+        first = runs.topk(1 if op.is_by_best else 2, -1).values.sum(-1).topk(op.top_groups, -1).indices
         kept = torch.zeros_like(runs[..., 0], dtype=torch.bool).scatter(-1, first, True)
         ranks = runs.masked_fill(~kept[..., None], -math.inf).flatten(-2)
     return torch.sort(ranks, dim=-1, descending=True, stable=True).indices[..., : op.top_k]

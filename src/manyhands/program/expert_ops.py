@@ -31,10 +31,10 @@ class ExpertRouting:
 
     score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
     lower number first). With groups: experts lie in `groups` equal runs, a run's rank is the sum of its two highest
-    (score + correction), only the `top_groups` best runs stay. A chosen expert's weight is its s (without correction),
-    divided by (the sum of the chosen s, + `epsilon` for sigmoid) if `normalise`, times `scale`, times the expert's number in
-    `factors`. A normalised softmax is the softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen.
-    The pairs are in order of rank.
+    (score + correction), or with `is_by_best` its highest (of a softmax without correction: of source); only the
+    `top_groups` best runs stay. A chosen expert's weight is its s (without correction), divided by (the sum of the chosen
+    s, + `epsilon` for sigmoid) if `normalise`, times `scale`, times the expert's number in `factors`. A normalised softmax
+    is the softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen. The pairs are in order of rank.
     mixer: ranked by source. The weight of each in turn is its softmax over those that do not rank before it and for which
     not (its source v - source) / max(|source|, v) > `epsilon`; it is not normalised.
     root: s = sqrt(source), else as sigmoid. logit: as sigmoid, but ranked by source + correction.
@@ -53,6 +53,7 @@ class ExpertRouting:
     correction: Weight | None = None
     groups: int = 1
     top_groups: int = 1
+    is_by_best: bool = False
     epsilon: float = 1e-20
     factors: Weight | None = None
     may_lack_correction: bool = field(default=False, repr=False)

@@ -53,7 +53,7 @@ def check(kind: int, numbers: Sequence[int]) -> None:
     if kind in (library.COLLAPSE, library.SPREAD, library.COMPRESS, library.ATTEND_ENTRIES):
         raise ModelError("a GPU computes neither residual streams nor compressed positions")
     if kind == library.ROUTE and (any(numbers[9:]) or numbers[4] == SCORES.index("root")):
-        raise ModelError("a GPU chooses no experts by ids or by square roots")
+        raise ModelError("a GPU chooses no experts by ids, by square roots or by the best expert of a group")
     if kind == library.ROTARY and any(numbers[6:]):
         raise ModelError("a GPU turns no rows by the angles of positions before theirs")
     if kind == library.INDEX:

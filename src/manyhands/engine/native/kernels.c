@@ -947,7 +947,7 @@ static void choose(const float *ranks, int64_t n, int64_t count, char *taken, in
     }
 }
 
-/* Takes all experts but those of the best groups, a group's rank being the sum of its two highest. */
+/* Takes all experts but those of the best groups, a group's rank being its highest or the sum of its two highest. */
 static void take_groups(const Routing *routing, const float *ranks, char *taken)
 {
     float sums[MOST_EXPERTS];
@@ -956,8 +956,8 @@ static void take_groups(const Routing *routing, const float *ranks, char *taken)
     for (int64_t group = 0; group < routing->groups; group++) {
         char seen[MOST_EXPERTS] = {0};
         int64_t two[2];
-        choose(ranks + group * size, size, 2, seen, two);
-        sums[group] = ranks[group * size + two[0]] + ranks[group * size + two[1]];
+        choose(ranks + group * size, size, routing->is_by_best ? 1 : 2, seen, two);
+        sums[group] = routing->is_by_best ? ranks[group * size + two[0]] : ranks[group * size + two[0]] + ranks[group * size + two[1]];
     }
     choose(sums, routing->groups, routing->top_groups, is_kept, chosen);
     for (int64_t e = 0; e < routing->experts; e++)

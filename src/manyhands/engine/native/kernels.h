@@ -73,7 +73,7 @@ typedef struct {
 enum { MOST_EXPERTS = 1024 };
 enum Score { BY_SOFTMAX, BY_SIGMOID, BY_MIXER, BY_ROOT, BY_LOGIT, SCORE_KINDS };
 typedef struct {
-    int64_t experts, top_k, score, normalises, groups, top_groups; /* score: Score */
+    int64_t experts, top_k, score, normalises, groups, top_groups, is_by_best; /* score: Score; is_by_best: groups rank by one expert, else by two */
     float scale, epsilon;
 } Routing;
 

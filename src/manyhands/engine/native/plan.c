@@ -32,7 +32,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 23; }
+EXPORT int mh_version(void) { return 24; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -174,8 +174,8 @@ static int is_table(Tensor tensor, int64_t experts, int64_t top_k)
     return 1;
 }
 
-/* source, target, experts, top k, score (kernels.h), normalises, groups, top groups, the register of ids; scale, epsilon; correction, factors, of
- * each id the experts (int32 [ids, top k]; or null: ranks decide, and there are no ids) */
+/* source, target, experts, top k, score (kernels.h), normalises, groups, top groups, the register of ids, (of the compiler), whether a
+ * group ranks by its best expert alone; scale, epsilon; correction, factors, of each id the experts (int32 [ids, top k]; or null: ranks decide, and there are no ids) */
 static int check_route(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
@@ -185,7 +185,7 @@ static int check_route(const Plan *plan, const Op *op)
         return BAD_SHAPE;
     if (n[4] < 0 || n[4] >= SCORE_KINDS || (n[4] == BY_MIXER && n[5]))
         return BAD_SHAPE;
-    if ((n[6] > 1 && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
+    if (n[10] < 0 || n[10] > 1 || (n[6] > 1 && !n[10] && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
         return BAD_SHAPE;
     if (op->tensors[2].data && (!has(plan, n[8]) || n[8] == n[1] || plan->widths[n[8]] <= ID_DIGITS))
         return BAD_REGISTER;

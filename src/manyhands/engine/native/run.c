@@ -143,7 +143,7 @@ static void do_row(const Job *job, int64_t row)
         kernels->xielu(row_of(plan, n[0], row), op->tensors[0].data, plan->widths[n[0]]);
         break;
     case ROUTE:
-        kernels->route(&(Routing){n[2], n[3], n[4], n[5], n[6], n[7], (float)reals[0], (float)reals[1]}, row_of(plan, n[0], row),
+        kernels->route(&(Routing){n[2], n[3], n[4], n[5], n[6], n[7], n[10], (float)reals[0], (float)reals[1]}, row_of(plan, n[0], row),
                        op->tensors[0].data, chosen_by_id(plan, op, row), row_of(plan, n[1], row));
         scale_routes(op->tensors[1].data, row_of(plan, n[1], row), n[3]);
         break;

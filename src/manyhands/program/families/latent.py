@@ -1,7 +1,7 @@
 """Recipes of families with latent attention: deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite; and of those whose indexer
 chooses positions, deepseek_v32, glm_moe_dsa."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manyhands.program.blocks import (
     Branch,
@@ -228,15 +228,27 @@ def glm4_moe_lite(f: Fields) -> Program:
 
 
 def deepseek_v2(f: Fields) -> Program:
-    """deepseek_v3 with the softmax of all experts, neither grouped nor corrected."""
+    """deepseek_v3 with the softmax of all experts, not corrected, in groups by another rule if in any."""
     f.assume(n_routed_experts=64, moe_intermediate_size=1407, n_shared_experts=2, first_k_dense_replace=0)
-    f.only("topk_method", "greedy")
+    s = sizes(f)
+    return with_latents(f, s, ExpertBlocks.read(f, _softmax_route(f), from_layer(f, s)), pairs=True)
+
+
+def _softmax_route(f: Fields) -> ExpertRouting:
+    """Of DeepSeek-V2-Lite; in V2 itself experts lie in groups, of which those of the best experts stay."""
+    f.only("topk_method", "greedy", "group_limited_greedy")
     f.only("scoring_func", "softmax")
     f.only("norm_topk_prob", False)
+    count, scale = f.count("n_routed_experts", high=MOST_EXPERTS), f.number("routed_scaling_factor", 1.0)
+    groups, best = 1, 1
+    if f.raw("topk_method") == "group_limited_greedy":
+        groups = f.count("n_group", high=count)
+        best = f.count("topk_group", high=groups)
     f.ignore("n_group", "topk_group")  # of the other method
-    s, count, scale = sizes(f), f.count("n_routed_experts", high=MOST_EXPERTS), f.number("routed_scaling_factor", 1.0)
-    route = ExpertRouting("r", "routes", count, top_k(f, count, None), "softmax", normalise=False, scale=scale)
-    return with_latents(f, s, ExpertBlocks.read(f, route, from_layer(f, s)), pairs=True)
+    if count % groups:
+        raise f.refuse("n_group", f"a divisor of the {count} experts is needed")
+    route = ExpertRouting("r", "routes", count, top_k(f, count // groups * best, None), "softmax", False, scale)
+    return replace(route, groups=groups, top_groups=best, is_by_best=groups > 1)
 
 
 def deepseek_v32(f: Fields) -> Program:
