@@ -18,7 +18,7 @@ from tools.fuzz_shapes import Integer, Shape
 
 # Operations to draw from: what models have most of more often, several products of one source in a row among them.
 KINDS: Final = (
-    *range(library.ADMIT + 1),
+    *range(library.ATTEND_STREAMS + 1),
     *[library.PRODUCT] * 7,
     *[library.ROTARY] * 3,
     *[library.ATTENTION] * 2,
@@ -195,7 +195,7 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             second, after = matrix(integer, w[2], inner, experts)
             scales = integer(0, 1) * (w[0] == w[2] or odd)
             more = integer(0, 3) * ((w[0] == w[2] and not scales) or odd)
-            shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second, scales, more)
+            shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 7), second, scales, more)
             gates = before if integer(0, 2) else None
             biases = [maybe(integer, experts * n) for n in (inner, inner, w[2] + odd)]
             biases[0] = biases[0] if gates is not None or odd else None
@@ -257,6 +257,8 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             return kind, tuple(r[:3]), (1e-5,), ()
         case library.SPARSIFY:
             return kind, (r[0],), (float(integer(-2, 2)),), ()
+        case library.ATTEND_STREAMS:
+            return kind, (r[0], r[1], integer(1, max(1, w[0] // w[1])) + odd), (1e-5,), (reals(integer(1, 99), w[1]),)
         case library.ADMIT:
             return kind, (*r[:4], (whole.streams or integer(1, 4)) + odd), (0.1,), ()
         case library.NGRAMS:

@@ -40,6 +40,7 @@ def shape_of(integer: Integer) -> Shape:
         library.MULTIPLY: (5, 6, 5, 0),
         library.RESCALE: (0, 5, 0, 0),
         library.MIX: (0, 6, 5, 0),
+        library.ATTEND_STREAMS: (0, 6),
     }
     match integer(0, 8):
         case 1:

@@ -608,12 +608,10 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("qwen4_exp_text", "ple_layer_ids", 1),
         ("qwen4_exp_text", "seed", -1),
         ("qwen4_exp_text", "split_ngram_parts", 7),
-        ("kimi_linear", "hidden_act", "situ"),  # Kimi K3, which goes by this name too
         ("kimi_linear", "kda_layers", [1, 2]),
         ("kimi_linear", "layer_types", ["sliding_attention"] * 3),
         ("kimi_linear", "linear_attn_config", [1]),
         ("kimi_linear", "mla_use_nope", False),
-        ("kimi_linear", "mla_use_output_gate", True),
         ("kimi_linear", "mlp_layer_types", ["dense", "sparse"]),
         ("kimi_linear", "moe_router_activation_func", "softmax"),
         ("kimi_linear", "num_expert_group", 3),
@@ -1013,8 +1011,7 @@ def test_heads_of_olmo_hybrid_turn_where_there_is_a_base_frequency(fields: dict[
         ({"kda_layers": "all"}, "kda_layers is 'all', a list of whole numbers"),
         ({"head_dim": 0}, "head_dim is 0, a whole number"),
         ({"short_conv_kernel_size": 33}, "short_conv_kernel_size is 33, a whole number from 1 to 32"),
-        ({"gate_lower_bound": -5.0}, r"gate_lower_bound is -5\.0, a field that"),  # Kimi K3
-        ({"use_full_rank_gate": True}, "use_full_rank_gate is True, a field that"),
+        ({"gate_rank": 8}, "gate_rank is 8, a field that"),
     ],
 )
 def test_what_is_wrong_of_linear_attention_of_kimi_linear_is_named(inside: dict[str, Any], said: str) -> None:

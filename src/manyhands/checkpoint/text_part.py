@@ -74,6 +74,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "glm4v": _Part({"glm4v_text": "glm4"}, {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}),
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
     "kimi_k25": _Part(defaults={"model_type": "deepseek_v3"}),
+    "kimi_k3": _Part(),
     "llama4": _Part(defaults={"model_type": "llama4_text"}),
     "minimax_m3_vl": _Part(defaults={"model_type": "minimax_m3_vl_text"}),
     "mistral3": _Part(),

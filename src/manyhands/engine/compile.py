@@ -8,7 +8,7 @@ import numpy as np
 
 from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library
-from manyhands.engine.compile_experts import add_experts, gate_numbers
+from manyhands.engine.compile_experts import add_experts, gate_function, gate_numbers
 from manyhands.engine.compile_rows import add_row
 from manyhands.engine.compiled import Compiled, Emitted, Registers
 from manyhands.engine.compressed import add_compressed
@@ -308,7 +308,7 @@ class _Compiler:
     @add.register
     def _(self, op: Gate) -> None:
         gate, up, gating = self.source(op.gate), self.source(op.up), op.gating
-        numbers = (gate, up, self.target(op.target, self.width(op.gate)), ACTIVATIONS.index(gating.activation))
+        numbers = (gate, up, self.target(op.target, self.width(op.gate)), gate_function(gating))
         self.emit(library.GATE, numbers, gate_numbers(gating))
 
     @add.register

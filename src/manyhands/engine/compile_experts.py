@@ -42,13 +42,18 @@ def _(op: Experts, to: Emitter) -> None:
     gating, top_k = op.gating, to.width(op.routes) // 2
     numbers = (source, routes, target, op.experts, top_k, op.up.outputs, TYPES[ups.type])
     last = TYPES[downs.type], int(op.scales_source), op.identities
-    shape = (*numbers, ACTIVATIONS.index(gating.activation), *last)
+    shape = (*numbers, gate_function(gating), *last)
     tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
     to.emit(library.EXPERTS, shape, gate_numbers(gating), tensors)
 
 
 def _biases(to: Emitter, op: Experts, weight: Weight | None) -> Array | None:
     return None if weight is None else np.stack([as_fp32(take(weight, to.read, i)) for i in range(op.experts)])
+
+
+def gate_function(gating: Gating) -> int:
+    """The number of its function, as engine/native/kernels.h has them."""
+    return library.SITU if gating.activation == "situ" else ACTIVATIONS.index(gating.activation)
 
 
 def gate_numbers(gating: Gating) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
     Admit,
+    AttendStreams,
     Constant,
     Copy,
     Mix,
@@ -125,6 +126,15 @@ def _stored_part(table: Weight, number: int, to: Emitter) -> Stored:
         name, needed = table.stored_name(number), "bf16, fp16 or fp32 is needed of a table that stays in its file"
         raise ModelError(f"{name} is stored as {found.type}: {needed}")
     return found
+
+
+@add_row.register
+def _(op: AttendStreams, to: Emitter) -> None:
+    """Two vectors of bf16 have their product in fp32 exactly."""
+    vectors = [as_fp32(take(weight, to.read)).reshape(-1) for weight in op.weights]
+    by = np.prod(vectors, axis=0, dtype=np.float32)
+    source = to.source(op.source)
+    to.emit(library.ATTEND_STREAMS, (source, to.target(op.target, len(by), [source]), op.streams), (op.eps,), (by,))
 
 
 @add_row.register

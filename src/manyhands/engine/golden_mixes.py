@@ -66,9 +66,32 @@ def columns(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def attended(machine: BackEnd) -> bytes:
+    """Streams weighed by their norms times a vector: one, some and all of them."""
+    found = []
+    for width in (*WIDTHS, 40):
+        for streams, epsilon in ((1, 1e-5), (3, 1e-5), (5, 0.5)):
+            ops: list[Op] = [(library.ATTEND_STREAMS, (0, 1, streams), (epsilon,), (reals(131, width),))]
+            found += [machine.run(odd(31, 33, 5 * width), kind, [width], ops, 1).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
+def situ(machine: BackEnd) -> bytes:
+    """Gates of the kind situ, with a limit of ups and without, in place and not."""
+    found = []
+    for width in WIDTHS:
+        for alpha, limit, target in ((4.0, 25.0, 1), (0.3, 0.7, 2), (1.0, 0.0, 2)):
+            ops: list[Op] = [product(140, 0, 1, width, 40), product(141, 0, 2, width, 40)]
+            ops.append((library.GATE, (1, 2, target, library.SITU), (alpha, limit, 0.0), ()))
+            found.append(machine.run(odd(32, 33, 40), "f32", [width, width], ops, target).tobytes())
+    return b"".join(found)
+
+
 CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "mixes of streams": mixes,
     "sizes of streams": sizes,
     "cuts": cuts,
     "numbers of columns": columns,
+    "attention over streams": attended,
+    "gates of the kind situ": situ,
 }

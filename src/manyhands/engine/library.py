@@ -29,6 +29,7 @@ BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number 
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
 ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
+SITU: Final = len(ACTIVATIONS)  # of gates alone (Gating in program/expert_ops.py)
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
 DOUBLES: Final = ("exp", "log", "sin", "cos", "pow")
 BLOCK: Final = 64  # positions of a cache's block
@@ -57,7 +58,7 @@ def load() -> ctypes.CDLL:
         raise ModelError(f"the engine's library {path} cannot be loaded ({error}): {remedy}") from error
     if version != VERSION:
         raise ModelError(f"the engine's library {path} is of version {version}, not {VERSION}: {remedy}")
-    if wrong := difference(library, ADMIT + 1, globals()):
+    if wrong := difference(library, ATTEND_STREAMS + 1, globals()):
         raise ModelError(f"the engine's library {path} does not fit this version of manyhands ({wrong}): {remedy}")
     pointer, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -343,4 +344,4 @@ class Plan:
 
 NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA = range(14)
 INDEX, SCALE, XIELU, COLLAPSE, SPREAD, COMPRESS, ATTEND_ENTRIES, MIX, RESCALE, SPARSIFY = range(14, 24)
-NGRAMS, ADMIT = range(24, 26)
+NGRAMS, ADMIT, ATTEND_STREAMS = range(24, 27)

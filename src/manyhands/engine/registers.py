@@ -43,6 +43,7 @@ _PLACES: Final = {
     library.SPARSIFY: ((0,), 0),
     library.NGRAMS: ((0,), 1),
     library.ADMIT: ((0, 1, 2), 3),
+    library.ATTEND_STREAMS: ((0,), 1),
 }
 
 

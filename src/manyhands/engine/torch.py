@@ -23,11 +23,12 @@ from manyhands.engine.torch_compressed import run_compressed, seen_blocks, with_
 from manyhands.engine.torch_experts import run_experts
 from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped, xielu
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
-from manyhands.engine.torch_rows import position_factors, run_row
+from manyhands.engine.torch_rows import attended_streams, position_factors, run_row
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
     RESIDUAL,
     Add,
+    AttendStreams,
     Attention,
     Embed,
     EntryIndex,
@@ -310,6 +311,11 @@ class _Layer:
     @run.register
     def _(self, op: RowOp) -> None:
         run_row(op, self.registers, self.round)
+
+    @run.register
+    def _(self, op: AttendStreams) -> None:
+        by = torch.stack([self.weights[weight, 0].flatten() for weight in op.weights]).prod(0)
+        self.registers[op.target] = attended_streams(op, self.registers[op.source], by)
 
     @run.register
     def _(self, op: Softplus) -> None:

@@ -51,6 +51,8 @@ def first_seen(op: Attention | None, positions: Tensor) -> Tensor:
 def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
     """ops.Gating's function of two rows."""
     limit, is_silu = gating.limit, gating.activation == "silu"
+    if gating.activation == "situ":
+        return soft_capped(gate, gating.alpha) * torch.sigmoid(gate) * soft_capped(up, limit)
     if limit is not None:
         gate, up = gate if gating.limits_activated else gate.clamp(max=limit), up.clamp(-limit, limit)
     gate = gate * torch.sigmoid(gating.alpha * gate) if is_silu else ACTIVATIONS[gating.activation](gate)

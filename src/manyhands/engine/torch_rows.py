@@ -6,7 +6,18 @@ import torch
 from torch import Tensor
 
 from manyhands.engine.torch_functions import heads, soft_capped
-from manyhands.program.ops import RESIDUAL, Constant, Copy, Mix, Rescale, RowOp, ScaleByPosition, SoftCap, Sparsify
+from manyhands.program.ops import (
+    RESIDUAL,
+    AttendStreams,
+    Constant,
+    Copy,
+    Mix,
+    Rescale,
+    RowOp,
+    ScaleByPosition,
+    SoftCap,
+    Sparsify,
+)
 
 Registers = dict[str, Tensor]
 
@@ -40,6 +51,13 @@ def run_row(op: RowOp, registers: Registers, rounded: Callable[[Tensor], Tensor]
             registers[op.target] = torch.relu(rows - (mean + _mean_square(rows - mean).sqrt() * op.by))
         case SoftCap():
             registers[op.target] = soft_capped(registers[op.target], op.cap)
+
+
+def attended_streams(op: AttendStreams, rows: Tensor, by: Tensor) -> Tensor:
+    """The sum of streams of `rows` [T, all columns], each scored by its norm times `by` [width]; [T, width]."""
+    streams = heads(rows[:, : op.streams * len(by)], op.streams)
+    scores = (streams @ by) / (_mean_square(streams).squeeze(-1) + op.eps).sqrt()
+    return (streams * scores.softmax(-1)[..., None]).sum(1)
 
 
 def _mean_square(rows: Tensor) -> Tensor:

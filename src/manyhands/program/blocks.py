@@ -239,8 +239,7 @@ def gated(
         gate = names.part("gate", f"{path}.gate_proj", inner, hidden, bias)
         up = names.part("up", f"{path}.up_proj", inner, hidden, bias)
     down = names.part(target, f"{path}.{down_name}", hidden, inner, bias)
-    gating = activation if isinstance(activation, Gating) else Gating(activation)
-    return Product(source, (gate, up)), Gate("gate", "up", "up", gating), Product("up", (down,))
+    return Product(source, (gate, up)), Gate("gate", "up", "up", Gating.of(activation)), Product("up", (down,))
 
 
 def plain(
@@ -269,7 +268,7 @@ def router(
 
 
 def each_expert(
-    names: TensorNames, path: str, parts: Sequence[str], s: Sizes, inner: int, count: int, activation: Activation
+    names: TensorNames, path: str, parts: Sequence[str], s: Sizes, inner: int, count: int, act: Activation | Gating
 ) -> Experts:
     """Experts that have tensors of their own; `parts` are the names of gate, up and down. From "h" by "routes" to "m"."""
     gate, up, down = (f"{path}.{EXPERT}.{part}" for part in parts)
@@ -278,7 +277,7 @@ def each_expert(
         routes="routes",
         target="m",
         experts=count,
-        gating=Gating(activation),
+        gating=Gating.of(act),
         gate=names.linear(gate, inner, s.hidden),
         up=names.linear(up, inner, s.hidden),
         down=names.linear(down, s.hidden, inner),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.fields import Fields
 from manyhands.program.ops import (
+    AttendStreams,
     Attention,
     Collapse,
     Embed,
@@ -71,11 +72,12 @@ def assemble(
     )
 
 
-def with_streams(program: Program, collapse: Collapse, more: int = 0) -> Program:
+def with_streams(program: Program, collapse: Collapse | AttendStreams, more: int = 0) -> Program:
     """A program whose rows have streams, and `more` columns, between layers; `collapse` makes the head's row of them."""
+    hidden = collapse.streams * program.hidden + more
     head = replace(program.head, norm=replace(program.head.norm, source=collapse.target), before=(collapse,))
     embed = replace(program.embed, streams=collapse.streams, has_ids=more > 0)
-    return replace(program, hidden=collapse.mix.inputs + more, embed=embed, head=head)
+    return replace(program, hidden=hidden, embed=embed, head=head)
 
 
 def with_query_scale(program: Program, scale: ScaleByPosition | None) -> Program:

@@ -15,14 +15,19 @@ class Gating:
 
     With a `limit`: g <- min(g, limit), u <- min(max(u, -limit), limit). Then f = activation(g) * (u + up_offset), where
     silu is g * sigmoid(alpha * g) and the other activations have no alpha. With `limits_activated` it is min(activation(g),
-    limit) instead.
+    limit) instead. situ: (alpha * tanh(g / alpha) * sigmoid(g)) * (limit * tanh(u / limit)), without a limit times u.
     """
 
-    activation: Activation = "silu"
+    activation: Activation | Literal["situ"] = "silu"
     alpha: float = 1.0
     limit: float | None = None
     up_offset: float = 0.0
     limits_activated: bool = False
+
+    @classmethod
+    def of(cls, act: "Activation | Gating") -> "Gating":
+        """`act` itself, or the function with this activation and no limits."""
+        return act if isinstance(act, Gating) else cls(act)
 
 
 @dataclass(frozen=True, slots=True)

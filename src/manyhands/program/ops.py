@@ -50,6 +50,7 @@ from manyhands.program.expert_ops import Experts as Experts
 from manyhands.program.expert_ops import Gating as Gating
 from manyhands.program.expert_ops import Score as Score
 from manyhands.program.row_ops import Admit as Admit
+from manyhands.program.row_ops import AttendStreams as AttendStreams
 from manyhands.program.row_ops import Constant as Constant
 from manyhands.program.row_ops import Copy as Copy
 from manyhands.program.row_ops import Mix as Mix
@@ -315,7 +316,7 @@ class Program:
     @property
     def has_streams(self) -> bool:
         """Whether a row that goes from layer to layer holds several residual streams."""
-        return any(isinstance(op, Mix | Spread) for layer in self.layers for op in layer.ops)
+        return any(isinstance(op, Mix | Spread | AttendStreams) for layer in self.layers for op in layer.ops)
 
     @property
     def has_scans(self) -> bool:

@@ -152,4 +152,19 @@ class Admit:
     scale: float
 
 
-RowOp = Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit
+@dataclass(frozen=True, slots=True)
+class AttendStreams:
+    """target = the sum over the first `streams` parts of source, in order, of weight_i * part_i; a part is as wide as target.
+
+    The weights are the softmax over i of (part_i . by) / sqrt(mean(part_i^2) + eps), where `by` is the product of the vectors
+    `weights`, each stored as [width] or [1, width]. Nothing is rounded. (Attention residuals, arXiv 2603.15031.)
+    """
+
+    source: str
+    target: str
+    streams: int
+    weights: tuple[Weight, ...]
+    eps: float
+
+
+RowOp = Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit | AttendStreams

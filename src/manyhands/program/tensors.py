@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from manyhands.program.ops import (
     EXPERT,
+    AttendStreams,
     Attention,
     ChannelDecay,
     Collapse,
@@ -67,6 +68,8 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield bias
         case Xielu():
             yield from op.numbers
+        case AttendStreams():
+            yield from op.weights
         case LinearAttention(skip=Weight() as skip):
             yield skip
         case SelectiveScan():

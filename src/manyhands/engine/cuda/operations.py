@@ -18,7 +18,7 @@ SOME_TILE: Final = 32  # where there are too few such blocks: threads of one sha
 TILE_THREADS: Final = 128  # of a block of either
 GROUPED_ROWS: Final = 8  # that a block puts into groups
 TYPE_NAMES: Final = {number: name.upper() for name, number in library.TYPES.items()}
-MIXES: Final = (library.MIX, library.RESCALE, library.SPARSIFY, library.NGRAMS, library.ADMIT)
+MIXES: Final = (library.MIX, library.RESCALE, library.SPARSIFY, library.NGRAMS, library.ADMIT, library.ATTEND_STREAMS)
 SMALL_ROWS: Final = (1, 2, 4, 8)  # that a block of such a product with small weights takes
 WARP: Final = 32
 MOST_BLOCKS: Final = 65_535  # of a grid in its second direction, and in its third
@@ -54,6 +54,8 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         raise ModelError("a GPU computes neither residual streams nor compressed positions")
     if kind == library.ROUTE and (any(numbers[9:]) or numbers[4] == SCORES.index("root")):
         raise ModelError("a GPU chooses no experts by ids, by square roots or by the best expert of a group")
+    if library.SITU in {library.GATE: numbers[3:4], library.EXPERTS: numbers[7:8]}.get(kind, ()):
+        raise ModelError("a GPU computes no gates of the kind situ")
     if kind == library.ROTARY and any(numbers[6:]):
         raise ModelError("a GPU turns no rows by the angles of positions before theirs")
     if kind == library.INDEX:

@@ -25,8 +25,10 @@ int64_t ring_bytes(const Plan *plan, const Op *op);
 /* COMPRESS and ATTEND_ENTRIES for all rows; 0, or -1 where there is no memory. */
 int compress_run(const Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows);
 int entries_run(Plan *plan, Team *team, int64_t threads, const Op *op, const Segment *segments, int64_t num_segments, int64_t rows);
-/* COLLAPSE and SPREAD of one row (streams.c). */
-enum { MOST_STREAMS = 8, MOST_ITERATIONS = 1000 };
+/* COLLAPSE, SPREAD and ATTEND_STREAMS of one row (streams.c). */
+enum { MOST_STREAMS = 8, MOST_ITERATIONS = 1000, MOST_ATTENDED = 64 };
+int check_attend_streams(const Plan *plan, const Op *op);
+void attend_streams_row(const Plan *plan, const Op *op, int64_t row);
 void collapse_row(const Plan *plan, const Op *op, int64_t row);
 void spread_row(const Plan *plan, const Op *op, int64_t row);
 #endif

@@ -134,7 +134,6 @@ static inline V decay_of(V x, V rate)
     return exponential_down(minus(mul(rate, fma_(z, p, more(x, set(0))))));
 }
 
-enum { NONE, SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID }; /* as Activation in program/ops.py */
 
 /* alpha: of silu alone, x sigmoid(alpha x). */
 static inline V activate(int64_t activation, float alpha, V x)

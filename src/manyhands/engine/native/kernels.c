@@ -450,6 +450,12 @@ static void gate(const float *gates, const float *ups, float *out, int64_t n, in
     V most = set(limit < 0 ? -limit : limit);
     for (int64_t at = 0; at < n; at += LANES) {
         V g = load_part(gates + at, n - at), u = load_part(ups + at, n - at);
+        if (activation == SITU) {
+            u = limit > 0 ? mul(most, hyperbolic(div_(u, most))) : u;
+            g = mul(mul(set(alpha), hyperbolic(div_(g, set(alpha)))), sigmoid(g));
+            store_part(out + at, mul(g, u), n - at);
+            continue;
+        }
         g = limit > 0 ? pick(below(most, g), most, g) : g;
         if (limit != 0) {
             u = pick(below(most, u), most, u);
@@ -1172,7 +1178,7 @@ static void scan(int64_t width, float *state, int64_t n, const float *query, con
     }
 }
 
-/* Activations by number (functions.h), then exp, tanh, erf. */
+/* Activations by number, then exp, tanh, erf. */
 static void apply(int64_t function, float alpha, const float *x, float *out, int64_t n)
 {
     for (int64_t at = 0; at < n; at += LANES) {

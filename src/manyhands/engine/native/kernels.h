@@ -69,6 +69,9 @@ typedef struct {
     int64_t offset, has_panels;
 } Keys;
 
+/* As Activation in program/ops.py; SITU is a gate's alone, its function of gate and up (Gating in program/expert_ops.py). */
+enum { NONE, SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID, SITU };
+
 /* How a row chooses experts (ExpertRouting in program/expert_ops.py); at most MOST_EXPERTS. Of a mixer `epsilon` is its threshold. */
 enum { MOST_EXPERTS = 1024 };
 enum Score { BY_SOFTMAX, BY_SIGMOID, BY_MIXER, BY_ROOT, BY_LOGIT, SCORE_KINDS };

@@ -90,7 +90,7 @@ int check_admit(const Plan *plan, const Op *op) /* keys, queries, value, target,
 }
 
 /* The 16-lane sum of x y, two roundings each. */
-static float lane_products(const float *x, const float *y, int64_t n)
+float lane_products(const float *x, const float *y, int64_t n)
 {
     float lanes[SIDE] = {0};
     for (int64_t at = 0; at < n; at += SIDE)

@@ -209,7 +209,7 @@ static int check_experts(Plan *plan, const Op *op)
         return BAD_SHAPE;
     if (n[2] == n[0] || n[2] == n[1] || !is_count(n[3], MOST_EXPERTS) || !is_count(n[4], n[3] + n[10]) || !is_count(n[5], MAX_WIDTH))
         return BAD_SHAPE;
-    if (w[n[1]] != 2 * n[4] || n[6] < BF16 || n[6] >= TYPES || n[7] < 0 || n[7] > 6 || n[8] < BF16 || n[8] >= TYPES)
+    if (w[n[1]] != 2 * n[4] || n[6] < BF16 || n[6] >= TYPES || n[7] < 0 || n[7] > (has_gates(op) ? SITU : SIGMOID) || n[8] < BF16 || n[8] >= TYPES)
         return BAD_SHAPE;
     if (n[9] < 0 || n[9] > 1 || (n[9] && w[n[0]] != w[n[2]]))
         return BAD_SHAPE;
@@ -499,7 +499,7 @@ static int check_columns(const Plan *plan, const Op *op)
                  : op->kind == ADD      ? w[n[0]] == w[n[2]] && n[0] != n[2]
                  : op->kind == MULTIPLY && op->tensors[0].data ? w[n[0]] == w[n[2]]
                  : op->kind == MULTIPLY ? w[n[0]] == w[n[2]] && w[n[2]] % w[n[1]] == 0 && n[1] != n[2]
-                                        : w[n[0]] == w[n[2]] && w[n[1]] == w[n[2]] && n[3] >= 0 && n[3] <= 6;
+                                        : w[n[0]] == w[n[2]] && w[n[1]] == w[n[2]] && n[3] >= 0 && n[3] <= SITU;
     return is_fit ? DONE : BAD_SHAPE;
 }
 
@@ -526,6 +526,7 @@ static int check(Plan *plan, Op *op)
     case MIX: case RESCALE: case SPARSIFY: return check_mix(plan, op);
     case NGRAMS: return check_ngrams(plan, op);
     case ADMIT: return check_admit(plan, op);
+    case ATTEND_STREAMS: return check_attend_streams(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

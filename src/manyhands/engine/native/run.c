@@ -171,6 +171,9 @@ static void do_row(const Job *job, int64_t row)
     case NGRAMS:
         ngrams_row(plan, op, position_of(job, row), row);
         break;
+    case ATTEND_STREAMS:
+        attend_streams_row(plan, op, row);
+        break;
     case ADMIT:
         admit_row(plan, op, row);
         break;

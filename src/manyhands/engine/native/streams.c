@@ -1,5 +1,6 @@
 /* Residual streams: several rows in one, collapsed before attention or experts and spread behind them. */
 #include "compressed.h"
+#include "ngrams.h"
 
 #include <string.h>
 
@@ -15,19 +16,25 @@ static void share(float *values, int64_t count, int64_t step, float epsilon)
         values[i * step] = values[i * step] / (sum + epsilon);
 }
 
+/* Each of `count` runs of n values becomes its softmax. */
+static void soften_runs(const Plan *plan, float *values, int64_t count, int64_t n)
+{
+    for (int64_t i = 0; i < count; i++) {
+        float top = values[i * n];
+        for (int64_t k = 1; k < n; k++)
+            top = values[i * n + k] > top ? values[i * n + k] : top;
+        for (int64_t k = 0; k < n; k++)
+            values[i * n + k] = values[i * n + k] - top;
+    }
+    plan->kernels->apply(POWERS, 1, values, values, count * n);
+    for (int64_t i = 0; i < count; i++)
+        share(values + i * n, n, 1, 0);
+}
+
 /* Rows softened, then columns and rows shared in turns. */
 static void balance(const Plan *plan, float *comb, int64_t n, float epsilon, int64_t iterations)
 {
-    for (int64_t i = 0; i < n; i++) {
-        float top = comb[i * n];
-        for (int64_t k = 1; k < n; k++)
-            top = comb[i * n + k] > top ? comb[i * n + k] : top;
-        for (int64_t k = 0; k < n; k++)
-            comb[i * n + k] = comb[i * n + k] - top;
-    }
-    plan->kernels->apply(POWERS, 1, comb, comb, n * n);
-    for (int64_t i = 0; i < n; i++)
-        share(comb + i * n, n, 1, 0);
+    soften_runs(plan, comb, n, n);
     for (int64_t i = 0; i < n * n; i++)
         comb[i] = comb[i] + epsilon;
     for (int64_t turn = 0; turn < iterations; turn++) {
@@ -92,4 +99,31 @@ void spread_row(const Plan *plan, const Op *op, int64_t row)
         for (int64_t k = 0; k < streams; k++)
             memcpy(x + k * width + at, room[k], (size_t)count * 4);
     }
+}
+
+int check_attend_streams(const Plan *plan, const Op *op) /* source, target, streams; epsilon; what normed streams are multiplied by */
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    if (n[0] < 0 || n[0] >= plan->num_registers || n[1] < 0 || n[1] >= plan->num_registers || n[0] == n[1])
+        return BAD_REGISTER;
+    if (n[2] < 1 || n[2] > MOST_ATTENDED || n[2] * w[n[1]] > w[n[0]])
+        return BAD_SHAPE;
+    return op->tensors[0].data && op->tensors[0].bytes == w[n[1]] * 4 ? DONE : BAD_TENSOR;
+}
+
+void attend_streams_row(const Plan *plan, const Op *op, int64_t row)
+{
+    const Kernels *kernels = plan->kernels;
+    const int64_t *n = op->numbers;
+    int64_t width = plan->widths[n[1]];
+    const float *x = row_of(plan, n[0], row);
+    float *out = row_of(plan, n[1], row), weights[MOST_ATTENDED];
+    for (int64_t i = 0; i < n[2]; i++) {
+        float size = kernels->inverse(x + i * width, width, (float)op->reals[0]);
+        weights[i] = lane_products(x + i * width, op->tensors[0].data, width) * size;
+    }
+    soften_runs(plan, weights, 1, n[2]);
+    kernels->multiply(x, weights[0], out, width);
+    for (int64_t i = 1; i < n[2]; i++)
+        kernels->add(out, x + i * width, weights[i], out, width, 0);
 }

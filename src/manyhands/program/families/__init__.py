@@ -30,7 +30,7 @@ axk2       axk2
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
 qwen4_exp  qwen4_exp_text
-kimi_linear kimi_linear
+kimi_linear kimi_linear (attention_residuals: of Kimi K3)
 laguna     laguna
 unturned   flint, kolibri1, beam
 step3p5    step3p5

@@ -258,7 +258,7 @@ def _experts(n: TensorNames, s: Sizes, route: ExpertRouting, gating: Gating, by_
         chosen = router(n, "ffn.gate", s, route, correction="ffn.gate.bias")
     product, choice = chosen
     soft: Ops = (Softplus("r", "r"),) if route.score == "root" else ()
-    experts = each_expert(n, "ffn.experts", ("w1", "w3", "w2"), s, s.inner, route.experts, gating.activation)
+    experts = each_expert(n, "ffn.experts", ("w1", "w3", "w2"), s, s.inner, route.experts, gating)
     up = (
         n.part("gate", "ffn.shared_experts.w1", s.inner, s.hidden, False),
         n.part("up", "ffn.shared_experts.w3", s.inner, s.hidden, False),
@@ -267,7 +267,7 @@ def _experts(n: TensorNames, s: Sizes, route: ExpertRouting, gating: Gating, by_
         product,
         *soft,
         choice,
-        replace(experts, gating=gating),
+        experts,
         Product("h", up),
         Gate("gate", "up", "up", gating),
         Product("up", (n.part("s", "ffn.shared_experts.w2", s.hidden, s.inner, False),)),

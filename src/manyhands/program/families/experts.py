@@ -78,7 +78,7 @@ def stacked_experts(
     s: Sizes,
     inner: int,
     count: int,
-    activation: Activation,
+    activation: Activation | Gating,
     *,
     parts: tuple[str, ...] = ("gate_up_proj", "down_proj"),
     transposed: bool = False,
@@ -98,7 +98,7 @@ def stacked_experts(
         routes="routes",
         target="m",
         experts=count,
-        gating=Gating(activation),
+        gating=Gating.of(activation),
         gate=gate,
         up=up,
         down=Weight(last, (count, *down), transposed=transposed, stacked=True),
@@ -327,8 +327,7 @@ def _separate(n: TensorNames, s: Sizes, count: int, gating: Gating) -> Experts:
         return Weight(f"{n.path}mlp.experts.{part}.bias", (count, width), stacked=True)
 
     return replace(
-        each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, gating.activation),
-        gating=gating,
+        each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, gating),
         gate_bias=bias("gate_proj", s.inner),
         up_bias=bias("up_proj", s.inner),
         down_bias=bias("down_proj", s.hidden),

@@ -1,43 +1,61 @@
 """The recipe of kimi_linear: the delta rule with a decay for each number of a key in most layers, latent attention without
-positions in the others; deepseek_v3's experts."""
+positions in the others; deepseek_v3's experts. Kimi K3 goes by this name too: see attention_residuals.py for its residuals."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from manyhands.program.blocks import Branch, NormStyle, Ops, Sizes, TensorNames, head_scale, sequential
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.attention_residuals import Residuals
 from manyhands.program.families.latent import LatentSizes, latent_attention, sizes
 from manyhands.program.families.linear import KINDS, W1_W3_W2, LinearStyle, delta_rule
-from manyhands.program.families.shared import ExpertBlocks, grouped_route
+from manyhands.program.families.shared import ExpertBlocks, LatentExperts, grouped_route
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Activation, ChannelDecay, Part, Product, Program, Weight
+from manyhands.program.ops import ChannelDecay, Gate, Gating, Part, Product, Program, Rows, Weight
 from manyhands.program.rope import RopeReader
 
 _LINEAR, _FULL = KINDS
 _BLOCK: Final = "block_sparse_moe"
 
 
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A layer with the delta rule. `bound`: of decays (ChannelDecay). `is_full`: gates come from rows directly, and rates are
+    stored padded to the width of a head; else gates come by way of as many columns as a head has."""
+
+    style: LinearStyle
+    bound: float | None
+    is_full: bool
+
+
 def kimi_linear(f: Fields) -> Program:
-    """Tensors under the names that published checkpoints have, not those of the class in transformers."""
+    """Tensors under the names that published checkpoints have, not those of the class in transformers (5.23), which reads none
+    of what Kimi K3 has besides: other gates, latent experts, gates of latent attention, attention residuals."""
     _own_names(f)
-    s, act, norm = sizes(f), f.activation(), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
+    s, gating, norm = sizes(f), _gating(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     z = LatentSizes.read(f, s, query_rank=None, rank=512, plain=128, rotary=64, value=128)
     inner = _linear_fields(f)
-    linear, kinds = _linear_style(f, inner, act, norm.eps), _kinds(f, inner, s.layers)
+    linear, kinds = _linear(f, inner, gating, norm.eps), _kinds(f, inner, s.layers)
     inner.finish()
-    blocks, bias, scale = _blocks(f, s.layers), f.flag("attention_bias"), head_scale(z.plain + z.rotary)
-    split = f.stored("split_kv_b")
+    blocks, bias, scale = _blocks(f, s.layers, gating, norm), f.flag("attention_bias"), head_scale(z.plain + z.rotary)
+    split, is_gated, residuals = f.stored("split_kv_b"), f.flag("mla_use_output_gate"), Residuals.read(f, s, norm)
     _as_trained(f)
 
-    def layer(n: TensorNames, i: int) -> Ops:
-        first = latent_attention(n, s, z, scale, pairs=False, bias=bias, split=split, turns=False)
-        if kinds[i] == _LINEAR:
-            first = _linear_attention(n, s, linear)
-        before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
-        return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
+    def attention(n: TensorNames) -> Ops:
+        gate = n.part("g", "self_attn.g_proj", s.heads * z.value, s.hidden, False)
+        gated = (gate, Gate("g", "a", "a", Gating("sigmoid"))) if is_gated else None
+        return latent_attention(n, s, z, scale, pairs=False, bias=bias, split=split, turns=False, gate=gated)
 
-    return assemble(f, s, norm, RopeReader(f), [], EndsStyle(), layer)
+    def layer(n: TensorNames, i: int) -> Ops:
+        first = _linear_attention(n, s, linear) if kinds[i] == _LINEAR else attention(n)
+        block = blocks.branch(n, s, norm, i)
+        if residuals is not None:
+            return residuals.layer(n, i, first, block)
+        return sequential(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), block)
+
+    program = assemble(f, s, norm, RopeReader(f), [], EndsStyle(), layer)
+    return program if residuals is None else residuals.whole(program)
 
 
 def _own_names(f: Fields) -> None:
@@ -56,6 +74,14 @@ def _as_trained(f: Fields) -> None:
     f.ignore("rope_theta", "partial_rotary_factor")  # nothing turns
 
 
+def _gating(f: Fields) -> Gating:
+    """Of blocks and experts."""
+    if f.raw("hidden_act") != "situ":
+        f.ignore("activation_situ_beta", "activation_situ_linear_beta")
+        return Gating(f.activation())
+    return Gating("situ", f.number("activation_situ_beta"), f.optional("activation_situ_linear_beta"))
+
+
 def _linear_fields(f: Fields) -> Fields:
     given = f.raw("linear_attn_config", {})
     if not isinstance(given, dict):
@@ -63,13 +89,21 @@ def _linear_fields(f: Fields) -> Fields:
     return Fields(given, f"{f.where}: linear_attn_config")
 
 
-def _linear_style(f: Fields, inner: Fields, act: Activation, eps: float) -> LinearStyle:
+def _linear(f: Fields, inner: Fields, gating: Gating, eps: float) -> _Linear:
     """What `inner` says goes before what stands beside it."""
     heads = inner.count("num_heads", f.count("linear_num_heads", 32, high=4096), high=4096)
     width = inner.count("head_dim", f.count("linear_head_dim", 128, high=1 << 14), high=1 << 14)
     taps = inner.count("short_conv_kernel_size", f.count("linear_conv_kernel_dim", 4, high=32), high=32)
-    is_log = not f.stored("negative_rates")
-    return LinearStyle(heads, heads, width, width, taps, eps, act, is_log=is_log, gate="sigmoid")
+    is_log, is_full = not f.stored("negative_rates"), inner.flag("use_full_rank_gate")
+    if is_full and is_log and heads > width:
+        raise inner.refuse("num_heads", f"at most head_dim {width} is needed: rates of heads are padded to that")
+    bound = inner.number("gate_lower_bound", positive=False) if inner.has("gate_lower_bound") else None
+    if bound is not None and bound >= 0:
+        raise inner.refuse("gate_lower_bound", "a number below zero is needed")
+    act = "silu" if gating.activation == "situ" else gating.activation
+    return _Linear(
+        LinearStyle(heads, heads, width, width, taps, eps, act, is_log=is_log, gate="sigmoid"), bound, is_full
+    )
 
 
 def _kinds(f: Fields, inner: Fields, layers: int) -> Sequence[str]:
@@ -87,35 +121,55 @@ def _kinds(f: Fields, inner: Fields, layers: int) -> Sequence[str]:
     return f.per_layer("layer_types", layers, default, KINDS)
 
 
-def _blocks(f: Fields, layers: int) -> ExpertBlocks:
+def _blocks(f: Fields, layers: int, gating: Gating, norm: NormStyle) -> ExpertBlocks:
     dense = f.count("first_k_dense_replace", 1, low=0)
     default = ["dense" if i < dense else "sparse" for i in range(layers)]
     if f.has("first_k_dense_replace"):
         f.only("mlp_layer_types", default)
     kinds = f.per_layer("mlp_layer_types", layers, default, ("dense", "sparse"))
-    blocks = ExpertBlocks.read(f, grouped_route(f, "num_local_experts"), [kind == "sparse" for kind in kinds])
+    sparse = [kind == "sparse" for kind in kinds]
     return replace(
-        blocks,
+        ExpertBlocks.read(f, grouped_route(f, "num_local_experts"), sparse, act=gating),
         gate=f"{_BLOCK}.gate",
         correction=f"{_BLOCK}.gate.e_score_correction_bias",
         beside=f"{_BLOCK}.shared_experts",
         experts=f"{_BLOCK}.experts",
         parts=W1_W3_W2,
+        latent=_latent(f, norm),
     )
 
 
-def _linear_attention(n: TensorNames, s: Sizes, style: LinearStyle) -> Ops:
-    """The delta rule between products; decays and gates come by way of as many columns as a head has."""
-    parts = [n.part(name, f"self_attn.{name}_proj", style.keys, s.hidden, False) for name in "qkv"]
-    parts.append(Part("b", n.linear("self_attn.b_proj", style.heads, s.hidden), activation="sigmoid"))
-    parts += [n.part(f"{name} few", f"self_attn.{name}_a_proj", style.width, s.hidden, False) for name in "fg"]
-    kernels = [Weight(f"{n.path}self_attn.{name}_conv1d.weight", (style.keys, 1, style.taps)) for name in "qkv"]
-    rate = Weight(f"{n.path}self_attn.A_log", (1, 1, style.heads, 1))
-    decay = ChannelDecay("a", "a", rate, n.vector("self_attn.dt_bias", style.keys), style.is_log)
+def _latent(f: Fields, norm: NormStyle) -> LatentExperts | None:
+    """Where experts compute fewer columns than rows have."""
+    width, has_norm = f.optional_count("routed_expert_hidden_size"), f.flag("latent_moe_use_norm")
+    return None if width is None else LatentExperts(width, f"{_BLOCK}.routed_expert", norm if has_norm else None)
+
+
+def _linear_attention(n: TensorNames, s: Sizes, linear: _Linear) -> Ops:
+    """The delta rule between products; decays, and gates that are not full, come by way of as many columns as a head has."""
+    style, path = linear.style, "self_attn"
+    parts = [n.part(name, f"{path}.{name}_proj", style.keys, s.hidden, False) for name in "qkv"]
+    parts.append(Part("b", n.linear(f"{path}.b_proj", style.heads, s.hidden), activation="sigmoid"))
+    few = "f" if linear.is_full else "fg"
+    parts += [n.part(f"{name} few", f"{path}.{name}_a_proj", style.width, s.hidden, False) for name in few]
+    parts += [n.part("z", f"{path}.g_proj", style.values, s.hidden, False)] if linear.is_full else []
+    kernels = [Weight(f"{n.path}{path}.{name}_conv1d.weight", (style.keys, 1, style.taps)) for name in "qkv"]
+    gates = [Product("g few", (n.part("z", f"{path}.g_b_proj", style.keys, style.width, False),))]
+    decay = ChannelDecay(
+        "a", "a", _rates(n, linear), n.vector(f"{path}.dt_bias", style.keys), style.is_log, linear.bound
+    )
     return (
         Product("h", tuple(parts)),
-        Product("f few", (n.part("a", "self_attn.f_b_proj", style.keys, style.width, False),)),
-        Product("g few", (n.part("z", "self_attn.g_b_proj", style.keys, style.width, False),)),
-        *delta_rule(n, style, kernels, "self_attn.o_norm", decay),
-        Product("o", (n.part("a", "self_attn.o_proj", s.hidden, style.values, False),)),
+        Product("f few", (n.part("a", f"{path}.f_b_proj", style.keys, style.width, False),)),
+        *([] if linear.is_full else gates),
+        *delta_rule(n, style, kernels, f"{path}.o_norm", decay),
+        Product("o", (n.part("a", f"{path}.o_proj", s.hidden, style.values, False),)),
     )
+
+
+def _rates(n: TensorNames, linear: _Linear) -> Weight:
+    """Of heads, as the checkpoint has them, or a GGUF file (not as logarithms)."""
+    name, heads, width = f"{n.path}self_attn.A_log", linear.style.heads, linear.style.width
+    if not linear.is_full:
+        return Weight(name, (1, 1, heads, 1))
+    return Weight(name, (width,), Rows(0, heads)) if linear.style.is_log else Weight(name, (heads,))

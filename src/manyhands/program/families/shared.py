@@ -24,7 +24,7 @@ from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, stacked_experts, top_k
 from manyhands.program.families.llama import hunyuan_attention
 from manyhands.program.fields import LARGEST, MOST_EXPERTS, Fields
-from manyhands.program.ops import Activation, Add, ExpertRouting, Experts, Gating, Program, Rope, Term, Weight
+from manyhands.program.ops import Activation, Add, ExpertRouting, Experts, Gating, Product, Program, Rope, Term, Weight
 from manyhands.program.rope import RopeReader
 
 
@@ -61,10 +61,19 @@ def from_layer(f: Fields, s: Sizes) -> list[bool]:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentExperts:
+    """Products beside `path` take rows to so many columns before routed experts, and back behind them; `norm` of their sum."""
+
+    width: int
+    path: str
+    norm: NormStyle | None
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertBlocks:
     """DeepSeek's blocks: experts beside shared ones, which are one block; layers that are not sparse have another alone."""
 
-    act: Activation
+    act: Activation | Gating  # a gating has limits of its own
     route: ExpertRouting  # sigmoids are corrected
     inner: int  # columns of an expert
     shared: int  # of them, in one block; 0: none
@@ -81,25 +90,28 @@ class ExpertBlocks:
     limit: float | None = None  # of gates and ups of experts, not of shared ones (Gating)
     limits_activated: bool = False  # ... of activated gates
     beside_limit: float | None = None  # of activated gates and ups of shared ones and of dense blocks
+    latent: LatentExperts | None = None
 
     @classmethod
     def read(
-        cls, f: Fields, route: ExpertRouting, sparse: Sequence[bool], shared: str = "n_shared_experts"
+        cls,
+        f: Fields,
+        route: ExpertRouting,
+        sparse: Sequence[bool],
+        shared: str = "n_shared_experts",
+        act: Gating | None = None,
     ) -> "ExpertBlocks":
         """What is not of the choice of experts; `shared` is the field that counts those that every row takes."""
         f.only("moe_layer_freq", 1)
         inner = f.count("moe_intermediate_size", 2048, high=1 << 20)
-        return cls(f.activation(), route, inner, f.count(shared, 1, high=4096), sparse)
+        return cls(act or f.activation(), route, inner, f.count(shared, 1, high=4096), sparse)
 
     def branch(self, n: TensorNames, s: Sizes, norm: NormStyle, i: int) -> Branch:
         """The block of layer `i`, with the norm before it."""
         if not self.sparse[i]:
             return _mixed(n, s, norm, self._dense(n, "mlp", s.hidden, s.inner, "m"), ())
         correction = None if self.route.score == "softmax" else self.correction
-        experts = self._experts(n, s)
-        limited = replace(experts.gating, limit=self.limit, limits_activated=self.limits_activated)
-        experts = replace(experts, gating=limited)
-        routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), experts)
+        routed: Ops = (*router(n, self.gate, s, self.route, correction=correction), *self._routed(n, s))
         if not self.shared:
             return _mixed(n, s, norm, routed, ())
         width = self.beside_inner or self.inner * self.shared
@@ -109,16 +121,31 @@ class ExpertBlocks:
         whole = (*routed, *beside, Add((Term("s"),), "m"), norm.op(n, self.after, s.hidden, "m", "m"))
         return _mixed(n, s, norm, whole, ())
 
+    def _routed(self, n: TensorNames, s: Sizes) -> Ops:
+        """From "h" by "routes" to "m"."""
+        if self.latent is None:
+            return (self._experts(n, s),)
+        path, width, norm = self.latent.path, self.latent.width, self.latent.norm
+        return (
+            Product("h", (n.part("l", f"{path}_down_proj", width, s.hidden, False),)),
+            replace(self._experts(n, replace(s, hidden=width)), source="l"),
+            *(() if norm is None else (norm.op(n, f"{path}_norm", width, "m", "m"),)),
+            Product("m", (n.part("m", f"{path}_up_proj", s.hidden, width, False),)),
+        )
+
     def _dense(self, n: TensorNames, path: str, hidden: int, inner: int, target: str) -> Ops:
-        gating = Gating(self.act, limit=self.beside_limit, limits_activated=True)
+        act = self.act
+        gating = act if isinstance(act, Gating) else Gating(act, limit=self.beside_limit, limits_activated=True)
         return gated(n, path, hidden, inner, gating, "h", target, bias=self.bias)
 
     def _experts(self, n: TensorNames, s: Sizes) -> Experts:
+        act, count = self.act, self.route.experts
+        gating = (
+            act if isinstance(act, Gating) else Gating(act, limit=self.limit, limits_activated=self.limits_activated)
+        )
         if self.is_stacked:
-            return stacked_experts(
-                n, self.experts, s, self.inner, self.route.experts, self.act, parts=tuple(self.parts)
-            )
-        return each_expert(n, self.experts, self.parts, s, self.inner, self.route.experts, self.act)
+            return stacked_experts(n, self.experts, s, self.inner, count, gating, parts=tuple(self.parts))
+        return each_expert(n, self.experts, self.parts, s, self.inner, count, gating)
 
 
 def limited_blocks(f: Fields, blocks: ExpertBlocks, experts: str, beside: str) -> list[ExpertBlocks]:
