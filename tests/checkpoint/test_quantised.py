@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from manyhands.checkpoint.quantised import Folded, Quantised, folded, read_quantised
+from manyhands.checkpoint.folded import Folded, folded
+from manyhands.checkpoint.quantised import Quantised, read_quantised
 from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import ModelError
 from tests.quantised_files import MODELOPT, PACKED_FLOAT4

@@ -15,9 +15,10 @@ from transformers.integrations import mxfp4
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.checkpoint.folded import folded
 from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.checkpoint.partition import layer_of
-from manyhands.checkpoint.quantised import folded, read_quantised
+from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import ignore
 from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.engine.mapped import MappedTensors

@@ -2,7 +2,7 @@
 
 folder.py what a folder holds, plain_file.py as plain files · header.py the header of a safetensors file
 config_fields.py bounds on config.json · text_part.py the text part of a multimodal model
-dtypes.py stored types · quantised.py quantised safetensors
+dtypes.py stored types · quantised.py quantised safetensors, folded.py which of their tensors make one matrix
 gguf.py the header of a GGUF file, part_names.py and gguf_parts.py a model in several of them,
 gguf_model.py its tensors and config (by gguf_architecture.py, gguf_architectures.py, gguf_configs.py,
 gguf_dense.py, gguf_experts.py, gguf_keys.py, gguf_latent.py, gguf_latent_names.py, gguf_mamba.py, gguf_mixtures.py,

@@ -1,20 +1,16 @@
-"""Quantised safetensors: what `quantization_config` says of how matrices are stored, and which tensors are parts of one.
+"""Quantised safetensors: what `quantization_config` says of how matrices are stored.
 
 Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss), FP8 and NVFP4 (modelopt, compressed-tensors). A stored
 number is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's inputs; of FP8 a float of 8 bit
 times a scale (of deepseek_v4 its power of two, ".scale", and experts are floats of 4 bit, with one for 32 inputs: MXFP4);
-of NVFP4 a float of 4 bit times a scale in FP8 of 16 inputs and one of the matrix. Such a matrix goes by the name that it
-has unquantised ("model.layers.0.mlp.up_proj.weight") and is held in blocks of dtypes.py that store the same numbers;
-engine/quantised.py makes them. What has no such blocks, as FP8, has the type F32 here. Knows names and shapes, reads no
-weights.
+of NVFP4 a float of 4 bit times a scale in FP8 of 16 inputs and one of the matrix. folded.py says which tensors make such a
+matrix, engine/quantised.py makes blocks of dtypes.py of them that store the same numbers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from manyhands.checkpoint.dtypes import Described
-from manyhands.checkpoint.partition import NGRAMS
 from manyhands.errors import ModelError
 
 Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt"]
@@ -28,7 +24,7 @@ PAIRS: Final = "U8"  # bytes of two codes of NVFP4
 BYTES: Final = ("I8", FLOAT8, PAIRS)  # of matrices that go by their unquantised name
 FLOAT4_GROUP: Final = 16  # inputs that share a scale of NVFP4
 
-_BF16: Final = "take the model's checkpoint in bf16 with --dtype w8 or w4, or a GGUF file of it"
+INSTEAD: Final = "take the model's checkpoint in bf16 with --dtype w8 or w4, or a GGUF file of it"
 _LOSSES: Final = {
     "bitsandbytes": "its 4-bit codes (NF4, FP4) are no multiples of a scale, so integer products would change every number",
 }
@@ -44,15 +40,6 @@ _FORMS: Final = {
 _FLOAT4_ALGORITHMS: Final = ("NVFP4", "W4A16_NVFP4")
 _ALGORITHMS: Final = (*_FLOAT4_ALGORITHMS, "FP8")  # of modelopt
 _MIXED: Final = "MIXED_PRECISION"
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """A matrix that is stored in several tensors: its unquantised name, the block type that holds it, its shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +97,7 @@ def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
         return None
     if method not in READ:
         why = _LOSSES.get(str(method), f"read are {', '.join(READ)}")
-        raise _refused("quant_method", method, f"{why}: {_BF16}")
+        raise _refused("quant_method", method, f"{why}: {INSTEAD}")
     if method == "mxfp4":
         return Quantised("mxfp4", 4, STEP, symmetric=True)
     if method == "fbgemm_fp8":
@@ -136,7 +123,7 @@ def _refused(key: str, value: object, why: str) -> ModelError:
 def _one_of(given: Mapping[str, Any], key: str, default: object, *allowed: object) -> Any:
     value = given.get(key, default)
     if not any(type(value) is type(one) and value == one for one in allowed):
-        raise _refused(key, value, f"read is {' or '.join(map(repr, allowed))}: {_BF16}")
+        raise _refused(key, value, f"read is {' or '.join(map(repr, allowed))}: {INSTEAD}")
     return value
 
 
@@ -163,7 +150,7 @@ def _gptq(given: Mapping[str, Any]) -> Quantised:
     form = _one_of(given, "checkpoint_format", "gptq", "gptq", "gptq_v2", "")
     _one_of(given, "is_marlin_format", False, False)
     if given.get("dynamic"):
-        raise _refused("dynamic", given["dynamic"], f"modules with rules of their own are not read: {_BF16}")
+        raise _refused("dynamic", given["dynamic"], f"modules with rules of their own are not read: {INSTEAD}")
     symmetric = given.get("sym", True)
     if type(symmetric) is not bool:
         raise _refused("sym", symmetric, "true or false is needed")
@@ -188,12 +175,12 @@ def _compressed(given: Mapping[str, Any]) -> Quantised:
     for key, allowed in (("transform_config", ()), ("sparsity_config", ("dense",))):
         found = given.get(key)
         if found and not (isinstance(found, dict) and found.get("format") in allowed):
-            raise _refused(key, found, f"it changes the arithmetic and is not read: {_BF16}")
+            raise _refused(key, found, f"it changes the arithmetic and is not read: {INSTEAD}")
     weights = _schemes(given.get("config_groups"))
     kinds = {each.get("type", "int") for each in weights}
     bits = {each.get("num_bits", 8) for each in weights}
     if len(kinds) > 1 or (len(bits) > 1 and "int" in kinds):
-        raise _refused("config_groups", sorted(bits), f"groups of different num_bits or types are not read: {_BF16}")
+        raise _refused("config_groups", sorted(bits), f"groups of different num_bits or types are not read: {INSTEAD}")
     has_float4 = kinds == {"float"} and 4 in bits
     forms = _FORMS[("floats" if len(bits) > 1 else "float 4") if has_float4 else kinds.pop()]
     _one_of(given, "format", forms[0], *forms)
@@ -254,97 +241,3 @@ def _weights_of(groups: object) -> list[Mapping[str, Any]]:
     listed = list(groups.values())[:64] if isinstance(groups, dict) else []
     schemes = [each.get("weights") for each in listed if isinstance(each, dict)]
     return [each for each in schemes if isinstance(each, dict)]
-
-
-def folded(tensors: Sequence[Described], config: Mapping[str, Any]) -> Sequence[Described]:
-    """`tensors` (Described) with the parts of each quantised matrix replaced by one Folded; others as they are.
-
-    Raises ModelError.
-    """
-    how = read_quantised(config)
-    if how is None and (
-        stray := next((tensor.name for tensor in tensors if tensor.name.endswith(".weight_scale_2")), "")
-    ):
-        raise ModelError(
-            f"{stray} is a part of a matrix in NVFP4, but config.json has no quantization_config: put what "
-            'hf_quant_config.json says there, with "quant_method": "modelopt"'
-        )
-    return tensors if how is None else [*_fold({tensor.name: tensor for tensor in tensors}, how)]
-
-
-def _fold(by_name: Mapping[str, Described], how: Quantised) -> Iterable[Described]:
-    parts: set[str] = set()
-    found: list[Described] = []
-    for name in by_name:
-        for whole in _wholes(name, by_name, how):
-            roles = how.parts(whole)
-            matrix = describe(whole, {role: by_name[part] for role, part in roles.items() if part in by_name}, how)
-            found.append(matrix)
-            parts.update(roles.values())
-    return [*(tensor for name, tensor in by_name.items() if name not in parts), *found]
-
-
-def _wholes(name: str, by_name: Mapping[str, Described], how: Quantised) -> Iterable[str]:
-    """The matrices whose codes the tensor `name` holds."""
-    if how.method == "mxfp4":
-        if not name.endswith("_blocks"):
-            return []
-        path, _, matrix = name.removesuffix("_blocks").rpartition(".")
-        experts = max((*by_name[name].shape[:1], 1))  # one, whose shape is refused, where there are none
-        if experts > MAX_EXPERTS:
-            raise ModelError(f"{name} has {experts} experts; at most {MAX_EXPERTS} are read")
-        return [f"{path}.{expert}.{matrix}" for expert in range(experts)]
-    if how.method == "compressed-tensors":
-        if name.endswith(".weight_packed"):
-            return [name.removesuffix("_packed")]
-    if "bytes" in how.parts(name):
-        return [name] if name.endswith(".weight") and by_name[name].dtype in BYTES else []
-    return [f"{name.removesuffix('.qweight')}.weight"] if name.endswith(".qweight") else []
-
-
-def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folded:
-    """The matrix `name` of the tensors `parts` (Described, by role). Raises ModelError for shapes that cannot be its own."""
-    codes = parts.get("codes", parts.get("bytes"))
-    if codes is None:
-        raise ModelError(f"the checkpoint lacks {how.parts(name)['codes']}")
-    if NGRAMS.search(name):
-        raise ModelError(
-            f"{name} is stored as {codes.dtype}: bf16, fp16 or fp32 is needed of a table that stays in its file"
-        )
-    shape, needed = codes.shape, 4 if how.method == "mxfp4" else 2
-    if len(shape) != needed or 0 in shape or (needed == 4 and shape[3] != MXFP4_BYTES):
-        raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of {how.method}")
-    if "smooth" in parts:
-        raise ModelError(f"{parts['smooth'].name} changes the arithmetic and is not read: {_BF16}")
-    if how.method == "mxfp4":
-        return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
-    if codes.dtype == FLOAT8:
-        return Folded(name, "F32", (shape[0], shape[1]))
-    if how.method == "fp8":
-        if codes.dtype != "I8" or "powers" not in parts or 2 * shape[1] % STEP:
-            raise ModelError(
-                f"{codes.name} is stored as {codes.dtype} {list(shape)}: no matrix in FP8, nor in FP4 of {STEP}"
-            )
-        return Folded(name, "MXFP4", (shape[0], 2 * shape[1]))
-    if codes.dtype == PAIRS:
-        if not how.has_float4:
-            raise ModelError(f"{codes.name} is stored as {PAIRS}, as NVFP4 is, which config.json does not name")
-        return Folded(name, "F32" if 2 * shape[1] % STEP else "NVFP4", (shape[0], 2 * shape[1]))
-    bits = how.bits if "codes" in parts else 8
-    each = WORD // bits if "codes" in parts else 1
-    if how.method == "awq":
-        return _folded(name, bits, False, shape[1] * each, shape[0])
-    if how.method == "gptq":
-        return _folded(name, bits, how.symmetric, shape[1], shape[0] * each)
-    return _folded(name, bits, "zeros" not in parts, shape[0], shape[1] * each)
-
-
-def _folded(name: str, bits: int, is_symmetric: bool, outputs: int, inputs: int) -> Folded:
-    return Folded(name, _form(bits, is_symmetric, inputs), (outputs, inputs))
-
-
-def _form(bits: int, is_symmetric: bool, inputs: int) -> str:
-    """The block type that holds codes of `bits` less a zero, which may be its own in each group."""
-    if inputs % STEP or (bits == 8 and not is_symmetric):
-        return "F32"
-    return "Q8_0" if bits == 8 else "Q4_0" if is_symmetric else "Q4_Z"

@@ -61,8 +61,8 @@ def inspect(
 
 def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
     """Everything `inspect` says of a model with this config.json; bytes are those of memory, once it is loaded."""
+    from manyhands.checkpoint.folded import folded
     from manyhands.checkpoint.partition import ModelFacts, is_tied
-    from manyhands.checkpoint.quantised import folded
 
     facts, matrices, wide = ModelFacts.from_config(config), folded(manifest.tensors, config), _wide(config)
     return {

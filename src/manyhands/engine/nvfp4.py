@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.quantised import FLOAT4_GROUP, STEP, Folded
+from manyhands.checkpoint.folded import Folded
+from manyhands.checkpoint.quantised import FLOAT4_GROUP, STEP
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.library import Array
 from manyhands.engine.weights import STRETCH, Stored

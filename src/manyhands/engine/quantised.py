@@ -1,4 +1,4 @@
-"""Matrices of quantised safetensors (checkpoint/quantised.py) as blocks that store the same numbers, or as fp32 numbers.
+"""Matrices of quantised safetensors (checkpoint/folded.py) as blocks that store the same numbers, or as fp32 numbers.
 
 A number is (code - zero) * scale. With a zero in the middle, codes of 4 and 8 bit are those of Q4_0 and Q8_0; of 4 bit with any
 other zero, those of Q4_Z, which holds the zero; the scale is the stored one. Inputs whose groups lie in an order of their own
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.quantised import BYTES, FLOAT8, MXFP4_BYTES, STEP, WORD, Folded, Quantised, describe
+from manyhands.checkpoint.folded import Folded, describe
+from manyhands.checkpoint.quantised import BYTES, FLOAT8, MXFP4_BYTES, STEP, WORD, Quantised
 from manyhands.engine.blocks import E4M3
 from manyhands.engine.library import Array
 from manyhands.engine.mapped import MappedTensors

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folded import folded
 from manyhands.checkpoint.folder import read_config
-from manyhands.checkpoint.quantised import folded
 from manyhands.core import EndsAt, Precision
 from manyhands.text.apart import bounded
 from manyhands.text.generation_config import load_eos_ids, load_recommended

@@ -59,7 +59,7 @@ def predict(
     tensors: those of the model, as they are stored. kernels_of: what is measured of types of weights, for some numbers of
     threads; the fastest counts. overhead_s: what a token takes beside its products.
     """
-    from manyhands.checkpoint.quantised import folded
+    from manyhands.checkpoint.folded import folded
     from manyhands.engine.compile import ROW_TYPES
     from manyhands.errors import ModelError
     from manyhands.program.families import build_program

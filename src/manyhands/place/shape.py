@@ -151,8 +151,8 @@ def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
 
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
+    from manyhands.checkpoint.folded import folded
     from manyhands.checkpoint.partition import ModelFacts, ends_bytes, layer_bytes
-    from manyhands.checkpoint.quantised import folded
     from manyhands.engine.devices import gpu, torch_device
     from manyhands.program.tensors import wide_weights
     from manyhands.worker.choice import ITEM_BYTES, position_bytes, program_of, state_bytes
