@@ -135,9 +135,9 @@ def quantised_tiny(
                 tensor.to(scale_type) if tensor.dtype == torch.float16 else tensor
             )
         tensors[name] = q.numbers
-    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
-    _copy(plain, out, config)
-    _write(out, stored)
+    write_tensors(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    copy_with(plain, out, config)
+    write_tensors(out, stored)
     return out, plain
 
 
@@ -156,9 +156,9 @@ def mxfp4_tiny(out: Path, **sizes: Any) -> tuple[Path, Path]:
             tensors[name] = np.ascontiguousarray(numbers.reshape(experts, outputs, inputs).transpose(0, 2, 1))
             del stored[name]
             stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
-    _copy(plain, out, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]})
-    _write(out, {name: torch.from_numpy(array) for name, array in stored.items()})
+    write_tensors(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    copy_with(plain, out, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]})
+    write_tensors(out, {name: torch.from_numpy(array) for name, array in stored.items()})
     return out, plain
 
 
@@ -195,9 +195,9 @@ def fp8_tiny(
             stored |= {name: codes, name + ending: scales[0, 0] if tile == (0, 0) else scales}
             stored[f"{name.removesuffix('.weight')}.{rows}"] = torch.tensor(0.5)
             tensors[name] = numbers
-    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
-    _copy(plain, out, config)
-    _write(out, stored)
+    write_tensors(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    copy_with(plain, out, config)
+    write_tensors(out, stored)
     return out, plain
 
 
@@ -265,19 +265,21 @@ def nvfp4_tiny(
         stored |= {f"{stem}.{part}": tensor for part, tensor in parts.items()}
         if name.endswith((".k_proj.weight", ".v_proj.weight")):
             stored[f"{stem}.{stem[-6]}_scale"] = torch.tensor(0.5)
-    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
-    _copy(plain, out, config)
-    _write(out, stored)
+    write_tensors(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    copy_with(plain, out, config)
+    write_tensors(out, stored)
     return out, plain
 
 
-def _write(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+def write_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes them as the one file of weights of `folder`."""
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
     )
 
 
-def _copy(plain: Path, out: Path, quantisation: dict[str, Any]) -> None:
+def copy_with(plain: Path, out: Path, quantisation: dict[str, Any]) -> None:
+    """Makes the folder `out` of all but the weights of `plain`, with this quantization_config."""
     out.mkdir(parents=True)
     for path in plain.iterdir():
         if path.name not in ("model.safetensors", "config.json"):

@@ -8,6 +8,7 @@ from manyhands.checkpoint.folded import Folded, folded
 from manyhands.checkpoint.quantised import Quantised, read_quantised
 from manyhands.checkpoint.text_part import text_config
 from manyhands.errors import ModelError
+from tests.mxfp4_files import PACKED_MXFP4
 from tests.quantised_files import MODELOPT, PACKED_FLOAT4
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -20,9 +21,20 @@ INT4 = {
 }
 
 
+def scheme_of(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
+    return {"weights": {**config["config_groups"]["group_0"]["weights"], **weights}}
+
+
 def packed_float4(**weights: Any) -> dict[str, Any]:
-    given = PACKED_FLOAT4["config_groups"]["group_0"]["weights"]
-    return {**PACKED_FLOAT4, "config_groups": {"group_0": {"weights": {**given, **weights}}}}
+    return {**PACKED_FLOAT4, "config_groups": {"group_0": scheme_of(PACKED_FLOAT4, **weights)}}
+
+
+def packed_mxfp4(**weights: Any) -> dict[str, Any]:
+    return {**PACKED_MXFP4, "config_groups": {"group_0": scheme_of(PACKED_MXFP4, **weights)}}
+
+
+BOTH_FLOAT4 = {"nv": scheme_of(PACKED_FLOAT4), "mx": scheme_of(PACKED_MXFP4)}
+FLOAT8 = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
 
 
 def mixed(layer: Any) -> dict[str, Any]:
@@ -57,6 +69,12 @@ def test_what_is_read() -> None:
     assert [read(each) for each in (MODELOPT, mixed({"quant_algo": "NVFP4"}))] == [float4, float4]
     assert read(mixed({"quant_algo": "FP8"})) == Quantised("modelopt", 8)
     assert read(PACKED_FLOAT4) == Quantised("compressed-tensors", 4, 16, has_float4=True)
+    mx = Quantised("compressed-tensors", 4, 32, has_float4=True)
+    without_forms = {key: value for key, value in packed_mxfp4().items() if key != "format"}
+    assert [read(each) for each in (PACKED_MXFP4, without_forms, packed_mxfp4(zp_dtype="torch.uint8"))] == [mx] * 3
+    assert mx.is_partial and read(packed_mxfp4(actorder="static")) == mx
+    beside = {"config_groups": {"group_0": scheme_of(PACKED_MXFP4), "group_1": FLOAT8}, "format": "mixed-precision"}
+    assert read({**PACKED_MXFP4, **beside}) == mx
     config = {"model_type": "mistral3", "text_config": {"quantization_config": AWQ}}
     assert read_quantised(text_config(config)) == Quantised("awq", 4, 128)
 
@@ -92,7 +110,7 @@ def test_what_is_read() -> None:
         ({**INT4, "config_groups": {}}, "a group with weights is needed"),
         (
             {**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "type": "float"}}}},
-            "strategy is 'group'; read is 'tensor_group'",
+            "group_size is 128; read is 32",
         ),
         ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "num_bits": 6}}}}, "num_bits is 6"),
         ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "strategy": "block"}}}}, "strategy is 'block'"),
@@ -104,8 +122,22 @@ def test_what_is_read() -> None:
         ({**INT4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.*changes the arithmetic"),
         ({**PACKED_FLOAT4, "format": "pack-quantized"}, "format is 'pack-quantized'; read is 'nvfp4-pack-quantized'"),
         (packed_float4(group_size=32), "group_size is 32; read is 16"),
-        (packed_float4(strategy="group"), "strategy is 'group'; read is 'tensor_group'"),
+        (packed_float4(strategy="group"), "group_size is 16; read is 32"),
+        (packed_float4(strategy="channel"), "strategy is 'channel'; read is 'tensor_group' or 'group'"),
+        (packed_float4(surprise=1), r"config_groups is \['surprise'\]; fields of weights that are not known"),
         (packed_float4(num_bits=6), "num_bits is 6; read is 8 or 4"),
+        (packed_mxfp4(group_size=16), "group_size is 16; read is 32"),
+        (packed_mxfp4(group_size=None), "group_size is None; read is 32"),
+        (packed_mxfp4(symmetric=False), "symmetric is False; read is True"),
+        (packed_mxfp4(num_bits=6), "num_bits is 6; read is 8 or 4"),
+        (
+            packed_mxfp4(global_scale=True, a=1),
+            r"config_groups is \['a', 'global_scale'\]; fields of weights that are not",
+        ),
+        ({**PACKED_MXFP4, "format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'; read is 'mxfp4-pack-quantized'"),
+        ({**PACKED_MXFP4, "format": "mxfp6-pack-quantized"}, "'mxfp6-pack-quantized'; read is 'mxfp4-pack-quantized'"),
+        ({**PACKED_MXFP4, "format": "mixed-precision"}, "'mixed-precision'; read is 'mxfp4-pack-quantized'"),
+        ({**PACKED_MXFP4, "config_groups": BOTH_FLOAT4}, "NVFP4 and MXFP4 beside each other are not read"),
         ({**MODELOPT, "quant_algo": "NVFP4_AWQ"}, "quant_algo is 'NVFP4_AWQ'; read is 'NVFP4' or 'W4A16_NVFP4'"),
         ({**MODELOPT, "quant_algo": None}, "quant_algo is None; read is"),
         ({**MODELOPT, "group_size": 32}, "group_size is 32; read is 16"),

@@ -195,7 +195,11 @@ HOSTILE: dict[str, tuple[str, Callable[[Tensors], Tensors], str]] = {
     "one row less": ("modelopt", put("weight", lambda t: t[:-1]), "its scales are uint8"),
     "codes in 3 dimensions": ("modelopt", put("weight", lambda t: t[None]), "which is none of modelopt"),
     "no codes": ("modelopt", put("weight", lambda t: t[:0]), "which is none of modelopt"),
-    "codes of 32 bits": ("compressed-tensors", put("weight_packed", lambda t: t.int()), "int32, not uint8"),
+    "codes of 32 bits": (
+        "compressed-tensors",
+        put("weight_packed", lambda t: t.int()),
+        r"up_proj\.weight_packed is stored as I32; bytes of two floats of 4 bit \(U8\) are needed",
+    ),
     "smoothed": (
         "modelopt",
         lambda t: {**t, f"{STEM}pre_quant_scale": torch.ones(64)},

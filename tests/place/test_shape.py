@@ -17,6 +17,7 @@ from manyhands.place.shape import look_up, stored_precision
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.runner import describe, load_span
 from tests.gguf_files import tiny_gguf
+from tests.mxfp4_files import packed_mxfp4_tiny
 from tests.quantised_cases import CASES
 from tests.quantised_files import mxfp4_tiny, quantised_tiny
 from tests.weights.hub_server import REPO, FakeHub, serving
@@ -118,12 +119,16 @@ def test_a_config_of_no_model_is_refused(llama: Path, home: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "w8", "w4"])
-@pytest.mark.parametrize(("name", "auto"), [("awq", "w4"), ("gptq", "w4"), ("int8", "w8"), ("mxfp4", "w8")])
+@pytest.mark.parametrize(
+    ("name", "auto"), [("awq", "w4"), ("gptq", "w4"), ("int8", "w8"), ("mxfp4", "w8"), ("packed mxfp4", "w8")]
+)
 def test_quantised_matrices_are_counted_as_they_are_held(
     tmp_path: Path, home: Path, name: str, auto: str, precision: Precision
 ) -> None:
     if name == "mxfp4":
         folder, _ = mxfp4_tiny(tmp_path / "q", layers=2, hidden=256)
+    elif name == "packed mxfp4":
+        folder, _ = packed_mxfp4_tiny(tmp_path / "q", layers=2, hidden=256)
     else:
         config, pack, _, facts = CASES[name]
         folder, _ = quantised_tiny(tmp_path / "q", config, pack, layers=2, hidden=256, intermediate_size=512, **facts)

@@ -12,11 +12,13 @@ from manyhands.checkpoint.dtypes import Described
 from manyhands.checkpoint.partition import NGRAMS
 from manyhands.checkpoint.quantised import (
     BYTES,
+    FLOAT4_GROUP,
     FLOAT8,
     INSTEAD,
     MAX_EXPERTS,
     MXFP4_BYTES,
     PAIRS,
+    POWERS,
     STEP,
     WORD,
     Quantised,
@@ -96,6 +98,8 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
         raise ModelError(f"{parts['smooth'].name} changes the arithmetic and is not read: {INSTEAD}")
     if how.method == "mxfp4":
         return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
+    if how.has_float4 and codes.dtype != PAIRS and ("codes" in parts or codes.dtype != FLOAT8):
+        raise ModelError(f"{codes.name} is stored as {codes.dtype}; bytes of two floats of 4 bit ({PAIRS}) are needed")
     if codes.dtype == FLOAT8:
         return Folded(name, "F32", (shape[0], shape[1]))
     if how.method == "fp8":
@@ -107,7 +111,7 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
     if codes.dtype == PAIRS:
         if not how.has_float4:
             raise ModelError(f"{codes.name} is stored as {PAIRS}, as NVFP4 is, which config.json does not name")
-        return Folded(name, "F32" if 2 * shape[1] % STEP else "NVFP4", (shape[0], 2 * shape[1]))
+        return _float4(name, parts, how, shape[0], 2 * shape[1])
     bits = how.bits if "codes" in parts else 8
     each = WORD // bits if "codes" in parts else 1
     if how.method == "awq":
@@ -115,6 +119,20 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
     if how.method == "gptq":
         return _folded(name, bits, how.symmetric, shape[1], shape[0] * each)
     return _folded(name, bits, "zeros" not in parts, shape[0], shape[1] * each)
+
+
+def _float4(name: str, parts: Mapping[str, Described], how: Quantised, outputs: int, inputs: int) -> Folded:
+    """A matrix in NVFP4 (F32 where no whole blocks hold it), or of MXFP4 as compressed-tensors stores it."""
+    if how.group == FLOAT4_GROUP:
+        return Folded(name, "F32" if inputs % STEP else "NVFP4", (outputs, inputs))
+    if inputs % STEP:
+        raise ModelError(f"{name} is no matrix in MXFP4: {inputs} inputs are no multiple of {STEP}")
+    for role in ("zeros", "order", "global"):
+        if role in parts:
+            raise ModelError(f"{parts[role].name} is no part of a matrix in MXFP4 and is not read: {INSTEAD}")
+    if "scales" in parts and parts["scales"].dtype not in POWERS:
+        raise ModelError(f"{parts['scales'].name} is stored as {parts['scales'].dtype}; read is {' or '.join(POWERS)}")
+    return Folded(name, "MXFP4", (outputs, inputs))
 
 
 def _folded(name: str, bits: int, is_symmetric: bool, outputs: int, inputs: int) -> Folded:

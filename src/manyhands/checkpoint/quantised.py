@@ -1,10 +1,11 @@
 """Quantised safetensors: what `quantization_config` says of how matrices are stored.
 
-Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss), FP8 and NVFP4 (modelopt, compressed-tensors). A stored
-number is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's inputs; of FP8 a float of 8 bit
-times a scale (of deepseek_v4 its power of two, ".scale", and experts are floats of 4 bit, with one for 32 inputs: MXFP4);
-of NVFP4 a float of 4 bit times a scale in FP8 of 16 inputs and one of the matrix. folded.py says which tensors make such a
-matrix, engine/quantised.py makes blocks of dtypes.py of them that store the same numbers.
+Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss, compressed-tensors), FP8 and NVFP4 (modelopt,
+compressed-tensors). A stored number is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's
+inputs; of FP8 a float of 8 bit times a scale (of deepseek_v4 its power of two, ".scale"); of MXFP4 a float of 4 bit times
+a power of two of 32 inputs (also deepseek_v4's experts); of NVFP4 one times a scale in FP8 of 16 inputs and one of the
+matrix. folded.py says which tensors make such a matrix, engine/quantised.py makes blocks of dtypes.py of them that store
+the same numbers.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,9 @@ WORD: Final = 32  # bits of the integers that codes are packed in
 MAX_EXPERTS: Final = 4096
 MXFP4_BYTES: Final = 16  # of the codes of a block
 FLOAT8: Final = "F8_E4M3"
-PAIRS: Final = "U8"  # bytes of two codes of NVFP4
+PAIRS: Final = "U8"  # bytes of two codes of NVFP4 or MXFP4, the low half of a byte first
 BYTES: Final = ("I8", FLOAT8, PAIRS)  # of matrices that go by their unquantised name
+POWERS: Final = (PAIRS, "F8_E8M0")  # of the powers of two of MXFP4
 FLOAT4_GROUP: Final = 16  # inputs that share a scale of NVFP4
 
 INSTEAD: Final = "take the model's checkpoint in bf16 with --dtype w8 or w4, or a GGUF file of it"
@@ -30,13 +32,20 @@ _LOSSES: Final = {
 }
 _FLOAT_PARTS: Final = {"fp8": ("_scale_inv", "activation_scale"), "fbgemm_fp8": ("_scale", "input_scale_ub")}
 _PACKED = "pack-quantized"
-_FLOAT4 = "nvfp4-pack-quantized"
 _FORMS: Final = {
     "int": (_PACKED, "int-quantized", "naive-quantized"),
     "float": ("float-quantized", "naive-quantized"),
-    "float 4": (_FLOAT4,),
+    "tensor_group": ("nvfp4-pack-quantized",),
+    "group": ("mxfp4-pack-quantized",),
     "floats": ("mixed-precision",),
 }
+_FLOAT4_GROUPS: Final = {"tensor_group": FLOAT4_GROUP, "group": STEP}  # inputs of a scale of NVFP4 and of MXFP4
+_FLOAT4_FIELDS: Final = frozenset(
+    """
+    actorder block_structure dynamic group_size num_bits observer observer_kwargs scale_dtype strategy symmetric type
+    zp_dtype
+    """.split()
+)
 _FLOAT4_ALGORITHMS: Final = ("NVFP4", "W4A16_NVFP4")
 _ALGORITHMS: Final = (*_FLOAT4_ALGORITHMS, "FP8")  # of modelopt
 _MIXED: Final = "MIXED_PRECISION"
@@ -48,7 +57,8 @@ class Quantised:
 
     `symmetric`: all zeros are in the middle of the codes. `is_next`: GPTQ's zeros are stored as they are ("gptq_v2"), not
     less 1. `tile`: outputs and inputs of a matrix in FP8 that share a scale, where it is not a whole row's or matrix's.
-    `has_float4`: some matrices are in NVFP4; which of them, and which in FP8, their tensors tell.
+    `has_float4`: some matrices are in NVFP4, or with a `group` of 32 in MXFP4; which of them, and which in FP8, their
+    tensors tell.
     """
 
     method: Method
@@ -181,14 +191,17 @@ def _compressed(given: Mapping[str, Any]) -> Quantised:
     bits = {each.get("num_bits", 8) for each in weights}
     if len(kinds) > 1 or (len(bits) > 1 and "int" in kinds):
         raise _refused("config_groups", sorted(bits), f"groups of different num_bits or types are not read: {INSTEAD}")
-    has_float4 = kinds == {"float"} and 4 in bits
-    forms = _FORMS[("floats" if len(bits) > 1 else "float 4") if has_float4 else kinds.pop()]
+    fours = {each["strategy"] for each in weights if kinds == {"float"} and each.get("num_bits", 8) == 4}
+    if len(fours) > 1:
+        raise _refused("config_groups", sorted(fours), f"NVFP4 and MXFP4 beside each other are not read: {INSTEAD}")
+    form = (fours or kinds).pop()
+    forms = _FORMS["floats" if len(bits) > 1 else form]
     _one_of(given, "format", forms[0], *forms)
-    sizes = {FLOAT4_GROUP if has_float4 else _size(each) for each in weights}
+    sizes = {_FLOAT4_GROUPS.get(form, _size(each)) for each in weights}
     tiles = {tile for each in weights if (tile := _tile(each, "block_structure"))}
     tile = tiles.pop() if len(tiles) == 1 else None
     size = sizes.pop() if len(sizes) == 1 else 0
-    return Quantised("compressed-tensors", min(bits), size, tile=tile, has_float4=has_float4)
+    return Quantised("compressed-tensors", min(bits), size, tile=tile, has_float4=form in _FLOAT4_GROUPS)
 
 
 def _size(weights: Mapping[str, Any]) -> int:
@@ -227,14 +240,21 @@ def _schemes(groups: object) -> list[Mapping[str, Any]]:
     for each in weights:
         if _one_of(each, "type", "int", "int", "float") == "float":
             if _one_of(each, "num_bits", 8, 8, 4) == 4:
-                _one_of(each, "strategy", None, "tensor_group")
-                _one_of(each, "group_size", None, FLOAT4_GROUP)
+                _check_float4(each)
             else:
                 _one_of(each, "strategy", "tensor", "tensor", "channel", "block")
             continue
         _one_of(each, "num_bits", 8, 4, 8)
         _one_of(each, "strategy", "group", "group", "channel", "tensor")
     return weights
+
+
+def _check_float4(weights: Mapping[str, Any]) -> None:
+    """Raises ModelError unless they are in NVFP4 or MXFP4: what else may be said of them could change their numbers."""
+    _one_of(weights, "group_size", None, _FLOAT4_GROUPS[_one_of(weights, "strategy", None, *_FLOAT4_GROUPS)])
+    _one_of(weights, "symmetric", True, True)
+    if unknown := sorted(weights.keys() - _FLOAT4_FIELDS):
+        raise _refused("config_groups", unknown, f"fields of weights that are not known: {INSTEAD}")
 
 
 def _weights_of(groups: object) -> list[Mapping[str, Any]]:

@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 
 LEAST: Final = 2.0**-100  # of a matrix's scale: products with it are no denormals
 MOST: Final = 2.0**100
-_DAMAGED: Final = "the file is damaged, take another copy of the model"
+DAMAGED: Final = "the file is damaged, take another copy of the model"
 
 
 def nvfp4(folded: Folded, arrays: dict[str, Array], *, is_divided: bool, needs_blocks: bool) -> Stored:
@@ -30,7 +30,7 @@ def nvfp4(folded: Folded, arrays: dict[str, Array], *, is_divided: bool, needs_b
     arrays: by role, "codes" or "bytes" [outputs, inputs / 2], uint8, the low half of a byte first; "scales" [outputs, inputs /
     16], bytes of E4M3; "global" one float. Raises ModelError for others, and with `needs_blocks` where blocks hold them not.
     """
-    pairs, inputs = _pairs(folded, arrays), folded.shape[1]
+    pairs, inputs = arrays["codes" if is_divided else "bytes"], folded.shape[1]
     scales, whole = _group_scales(folded, arrays), _whole_scale(folded.name, arrays, is_divided)
     if needs_blocks and inputs % STEP:
         why = f"{inputs} inputs are no multiple of {STEP}; --dtype fp32 holds it, bf16 rounds it"
@@ -40,14 +40,6 @@ def nvfp4(folded: Folded, arrays: dict[str, Array], *, is_divided: bool, needs_b
     if inputs % STEP == 0:
         return Stored("NVFP4", np.concatenate(parts))
     return Stored("f32", np.concatenate([dequantise(part, "NVFP4")[:, :inputs] for part in parts]))
-
-
-def _pairs(folded: Folded, arrays: dict[str, Array]) -> Bytes:
-    found = arrays.get("codes", arrays.get("bytes"))
-    if found is None or found.dtype != np.uint8:
-        stored = None if found is None else found.dtype
-        raise ModelError(f"{folded.name} is no matrix in NVFP4: its codes are {stored}, not uint8")
-    return found
 
 
 def _blocks(pairs: Bytes, scales: Bytes, whole: np.float32) -> Bytes:
@@ -74,7 +66,7 @@ def _group_scales(folded: Folded, arrays: dict[str, Array]) -> Bytes:
     if (wrong := found > 126).any():
         code = int(found[wrong][0])
         what = "no number" if code & 127 == 127 else "negative"
-        raise ModelError(f"{folded.name}: a scale is {what} (byte {code}): {_DAMAGED}")
+        raise ModelError(f"{folded.name}: a scale is {what} (byte {code}): {DAMAGED}")
     return found
 
 
@@ -85,6 +77,6 @@ def _whole_scale(name: str, arrays: dict[str, Array], is_divided: bool) -> np.fl
         raise ModelError(f"{name}: the matrix's scale is {given.dtype} {list(given.shape)}; one fp32 number is needed")
     scale = np.float32(given.reshape(-1)[0])
     if not LEAST <= scale <= MOST:
-        needed = f"a number from 2^-100 to 2^100 is needed: {_DAMAGED}"
+        needed = f"a number from 2^-100 to 2^100 is needed: {DAMAGED}"
         raise ModelError(f"{name}: the matrix's scale is {scale:g}; {needed}")
     return np.float32(np.float32(1) / scale if is_divided else scale)

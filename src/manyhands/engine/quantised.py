@@ -19,7 +19,7 @@ from manyhands.checkpoint.quantised import BYTES, FLOAT8, MXFP4_BYTES, STEP, WOR
 from manyhands.engine.blocks import E4M3
 from manyhands.engine.library import Array
 from manyhands.engine.mapped import MappedTensors
-from manyhands.engine.nvfp4 import nvfp4
+from manyhands.engine.nvfp4 import DAMAGED, nvfp4
 from manyhands.engine.weights import STRETCH, Read, Stored, as_fp32
 from manyhands.errors import ModelError
 
@@ -27,6 +27,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 _UNREAD: Final = ("shape", "rows", "global rows")  # how to round activations is not followed
+NO_NUMBER: Final = 255  # of E8M0
 _AWQ: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of output 0, 1, ... of its eight lies
 
 
@@ -68,7 +69,7 @@ class _Reader:
         arrays = {role: self._tensors.raw(part) for role, part in roles.items() if role not in _UNREAD}
         if self._how.method == "mxfp4":
             return _mxfp4(folded, arrays, expert=int(name.removesuffix(".weight").split(".")[-2]))
-        if self._how.method == "fp8" and folded.dtype == "MXFP4":
+        if folded.dtype == "MXFP4":
             return _pairs(folded, arrays)
         if "codes" not in roles and self._tensors.entry(name).dtype == FLOAT8:
             return Stored("f32", _floats(folded, arrays, self._how.tile))
@@ -150,20 +151,24 @@ def _mxfp4(folded: Folded, arrays: dict[str, Array], expert: int) -> Stored:
         )
     if expert >= len(codes):
         raise ModelError(f"the checkpoint lacks {folded.name}: it has {len(codes)} experts")
-    return _blocks_of(codes[expert], scales[expert])
+    return _blocks_of(folded, codes[expert], scales[expert])
 
 
 def _pairs(folded: Folded, arrays: dict[str, Array]) -> Stored:
-    """Blocks of a matrix [outputs, inputs / 2] of pairs, with a power of two for 32 inputs."""
-    groups = folded.shape[0], folded.shape[1] // STEP
-    _check_shape(folded, "powers", arrays["powers"].shape, groups)
-    if arrays["powers"].dtype != np.uint8:
-        raise ModelError(f"{folded.name}: its powers are {arrays['powers'].dtype}; F8_E8M0 is needed")
-    return _blocks_of(arrays["bytes"].view(np.uint8).reshape(*groups, MXFP4_BYTES), arrays["powers"])
+    """Blocks of a matrix [outputs, inputs / 2] of pairs, with a power of two for 32 inputs: of deepseek_v4's "bytes" and
+    "powers", or of compressed-tensors' "codes" and "scales"."""
+    groups, codes = (folded.shape[0], folded.shape[1] // STEP), arrays["codes" if "codes" in arrays else "bytes"]
+    powers = arrays["powers"] if "powers" in arrays else _needed(arrays, "scales", folded)
+    _check_shape(folded, "powers", powers.shape, groups)
+    if powers.dtype != np.uint8:
+        raise ModelError(f"{folded.name}: its powers are {powers.dtype}; F8_E8M0 is needed")
+    return _blocks_of(folded, codes.view(np.uint8).reshape(*groups, MXFP4_BYTES), powers)
 
 
-def _blocks_of(given: Array, powers: Array) -> Stored:
+def _blocks_of(folded: Folded, given: Array, powers: Array) -> Stored:
     """Codes [outputs, groups, 16], in pairs of neighbours, and their powers of two."""
+    if (powers == NO_NUMBER).any():
+        raise ModelError(f"{folded.name}: a power of two is no number (byte {NO_NUMBER}): {DAMAGED}")
     pairs = np.stack([given & np.uint8(15), given >> np.uint8(4)], -1).reshape(*given.shape[:-1], 2 * MXFP4_BYTES)
     out = np.empty((*given.shape[:-1], MXFP4_BYTES + 1), np.uint8)
     out[..., 0] = powers
