@@ -53,11 +53,18 @@ def packed_mxfp4(codes: NDArray[np.uint8], powers: NDArray[np.uint8]) -> tuple[d
 def packed_mxfp4_tiny(
     out: Path, config: dict[str, Any] = PACKED_MXFP4, *, family: str = "kimi_linear", in_fp8: str = "-", **sizes: Any
 ) -> tuple[Path, Path]:
-    """A tiny model whose experts are in MXFP4 as compressed-tensors stores them, and the folder of the same numbers in fp32.
+    """A tiny model with experts in MXFP4, and the folder of the same numbers in fp32: see pack_experts."""
+    plain = make_tiny(family, out.with_name(f"{out.name}-plain"), dtype="fp32", **sizes)
+    pack_experts(plain, out, config, in_fp8=in_fp8)
+    return out, plain
+
+
+def pack_experts(plain: Path, out: Path, config: dict[str, Any] = PACKED_MXFP4, *, in_fp8: str = "-") -> None:
+    """Makes `out` of `plain`, a model in fp32, with experts in MXFP4 as compressed-tensors stores them; their numbers replace
+    those in `plain`.
 
     Other matrices are as they are; those with `in_fp8` in their names are in FP8.
     """
-    plain = make_tiny(family, out.with_name(f"{out.name}-plain"), dtype="fp32", **sizes)
     tensors, draw = load_file(plain / "model.safetensors"), np.random.default_rng(11)
     stored = {name: torch.from_numpy(array) for name, array in tensors.items()}
     for name, array in tensors.items():
@@ -76,4 +83,3 @@ def packed_mxfp4_tiny(
     write_tensors(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
     copy_with(plain, out, config)
     write_tensors(out, stored)
-    return out, plain

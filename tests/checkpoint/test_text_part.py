@@ -10,10 +10,12 @@ from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import parse_index
 from manyhands.checkpoint.manifest import config_digest
 from manyhands.checkpoint.partition import ModelFacts
+from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.text_part import text_config, text_name
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import Attention, Copy, Rotary, Sparsify
+from tests.mxfp4_files import PACKED_MXFP4
 
 TOWER = {"hidden_size": 1152, "num_hidden_layers": 27, "model_type": "siglip_vision_model", "vision_use_head": False}
 GEMMA3_4B: dict[str, Any] = {
@@ -227,6 +229,18 @@ def test_fields_that_experts_leave_out_are_those_of_transformers() -> None:
     assert silent == {"model_type": "deepseek_v3"}
 
 
+def test_how_experts_of_kimi_k3_are_stored_is_read_in_its_text_config() -> None:
+    outer = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "ignore_index": -100}
+    images = {
+        "image_placeholder": "<|kimi_image_placeholder|>",
+        "media_placeholder_token_id": 163605,
+        "vision_config": {},
+    }
+    text = {"model_type": "kimi_linear", "hidden_act": "situ", "quantization_config": PACKED_MXFP4}
+    assert text_config({**outer, **images, "text_config": text}) == {**text, "architectures": outer["architectures"]}
+    assert read_quantised(text_config({**outer, "text_config": text})) == read_quantised(text)
+
+
 @pytest.mark.parametrize("config", [GEMMA3_4B, GEMMA3N_E2B, MISTRAL_SMALL, QWEN25_VL_3B])
 def test_what_is_known_of_images_makes_no_other_model_and_what_is_unknown_is_refused(config: dict[str, Any]) -> None:
     digest = config_digest(json.dumps(config).encode())
@@ -280,6 +294,12 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ("multi_modal_projector.mm_input_projection_weight", None),
         ("model.multi_modal_projector.linear_1.weight", None),
         ("mm_projector.pre_norm.weight", None),
+        ("vision_tower.patch_embed.pos_emb.weight", None),
+        (
+            "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight_packed",
+            "model.layers.1.block_sparse_moe.experts.0.w1.weight_packed",
+        ),
+        ("language_model.model.output_attn_res_proj.weight", "model.output_attn_res_proj.weight"),
         ("model.visuals.w", "model.visuals.w"),
     ],
 )

@@ -1,5 +1,6 @@
 """Experts in MXFP4 as compressed-tensors stores them, as Kimi-K3's are: the numbers of the formula, logits, what is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import ignore
 from manyhands.core import Precision, Span
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.quantised import reader
 from manyhands.errors import ModelError
+from manyhands.place.shape import stored_precision
 from manyhands.worker.runner import load_span
-from tests.engine.test_nvfp4 import FLOAT8_WEIGHTS
+from tests.engine.test_nvfp4 import FLOAT8_WEIGHTS, off
 from tests.engine.test_quantised import logits, numbers, types
-from tests.mxfp4_files import PACKED_MXFP4, packed_mxfp4, packed_mxfp4_tiny
+from tests.kimi_k3 import CONFIG, make_kimi_k3
+from tests.mxfp4_files import PACKED_MXFP4, pack_experts, packed_mxfp4, packed_mxfp4_tiny
 
 MIXED = {
     **PACKED_MXFP4,
@@ -43,6 +47,31 @@ Tensors = dict[str, torch.Tensor]
 def make(name: str, out: Path, **sizes: Any) -> tuple[Path, Path]:
     family, config, in_fp8 = FORMS[name]
     return packed_mxfp4_tiny(out, config, family=family, in_fp8=in_fp8, **{"layers": 2, **sizes})
+
+
+def make_k3(folder: Path) -> tuple[Path, Path]:
+    """Two layers of Kimi K3 as published, with tensors and fields for images, and the folder of the same numbers in fp32."""
+    kinds = {**CONFIG["linear_attn_config"], "full_attn_layers": [2], "kda_layers": [1]}
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "attn_res_block_size": 1, "moe_intermediate_size": 32}
+    plain, out = make_kimi_k3(folder / "plain", linear_attn_config=kinds, **sizes), folder / "published"
+    pack_experts(plain, out)
+    whole = json.loads((out / "config.json").read_text())
+    whole["text_config"]["quantization_config"] = whole.pop("quantization_config")
+    whole |= {
+        "image_placeholder": "<|kimi_image_placeholder|>",
+        "media_placeholder_token_id": 163605,
+        "ignore_index": -100,
+    }
+    whole |= {"vision_config": {"vt_hidden_size": 1024, "mm_projector_type": "patchmergerv2"}}
+    (out / "config.json").write_text(json.dumps(whole))
+    images = (
+        "vision_tower.encoder.blocks.0.wqkv.weight",
+        "mm_projector.proj.0.weight",
+        "mm_projector.post_norm.weight",
+    )
+    tensors = load_file(out / "model.safetensors") | {name: torch.ones(1) for name in images}
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    return out, plain
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -101,6 +130,19 @@ def test_every_code_is_read_at_every_power(kind: torch.dtype, tmp_path: Path) ->
     tensors[f"{stem}weight_scale"] = tensors[f"{stem}weight_scale"].view(kind)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     np.testing.assert_array_equal(numbers(folder)[f"{stem}weight"], expected)
+
+
+def test_a_checkpoint_as_kimi_k3_is_published(tmp_path: Path) -> None:
+    """Its config says in text_config how experts are stored; tensors for images are no part of it."""
+    folder, plain = make_k3(tmp_path)
+    assert {entry.name.split(".")[0] for entry in read_entries(folder)} == {"model", "lm_head"}
+    assert "MXFP4" in types(folder)
+    assert stored_precision(str(folder), tmp_path) == "w8"
+    for precision in ("fp32", "bf16"):
+        assert logits(folder, precision).tobytes() == logits(plain, precision).tobytes()
+    whole = logits(folder, "w4")
+    assert logits(folder, "w4", cuts=2).tobytes() == whole.tobytes()
+    assert off(whole, logits(plain)) < off(logits(plain, "w4"), logits(plain))
 
 
 def put(part: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors, str], Tensors]:

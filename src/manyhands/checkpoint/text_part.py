@@ -38,7 +38,7 @@ _OF_IMAGES: Final = frozenset(
     eoa_token_id eoa_token_index vision_soft_tokens_per_image language_model_only vision_end_token_id
     image_start_token_id image_end_token_id video_start_token_id video_end_token_id ignore_index media_placeholder_token_id
     audio_soft_tokens_per_image use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
-    image_grid_pinpoints image_seq_length img_token_compression_config merged_hidden_size num_reward_heads
+    image_grid_pinpoints image_placeholder image_seq_length img_token_compression_config merged_hidden_size num_reward_heads
     process_image_mode projector_bias projector_hidden_size understand_projector_stride video_token_index
     vision_feature_select_strategy
     """.split()
