@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from manyhands.checkpoint.dtypes import PLAIN_BITS
 from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, check_file_name, read_entries
-from manyhands.checkpoint.header import header_length, parse_header, read_header
+from manyhands.checkpoint.header import MAX_COMMAS, header_length, parse_header, read_header
 from manyhands.checkpoint.manifest import Manifest, Silent, TensorDigest, build_manifest, config_digest
+from manyhands.checkpoint.plain_file import MAX_TABLE_BYTES
 from manyhands.core import Span
 from manyhands.errors import ModelError
+from manyhands.weights.provider import MAX_FILE_BYTES
 
 
 class Count(Silent):
@@ -328,3 +330,12 @@ def test_manifest_lists_each_tensor_once_and_in_order() -> None:
     assert [entry.name for entry in Manifest.of("0" * 64, rows, {}).tensors] == ["a", "b"]
     with pytest.raises(ModelError, match="each once"):
         Manifest.of("0" * 64, [rows[0], rows[0]], {})
+
+
+def test_a_manifest_of_as_many_tensors_as_kimi_k3_has_is_read() -> None:
+    """497,052 of the text part, of which 494,592 are codes and scales of experts; by its longest row."""
+    name = "model.layers.92.block_sparse_moe.experts.895.w1.weight_packed"
+    row = Manifest.of("0" * 64, [TensorDigest(name, "U8", (3072, 1792), "0" * 64)], {}).encode()
+    rest = Manifest.of("0" * 64, [], {}).encode()
+    assert 497_052 * (len(row) - len(rest) + 1) < min(MAX_TABLE_BYTES, MAX_FILE_BYTES)
+    assert 497_052 * (row.count(b",") - rest.count(b",") + 1) < MAX_COMMAS

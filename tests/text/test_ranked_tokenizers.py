@@ -16,6 +16,7 @@ from transformers.integrations.mistral.tokenizer import MistralConverter
 
 from manyhands.checkpoint import ranked_tokenizer, tokenizer_json
 from manyhands.checkpoint.folder import TOKENIZER
+from manyhands.checkpoint.header import MAX_COMMAS
 from manyhands.checkpoint.manifest import build_manifest, check_small, hash_files
 from manyhands.errors import Damaged, ModelError
 from manyhands.testing.tiny import make_tiny
@@ -330,7 +331,7 @@ def test_an_expression_of_its_own_is_not_trusted(tmp_path: Path) -> None:
     ("fill", "message"),
     [
         (lambda file: file.truncate(1 << 40), "the limit is 67108864"),
-        (lambda file: file.write(b",\n" * (3 << 20)), "commas; at most|more than 1048576 lines"),
+        (lambda file: file.write(b",\n" * (MAX_COMMAS + 1)), "commas; at most|more than 1048576 lines"),
         (lambda file: file.write(b"[" * (1 << 20)), "cannot read the tokenizer|is not a token and its rank"),
         (lambda file: file.write(b"\xff" * 99), "cannot read the tokenizer"),
     ],

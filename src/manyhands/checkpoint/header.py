@@ -19,8 +19,9 @@ MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 LENGTH_BYTES: Final = 8
 MAX_NAME: Final = 1 << 10  # characters of a tensor's name
 MAX_SIZES: Final = 8  # of a tensor's shape
-# Of a header's JSON, which become a value of Python's each: those of 200,000 tensors. The bytes alone would be 6 GB of lists.
-MAX_COMMAS: Final = 1 << 21
+# Of a table's JSON, which become a value of Python's each: the largest manifest has 2,485,000. The bytes alone would be 6 GB
+# of lists.
+MAX_COMMAS: Final = 3 << 20
 
 
 @dataclass(frozen=True, slots=True)

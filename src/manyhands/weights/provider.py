@@ -19,7 +19,7 @@ from manyhands.node import Node
 from manyhands.wire.weights_message import MAX_CHUNK_BYTES, Part, WeightRequest, WeightsChunk, WeightsNotFound
 
 OFFERED: Final = FILES | {"config.json", MANIFEST}
-MAX_FILE_BYTES: Final = 64 << 20  # of one; the largest tokenizers have 30 MB, the manifest of 100,000 tensors 16 MB
+MAX_FILE_BYTES: Final = 96 << 20  # of one; the largest tokenizers have 30 MB, the largest manifest 74 MB (Kimi K3)
 
 CHUNK_BYTES: Final = 512 << 10  # asked for at a time: 42 ms at 100 Mbit/s
 WINDOW: Final = 4  # requests of one read under way; four reads a peer make 8 MiB: 100 ms at 600 Mbit/s
