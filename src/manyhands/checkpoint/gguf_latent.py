@@ -87,6 +87,8 @@ def glm_dsa(keys: GgufKeys, config: Config) -> Config:
 def mistral4(keys: GgufKeys, config: Config) -> Config:
     """Mistral Small 4. Files that were made of transformers' form do not say how queries grow: then as in its checkpoint."""
     _check_softmax(keys, "mistral4")
+    if keys.count("expert_group_count", 1) > 1:
+        raise keys.refused("its experts are chosen by softmax in groups, which mistral4 does not")
     made = _latents(keys, config)
     scaling = made.pop("rope_scaling") or {"rope_type": "default"}
     length = scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
