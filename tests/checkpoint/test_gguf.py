@@ -569,7 +569,7 @@ def test_stacks_without_end_are_refused_before_they_are_unfolded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """131,072 tensors, each a stack of 4,096: a file of a gigabyte became 537 million entries."""
-    monkeypatch.setattr(gguf_model, "MAX_TENSORS", 100)
+    monkeypatch.setattr(gguf_model, "MAX_ENTRIES", 100)
     stack = np.zeros((40, 1, 1), np.float32)
     unfolded: list[int] = []
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
-from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor
+from manyhands.checkpoint.gguf import Gguf, GgufTensor
 from manyhands.checkpoint.gguf_architecture import Architecture
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
@@ -30,6 +30,7 @@ _MAX_FACTORS: Final = 1 << 13
 _MAX_FACTOR: Final = 1e30  # of a column that does not turn
 _MAX_AHEAD: Final = 16
 MAX_EXPERTS: Final = 4096
+MAX_ENTRIES: Final = 1 << 18  # with each expert by itself: Kimi-K3 has 250,000
 _CHOSEN: Final = frozenset(("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk"))  # how many a row takes
 _VECTORS: Final = (
     *(f".{path}.{name}" for path in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight")),
@@ -55,9 +56,9 @@ def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     ahead = _layers_ahead(gguf, arch)
     kept = (tensor for tensor in gguf.tensors if tensor.name not in _DROPPED and not tensor.name.startswith(ahead))
     unfolded = (entry for tensor in kept for entry in _entries(found, tensor))
-    entries = list(islice(chain(_listed(gguf, arch, found), unfolded), MAX_TENSORS + 1))
-    if len(entries) > MAX_TENSORS:
-        raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_TENSORS} tensors")
+    entries = list(islice(chain(_listed(gguf, arch, found), unfolded), MAX_ENTRIES + 1))
+    if len(entries) > MAX_ENTRIES:
+        raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_ENTRIES} tensors")
     return entries
 
 
