@@ -34,6 +34,8 @@ SPLIT_FAMILIES = (
     "bailing_hybrid_limited",
     "glm_moe_dsa_shared",
     "mistral4_air",
+    "kimi_k3",
+    "kimi_k3_plain",
 )  # as newer converters write them
 SAME_FILES = dict.fromkeys(("deepseek_v2", "glm4_moe_lite"), "deepseek_v3")  # families that share an architecture
 _YARN = {
@@ -55,6 +57,14 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "glm_moe_dsa_shared": {"index_head_dim": 64, "index_topk": 64, "indexer_types": ["full", "full", "shared", "full"]},
     "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
     "kimi_linear": {"linear_num_heads": 4, "norm_topk_prob": True},
+    "kimi_k3": {
+        "rms_norm_eps": 1e-6, "attn_res_block_size": 3, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+        "moe_intermediate_size": 32,
+    },
+    "kimi_k3_plain": {
+        "rms_norm_eps": 1e-6, "attn_res_block_size": 2, "activation_situ_linear_beta": None, "latent_moe_use_norm": False,
+        "mla_use_output_gate": False, "moe_renormalize": False, "q_lora_rank": None, "routed_expert_hidden_size": None,
+    },
     "bailing_hybrid_limited": {
         "expert_swiglu_limit_list": [0, 0.25, 0, 0.1], "share_expert_swiglu_limit_list": [0, 0, 0.5, 0.25],
     },
@@ -157,6 +167,13 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
     "kimi-linear": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "num_shared_experts",
         "expert_weights_scale": "routed_scaling_factor",
+    },
+    "kimi-k3": {
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "num_shared_experts",
+        "expert_group_used_count": "topk_group", "expert_weights_scale": "routed_scaling_factor",
+        "expert_weights_norm": "moe_renormalize", "leading_dense_block_count": "first_k_dense_replace",
+        "expert_latent_length": "routed_expert_hidden_size", "activation.situ_beta": "activation_situ_beta",
+        "attn_res.block_size": "attn_res_block_size",
     },
     **dict.fromkeys(("glm-dsa", "deepseek32"), _INDEXED),
     "deepseek4": {
@@ -276,10 +293,48 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
             [kind == "full_attention" for kind in config["layer_types"]], np.int32
         )
         keys |= {"kda.head_dim": config["linear_head_dim"], "ssm.conv_kernel": config["linear_conv_kernel_dim"]}
+    if name.startswith("kimi_k3"):
+        keys |= _kimi_k3(config, config["linear_attn_config"])
     if name.startswith("mistral4"):
         keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
         keys["attention.temperature_length"] = rope["original_max_position_embeddings"]
     return {**keys, "rope.scaling.yarn_log_multiplier": 0.1 * rope.get("mscale_all_dim", 0.0)}
+
+
+def kimi_k3_layers(layers: int, is_bounded: bool) -> dict[str, Any]:
+    """Fields of a kimi_k3 of so many layers: every second one has attention. A GGUF file states one number of heads for both
+    kinds."""
+    full = [*range(2, layers + 1, 2)]
+    linear = {"full_attn_layers": full, "kda_layers": [*range(1, layers + 1, 2)], "head_dim": 32, "num_heads": 4}
+    bound = {"gate_lower_bound": -5.0} if is_bounded else {}
+    more = {"short_conv_kernel_size": 4, "use_full_rank_gate": True, **bound}
+    return {"num_hidden_layers": layers, "linear_attn_config": {**linear, **more}}
+
+
+def _kimi_k3(config: dict[str, Any], linear: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of linear attention, and which layers have it: those without key heads."""
+    bound, layers = linear.get("gate_lower_bound"), range(1, config["num_hidden_layers"] + 1)
+    return {
+        "activation.situ_linear_beta": float(config.get("activation_situ_linear_beta") or 0),  # 0: none
+        "attention.head_count_kv": np.array([i in linear["full_attn_layers"] for i in layers], np.int32),
+        "kda.head_dim": linear["head_dim"],
+        "ssm.conv_kernel": linear["short_conv_kernel_size"],
+        **({} if bound is None else {"kda.gate_lower_bound": float(bound)}),
+    }
+
+
+def fused_scores(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """With one vector in place of the norm and the projection of each attention residual (kimi_k3): their product. The first
+    residual has nothing to mix; its vector is stored all the same.
+    """
+    out = dict(tensors)
+    for name in [name for name in tensors if name.endswith("_res_norm.weight")]:
+        norm, projection = out.pop(name), out.pop(name.replace("_res_norm", "_res_proj"))
+        out[name.replace("_res_norm", "_res_score")] = norm * projection[0]
+    unread = {
+        name.replace("mlp", "self_attention"): out[name] for name in out if name.endswith("s.0.mlp_res_score.weight")
+    }
+    return {**unread, **out}
 
 
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}

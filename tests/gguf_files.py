@@ -25,6 +25,8 @@ from tests.gguf_experts import (
     SAME_FILES,
     SPLIT_FAMILIES,
     expert_facts,
+    fused_scores,
+    kimi_k3_layers,
     layer_ahead,
 )
 from tests.gguf_hybrids import (
@@ -36,6 +38,7 @@ from tests.gguf_hybrids import (
     nemotron_pieces,
     rates_and_kernels,
 )
+from tests.kimi_k3 import make_kimi_k3
 
 # Files of the same recipe under another name.
 OTHER_NAMES = {
@@ -44,6 +47,8 @@ OTHER_NAMES = {
     "llama_internlm": "internlm2",
     "llama_pangu": "pangu-embedded",
     "granite_minicpm": "minicpm",
+    "kimi_k3": "kimi-k3",
+    "kimi_k3_plain": "kimi-k3",
 }
 FAMILIES = (
     *EXPERT_FAMILIES,
@@ -193,13 +198,15 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
             "",
             family,
         )
-    folder = make_tiny(
-        family,
-        path.parent / f"{path.stem}-{family}",
-        dtype="fp32",
-        **{**_FIXED.get(name, _FIXED.get(family, {})), **sizes},
-    )
-    config = json.loads((folder / "config.json").read_text()) | {
+    folder = path.parent / f"{path.stem}-{family}"
+    fixed = _FIXED.get(name, _FIXED.get(family, {}))
+    if family == "kimi_k3":
+        layers = kimi_k3_layers(sizes.pop("layers"), is_bounded=name == family)
+        make_kimi_k3(folder, **{**fixed, **layers, **sizes})
+    else:
+        make_tiny(family, folder, dtype="fp32", **{**fixed, **sizes})
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config", config) | {
         "is_split": is_split,
         "is_fused": name.endswith("_fused"),
     }
@@ -210,7 +217,8 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     config.setdefault("intermediate_size", config.get("moe_intermediate_size"))
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
-    tensors = load_file(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
+    tensors = fused_scores({name.removeprefix("language_model."): array for name, array in stored.items()})
     arch, _ = _architecture(config)
     renamed = _renamed(tensors, config, arch)
     renamed += (
@@ -298,7 +306,7 @@ def _renamed(
             out[f"blk.{layer}.{names[inner]}".removesuffix(".")] = array
         elif pattern != stem:
             stacks.setdefault(f"blk.{layer}.{names[pattern]}.{last}", []).append(array)
-        elif stem == "attention.g_proj" and config["layer_types"][int(layer)] == "full_attention":
+        elif stem.endswith(".g_proj") and _has_attention(config, int(layer)):
             out[f"blk.{layer}.attn_gate.{last}"] = array
         else:
             out[f"blk.{layer}.{names[stem]}.{last}"] = array
@@ -306,6 +314,13 @@ def _renamed(
         for name in [name for name in out if ".attn_q." in name]:
             out[name.replace("_q.", "_qkv.")] = np.concatenate([out.pop(name.replace("_q.", f"_{p}.")) for p in "qkv"])
     return [*out.items(), *((name, np.stack(arrays)) for name, arrays in stacks.items())]
+
+
+def _has_attention(config: dict[str, Any], layer: int) -> bool:
+    """Whether the layer has attention, and no linear one."""
+    if "layer_types" in config:
+        return bool(config["layer_types"][layer] == "full_attention")
+    return layer + 1 in config["linear_attn_config"]["full_attn_layers"]
 
 
 def _pieces(
@@ -331,6 +346,8 @@ def _pieces(
         yield name, array
     elif config["model_type"] == "bailing_hybrid" and last == "A_log":
         yield name, np.exp(array)[:, None]
+    elif last == "A_log" and config["tiny_family"].startswith("kimi_k3"):  # padded in published checkpoints
+        yield name, -np.exp(array[: config["num_attention_heads"]])
     elif config["model_type"] in ("jamba", "kimi_linear", "bailing_hybrid"):
         yield name, rates_and_kernels(name, array, config["model_type"] == "jamba")
     elif ".linear_attn." in name:

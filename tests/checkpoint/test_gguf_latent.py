@@ -19,6 +19,7 @@ FAMILIES = (
     "glm_moe_dsa",
     "mistral4",
     "kimi_linear",
+    "kimi_k3",
     "deepseek_v4",
     "mimo_v2_flash",
     "jamba",
@@ -62,6 +63,21 @@ def config(found: Gguf) -> dict[str, Any]:
         ("kimi_linear", {"kda__gate_lower_bound": -5.0}, "kda.gate_lower_bound' is not known here"),
         ("kimi_linear", {"attention__head_count_kv": FEW}, "a whole number from 0 for each of 4 layers"),
         ("kimi_linear", {"expert_weights_norm": False}, "expert_weights_norm is False; served is True"),
+        ("kimi_k3", {"expert_gating_func": 1}, "not chosen by sigmoid"),
+        ("kimi_k3", {"activation__situ_beta": None}, "activation.situ_beta is None; a number is needed"),
+        ("kimi_k3", {"activation__situ_beta": 0.0}, "activation_situ_beta is 0.0"),
+        ("kimi_k3", {"activation__situ_linear_beta": None}, "situ_linear_beta is None; a number is needed"),
+        ("kimi_k3", {"attn_res__block_size": 0}, "attn_res.block_size is 0; a whole number from 1"),
+        ("kimi_k3", {"attn_res__block_size": None}, "attn_res.block_size is None; a whole number from 1"),
+        ("kimi_k3", {"expert_latent_length": -1}, "expert_latent_length is -1; a whole number from 0"),
+        ("kimi_k3", {"expert_latent_length": HUGE}, "routed_expert_hidden_size is 1152921504606846976"),
+        ("kimi_k3", {"expert_shared_count": 0}, "expert_shared_count is 0; a whole number from 1"),
+        ("kimi_k3", {"kda__gate_lower_bound": "x"}, "kda.gate_lower_bound is 'x'; a number is needed"),
+        ("kimi_k3", {"kda__gate_lower_bound": 5.0}, "gate_lower_bound is 5.0, a number below zero is needed"),
+        ("kimi_k3", {"kda__head_dim": HUGE}, "head_dim is 1152921504606846976"),
+        ("kimi_k3", {"kda__safe_gate": True}, "kda.safe_gate' is not known here"),
+        ("kimi_k3", {"attention__head_count_kv": FEW}, "a whole number from 0 for each of 4 layers"),
+        ("kimi_k3", {"block_count": HUGE}, f"a whole number from 0 for each of {HUGE} layers"),
         ("deepseek_v4", {"expert_gating_func": 2}, r"root of softplus \(expert_gating_func 4\)"),
         ("deepseek_v4", {"expert_shared_count": 2}, "expert_shared_count is 2; served is 1"),
         ("deepseek_v4", {"attention__compress_ratios": FEW}, "not a number for each of 4 layers"),
@@ -131,6 +147,35 @@ def test_every_key_is_needed_or_has_a_meaning_where_it_is_absent(family: str, fi
             build_program(config(replace(found, facts={**found.facts, name: None})))
         except ModelError as error:
             assert "\n" not in str(error)
+
+
+def test_a_file_of_kimi_k3_says_what_it_has_of_what_is_new_in_it(files: dict[str, bytes]) -> None:
+    """Without a bound decays are kimi_linear's; without a key experts are as wide as rows; norms and gates are tensors."""
+    found = change(files["kimi_k3"])
+    made, linear = config(found), config(found)["linear_attn_config"]
+    assert linear["gate_lower_bound"] == -5.0 and made["routed_expert_hidden_size"] < 64
+    assert sorted(linear["full_attn_layers"] + linear["kda_layers"]) == [1, 2, 3, 4]
+    assert made["latent_moe_use_norm"] and made["mla_use_output_gate"] and made["moe_renormalize"]
+    assert (made["activation_situ_beta"], made["activation_situ_linear_beta"]) == (4.0, 25.0)
+    absent = ("expert_latent_length", "kda.gate_lower_bound", "expert_weights_norm")
+    without = ("ffn_routed_norm.weight", "attn_gate.weight")
+    plain = replace(
+        found,
+        facts={**found.facts, **{f"kimi-k3.{name}": None for name in absent}},
+        tensors=tuple(tensor for tensor in found.tensors if not tensor.name.endswith(without)),
+    )
+    other = config(replace(plain, facts={**plain.facts, "kimi-k3.activation.situ_linear_beta": 0.0}))
+    assert other["activation_situ_linear_beta"] is None  # so llama.cpp reads it
+    assert "gate_lower_bound" not in other["linear_attn_config"] and "routed_expert_hidden_size" not in other
+    assert not (other["latent_moe_use_norm"] or other["mla_use_output_gate"] or other["moe_renormalize"])
+
+
+def test_kimi_k3_has_one_product_for_the_gates_of_linear_attention(files: dict[str, bytes]) -> None:
+    """kimi_linear, whose model_type it has, has two: what they would do is not computed."""
+    found = change(files["kimi_k3"])
+    assert {"blk.0.ssm_g.weight", "blk.1.attn_gate.weight"} <= {tensor.name for tensor in found.tensors}
+    with pytest.raises(ModelError, match=r"kimi_linear has no tensor 'blk\.0\.ssm_g_a\.weight'"):
+        tensor_entries(with_tensor(found, "blk.0.ssm_g_a.weight", "F32", (16, 64)))
 
 
 def with_tensor(found: Gguf, name: str, dtype: str, shape: tuple[int, ...]) -> Gguf:

@@ -23,7 +23,8 @@ EXACT = (
     "mimo_v2_flash_fused",
     "gemma3n_text",
 )
-ROUNDED = ("kimi_linear", "jamba", "apertus")  # of what the checkpoint stores the file has exp, or factors, rounded
+# Of what the checkpoint stores the file has exp, products or factors, rounded.
+ROUNDED = ("kimi_linear", "kimi_k3", "kimi_k3_plain", "jamba", "apertus")
 
 
 @pytest.mark.parametrize("family", [*EXACT, *ROUNDED])
@@ -41,6 +42,7 @@ def test_ids_are_those_of_the_checkpoint_that_a_file_was_made_of(family: str, tm
         ("glm_moe_dsa", "Q8_0"),
         ("mistral4", "Q4_0"),
         ("kimi_linear", "Q8_0"),
+        ("kimi_k3", "MXFP4"),
         ("deepseek_v4", "Q8_0"),
         ("mimo_v2_flash", "Q5_0"),
         ("jamba", "Q4_1"),

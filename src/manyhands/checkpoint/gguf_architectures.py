@@ -8,6 +8,7 @@ from manyhands.checkpoint import gguf_names as names
 from manyhands.checkpoint.gguf_architecture import ATTENTION, BLOCK, CORRECTED, NORMS, QKV, STEPS, UP_DOWN, Architecture
 from manyhands.checkpoint.gguf_configs import (
     BY_PART,
+    FUSED,
     PAIRS,
     PLUS_ONE,
     RATES,
@@ -54,7 +55,7 @@ from manyhands.checkpoint.gguf_experts import (
     qwen3_vl_moe,
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
-from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, deepseek32, glm_dsa, kimi_linear, mistral4
+from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, deepseek32, glm_dsa, kimi_k3, kimi_linear, mistral4
 from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_mixtures import MIXTURE_VARIANTS, MIXTURES
 from manyhands.checkpoint.gguf_plain import PLAIN, PLAIN_VARIANTS
@@ -283,6 +284,16 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         kimi_linear,
         (RATES,),
         latent=True,
+        biases=(CORRECTED, *STEPS),
+    ),
+    "kimi-k3": Architecture(
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        latent.KIMI_K3,
+        kimi_k3,
+        (RATES, FUSED),
+        latent=True,
+        ends=latent.KIMI_K3_ENDS,
         biases=(CORRECTED, *STEPS),
     ),
     "deepseek4": Architecture(

@@ -179,6 +179,53 @@ def kimi_linear(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+_K3_FIELDS: Final = {
+    "n_routed_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+    "n_group": "num_expert_group",
+    "norm_topk_prob": "moe_renormalize",
+}
+
+
+def kimi_k3(keys: GgufKeys, config: Config) -> Config:
+    """Kimi-K3, in the fields of its published config. Layers are of the kinds that kimi_linear has."""
+    by_sigmoid(keys)
+    linear, width = _k3_linear(keys, config), keys.count("expert_latent_length", 0, least=0)
+    bound = keys.number("activation.situ_linear_beta")
+    return {
+        **_latents(keys, config),
+        **{_K3_FIELDS.get(name, name): value for name, value in beside_shared(keys).items()},
+        "hidden_act": "situ",
+        "activation_situ_beta": keys.number("activation.situ_beta"),
+        "activation_situ_linear_beta": bound if bound > 0 else None,
+        "attn_res_block_size": keys.count("attn_res.block_size"),
+        **({"routed_expert_hidden_size": width} if width else {}),
+        "latent_moe_use_norm": "ffn_routed_norm.weight" in keys.tensors,
+        "mla_use_output_gate": "attn_gate.weight" in keys.tensors,
+        "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid",
+        "use_grouped_topk": True,
+        "linear_attn_config": linear,
+    }
+
+
+def _k3_linear(keys: GgufKeys, config: Config) -> Config:
+    """Lists of layers count from one. Without a bound decays are those of kimi_linear."""
+    kinds = mixed_layers(keys, config, "linear_attention")
+    full = [i for i, kind in enumerate(kinds, 1) if kind == "full_attention"]
+    bound = "kda.gate_lower_bound"
+    return {
+        "full_attn_layers": full,
+        "kda_layers": [i for i in range(1, len(kinds) + 1) if i not in {*full}],
+        "num_heads": config["num_attention_heads"],
+        "head_dim": keys.count("kda.head_dim"),
+        "short_conv_kernel_size": keys.count("ssm.conv_kernel"),
+        "use_full_rank_gate": True,
+        **({} if keys.get(bound) is None else {"gate_lower_bound": keys.number(bound)}),
+    }
+
+
 def bailing3(keys: GgufKeys, config: Config) -> Config:
     """Ling 3.0, without layers that guess tokens ahead: layers without key heads have linear attention."""
     by_sigmoid(keys)

@@ -46,6 +46,16 @@ KIMI_LINEAR: Final = {
     },
     **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
 }
+KIMI_K3: Final = {
+    **{name: ours for name, ours in KIMI_LINEAR.items() if name not in ("ssm_g_a", "ssm_g_b")},
+    "attn_gate": "self_attn.g_proj",  # of latent attention
+    "ssm_g": "self_attn.g_proj",
+    "attn_res_score": "self_attention_res_score",
+    "ffn_res_score": "mlp_res_score",
+    **{f"ffn_routed_{part}": f"block_sparse_moe.routed_expert_{part}_proj" for part in ("down", "up")},
+    "ffn_routed_norm": "block_sparse_moe.routed_expert_norm",
+}
+KIMI_K3_ENDS: Final = {**ENDS, "output_res_score.weight": "model.output_attn_res_score.weight"}
 LING3: Final = {
     **{
         name: ours.replace("self_attn.o_proj", "attention.dense").replace("self_attn.", "attention.")

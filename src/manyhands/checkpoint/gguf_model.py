@@ -31,7 +31,9 @@ _MAX_FACTOR: Final = 1e30  # of a column that does not turn
 _MAX_AHEAD: Final = 16
 MAX_EXPERTS: Final = 4096
 MAX_ENTRIES: Final = 1 << 18  # with each expert by itself: Kimi-K3 has 250,000
-_CHOSEN: Final = frozenset(("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk"))  # how many a row takes
+_CHOSEN: Final = frozenset(  # how many a row takes
+    ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_topk")
+)
 _VECTORS: Final = (
     *(f".{path}.{name}" for path in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight")),
     ".attention.A_log",
@@ -110,7 +112,7 @@ def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[0], 1, shape[1]
     if len(shape) == 4 and shape[0] == 1 and name.endswith("_conv1d.weight"):
         return shape[1:]
-    if name.endswith(".self_attn.A_log"):
+    if len(shape) > 1 and name.endswith(".self_attn.A_log"):
         return 1, 1, math.prod(shape), 1
     if len(shape) == 2 and name.endswith(_VECTORS) and (shape[1] == 1 or name.endswith(".weight")):
         return (shape[0] * shape[1],)
