@@ -226,7 +226,7 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 16, (1 << 28) + 1), (1.0, 0.0), ()),
     (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 16, 0), (1.0, 0.0), (np.zeros(3, np.float32),)),
     (library.GATE, (1, 2, 1, 0), (1.0, 0.0, 0.0), ()),
-    (library.GATE, (1, 1, 1, 7), (1.0, 0.0, 0.0), ()),
+    (library.GATE, (1, 1, 1, 8), (1.0, 0.0, 0.0), ()),
     (library.ADD, (0, 1), (1.0,), ()),
     (library.ADD, (1, 1), (1.0,), ()),
     (library.MULTIPLY, (2, 3, 2), (), ()),

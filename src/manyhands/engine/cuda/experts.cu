@@ -41,7 +41,7 @@ INLINE float mixed(const float *logits, int n, const int *chosen, int i, float t
     return 1 / sum;
 }
 
-/* Grid (rows), 32 threads. n: experts, top k, score (kernels.h), normalises, groups, top groups. reals: scale, epsilon. tensors: correction, factors. */
+/* Grid (rows), 32 threads. n: experts, top k, score (kernels.h), normalises, groups, top groups, whether a group ranks by its best alone. reals: scale, epsilon. tensors: correction, factors. */
 KERNEL(route)
 {
     await_rows();
@@ -76,9 +76,9 @@ KERNEL(route)
         __syncthreads();
         for (int group = 0; group < groups; group++) {
             int one = take_best(ranks + group * size, size, seen + group * size, places);
-            int two = take_best(ranks + group * size, size, seen + group * size, places);
+            int two = a.n[6] ? one : take_best(ranks + group * size, size, seen + group * size, places);
             if (t == 0)
-                sums[group] = ranks[group * size + one] + ranks[group * size + two];
+                sums[group] = a.n[6] ? ranks[group * size + one] : ranks[group * size + one] + ranks[group * size + two];
             __syncthreads();
         }
         for (int group = t; group < groups; group += 32)

@@ -52,8 +52,8 @@ def check(kind: int, numbers: Sequence[int]) -> None:
     states.check(kind, numbers)
     if kind in (library.COLLAPSE, library.SPREAD, library.COMPRESS, library.ATTEND_ENTRIES):
         raise ModelError("a GPU computes neither residual streams nor compressed positions")
-    if kind == library.ROUTE and (any(numbers[9:]) or numbers[4] == SCORES.index("root")):
-        raise ModelError("a GPU chooses no experts by ids, by square roots or by the best expert of a group")
+    if kind == library.ROUTE and (any(numbers[9:10]) or numbers[4] == SCORES.index("root")):
+        raise ModelError("a GPU chooses no experts by ids or by square roots")
     if library.SITU in {library.GATE: numbers[3:4], library.EXPERTS: numbers[7:8]}.get(kind, ()):
         raise ModelError("a GPU computes no gates of the kind situ")
     if kind == library.ROTARY and any(numbers[6:]):
@@ -278,7 +278,7 @@ def _rotaries(room: Room, ops: Sequence[Held], rows: int) -> Iterator[Launch]:
 
 
 def _route(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    source, target, *numbers = op.numbers[:8]
+    source, target, *numbers = (*op.numbers[:8], *op.numbers[10:11])
     vectors = op.address(0), op.address(1)
     given = args(room.register(source), out=room.register(target), tensors=vectors, n=numbers, reals=op.reals)
     yield Launch("route", (rows, 1, 1), given, WARP)
