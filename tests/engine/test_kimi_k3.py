@@ -113,3 +113,13 @@ def test_what_is_wrong_of_a_config_is_named(changes: dict[str, Any], said: str) 
         config["linear_attn_config"].update(full_attn_layers=list(range(1, 65)), kda_layers=[])
     with pytest.raises(ModelError, match=said):
         build_program(config)
+
+
+@pytest.mark.parametrize("field", CONFIG)
+def test_a_damaged_config_gives_a_program_or_one_line(field: str) -> None:
+    values: tuple[Any, ...] = (None, True, -1, 0, 1.5, "x", [1], 1 << 40, {})
+    for value in values:
+        try:
+            build_program({**CONFIG, field: value})
+        except ModelError as error:
+            assert "\n" not in str(error)

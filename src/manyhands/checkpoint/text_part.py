@@ -71,6 +71,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "gemma3n": _Part(defaults={"model_type": "gemma3n_text"}),
     "gemma4": _Part(),
     "gemma4_unified": _Part(defaults={"model_type": "gemma4_unified_text"}),
+    "glm5_next": _Part(defaults={"model_type": "glm5_next_text"}),
     "glm4v": _Part({"glm4v_text": "glm4"}, {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}),
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
     "kimi_k25": _Part(defaults={"model_type": "deepseek_v3"}),

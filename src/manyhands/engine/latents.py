@@ -15,14 +15,15 @@ def add_latent(to: Emitter, op: LatentAttention) -> None:
     before and after; before it what chooses the positions, if any."""
     heads, width, rank, key_width = op.heads, op.width, op.rank, op.rank + op.rotary_width
     chosen = _choice(to, op)
-    query, latent, rotary = (to.source(name) for name in (op.query, op.latent, op.rotary))
+    query, latent = to.source(op.query), to.source(op.latent)
     whole, key = to.target(" query", heads * key_width), to.target(" key", key_width)
     seen, target = to.target(" latents", heads * rank), to.target(op.target, heads * op.value_width)
     step = width + op.rotary_width
     _product(to, query, whole, op.key_weight, heads, True, (0, width, 0, rank, heads, step, key_width))
-    to.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, step, key_width))
     to.emit(library.COPY, (latent, key, 0, 0, rank, 1, 0, 0))
-    to.emit(library.COPY, (rotary, key, 0, rank, op.rotary_width, 1, 0, 0))
+    if op.rotary_width:
+        to.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, step, key_width))
+        to.emit(library.COPY, (to.source(op.rotary), key, 0, rank, op.rotary_width, 1, 0, 0))
     shape = (heads, 1, key_width, rank, 0, 1, 0, *chosen)
     sinks = vector([op.sinks] if op.sinks else [], to.read)
     to.emit(library.ATTENTION, (whole, key, key, seen, *shape), (op.scale, 0.0), (sinks,))

@@ -237,6 +237,8 @@ class _Layer:
         value_HVR = self.weights.each_head(op.value_weight, op.heads)
         latent = self.round(torch.einsum("nhw,hwr->nhr", plain, key_HWR))
         both, out = torch.cat([latent, rotary], -1), []
+        if not op.rotary_width:
+            self.registers[op.rotary] = self.registers[op.latent][:, :0]
         names, most = [op.latent, op.rotary], op.heads
         if op.index is not None:
             names, most = [*names, op.index.key], max(most, op.index.heads)

@@ -89,7 +89,7 @@ class LatentAttention:
     l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is expanded, in prefill either, so that
     chunks change no bit. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or `stacked` by head.
     With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ... `sinks` as in
-    Attention.
+    Attention. Without rotary columns nothing reads `rotary`.
     """
 
     query: str

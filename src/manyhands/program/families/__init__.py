@@ -38,6 +38,7 @@ minimax    minimax, minimax_text_01, minimax_m1
 minimax_m3 minimax_m3_vl_text
 deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
 hy_v4      hy_v4
+glm5_next  glm5_next_text (residual_streams: of deepseek_v4 too)
 bailing_hybrid bailing_hybrid
 """
 
@@ -104,6 +105,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "hunyuan_v1_moe": "shared",
     "hy_v3": "corrected",
     "hy_v4": "hy_v4",
+    "glm5_next_text": "glm5_next",
     "hyperclovax": "granite",
     "internlm3": "llama",
     "iquestcoder": "llama",

@@ -23,6 +23,7 @@ from manyhands.program.families.deepseek_v4_layers import (
 )
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.indexer import MOST_CHOSEN
+from manyhands.program.families.residual_streams import ResidualStreams
 from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
     Add,
@@ -42,7 +43,6 @@ from manyhands.program.ops import (
     Rotary,
     Score,
     Softplus,
-    Spread,
     Term,
     Weight,
 )
@@ -62,9 +62,7 @@ class _Shape:
     window: int
     groups: int
     out_rank: int
-    streams: int
-    iterations: int
-    epsilon: float
+    streams: ResidualStreams
     norm: NormStyle
     index: tuple[int, int, int]  # heads, their columns, entries that are chosen
     rates: dict[str, int]
@@ -84,7 +82,7 @@ def deepseek_v4(f: Fields) -> Program:
     kinds, by_ids = layer_kinds(f, s.layers), hash_layers(f, s.layers)
     tables, context = tables_of(f, s.head, kinds)
     shape = _shape(f, s, next(iter(tables.values())).width, kinds, context)
-    route, gating = _route(f), Gating(f.activation(), limit=f.number("swiglu_limit", 10.0))
+    route, gating, streams = _route(f), Gating(f.activation(), limit=f.number("swiglu_limit", 10.0)), shape.streams
     _as_trained(f)
     ropes = [rope for table in tables.values() for rope in (table, _reversed(table))]
     names = list(tables)
@@ -93,13 +91,13 @@ def deepseek_v4(f: Fields) -> Program:
         rope = 2 * names.index(label_of(kinds[i]))
         attention = (shape.norm.op(n, "attn_norm", s.hidden, "u", "h"), *_attention(n, shape, kinds[i], rope))
         experts = (shape.norm.op(n, "ffn_norm", s.hidden, "u", "h"), *_experts(n, s, route, gating, by_ids[i]))
-        return (*_around(n, shape, "attn", attention, "a"), *_around(n, shape, "ffn", experts, "m"))
+        return (*streams.around(n, "attn", attention, "a"), *streams.around(n, "ffn", experts, "m"))
 
     ends = EndsStyle(embed="embed", norm="norm", head="head", layers="layers")
     rope = RopeReader(Fields({"max_position_embeddings": context}, f.where))
-    mix = Weight("hc_head_fn", (shape.streams, shape.streams * s.hidden))
-    base, scale = Weight("hc_head_base", (shape.streams,)), Weight("hc_head_scale", (1,))
-    collapse = Collapse("x", "u", "hc", shape.streams, mix, base, scale, shape.norm.eps, shape.epsilon)
+    mix = Weight("hc_head_fn", (streams.count, streams.count * s.hidden))
+    base, scale = Weight("hc_head_base", (streams.count,)), Weight("hc_head_scale", (1,))
+    collapse = Collapse("x", "u", "hc", streams.count, mix, base, scale, shape.norm.eps, streams.epsilon)
     return with_streams(assemble(f, s, shape.norm, rope, ropes, ends, layer), collapse, any(by_ids) * _DIGITS)
 
 
@@ -128,6 +126,8 @@ def _shape(f: Fields, s: Sizes, rotary: int, kinds: list[str], context: int) -> 
     groups = f.count("o_groups", 8, high=4096)
     if s.heads * s.head % groups:
         raise f.refuse("o_groups", f"a divisor of the {s.heads * s.head} columns of all heads is needed")
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6))
+    streams = ResidualStreams.read(f, s, norm)
     return _Shape(
         s,
         query_rank=f.count("q_lora_rank", 1024, high=1 << 17),
@@ -135,10 +135,8 @@ def _shape(f: Fields, s: Sizes, rotary: int, kinds: list[str], context: int) -> 
         window=f.count("sliding_window", 128),
         groups=groups,
         out_rank=f.count("o_lora_rank", 1024, high=1 << 17),
-        streams=f.count("hc_mult", 4, high=8),
-        iterations=f.count("hc_sinkhorn_iters", 20, high=1000),
-        epsilon=f.number("hc_eps", 1e-6),
-        norm=NormStyle("rms", f.number("rms_norm_eps", 1e-6)),
+        streams=streams,
+        norm=norm,
         index=_index(f, rotary, context),
         rates=rates_of(f, kinds),
     )
@@ -171,15 +169,6 @@ def _as_trained(f: Fields) -> None:
     f.only("norm_topk_prob", True)
     f.only("topk_method", "noaux_tc")
     f.only("expert_dtype", "fp4", "fp8")  # of a quantised checkpoint, whose tensors say it too
-
-
-def _around(n: TensorNames, z: _Shape, name: str, body: Ops, target: str) -> Ops:
-    """Streams collapse into "u", which `body` makes `target` of, and take that up."""
-    columns = (2 + z.streams) * z.streams
-    mix = Weight(f"{n.path}hc_{name}_fn", (columns, z.streams * z.s.hidden))
-    base, scale = n.vector(f"hc_{name}_base", columns), n.vector(f"hc_{name}_scale", 3)
-    collapse = Collapse("x", "u", "hc", z.streams, mix, base, scale, z.norm.eps, z.epsilon, z.iterations)
-    return (collapse, *body, Spread(target, "hc", z.streams))
 
 
 def _attention(n: TensorNames, z: _Shape, kind: str, rope: int) -> Ops:

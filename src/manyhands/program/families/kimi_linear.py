@@ -20,13 +20,14 @@ _BLOCK: Final = "block_sparse_moe"
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
-    """A layer with the delta rule. `bound`: of decays (ChannelDecay). `is_full`: gates come from rows directly, and rates are
-    stored padded to the width of a head; else gates come by way of as many columns as a head has."""
+class ChannelLinear:
+    """A layer with the delta rule. `bound`: of decays (ChannelDecay). `is_full`: gates come from rows directly, else by way of
+    as many columns as a head has. `rates`: the shape in which those of heads are stored, perhaps with more behind them."""
 
     style: LinearStyle
     bound: float | None
     is_full: bool
+    rates: tuple[int, ...]
 
 
 def kimi_linear(f: Fields) -> Program:
@@ -35,7 +36,7 @@ def kimi_linear(f: Fields) -> Program:
     _own_names(f)
     s, gating, norm = sizes(f), _gating(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     z = LatentSizes.read(f, s, query_rank=None, rank=512, plain=128, rotary=64, value=128)
-    inner = _linear_fields(f)
+    inner = linear_fields(f)
     linear, kinds = _linear(f, inner, gating, norm.eps), _kinds(f, inner, s.layers)
     inner.finish()
     blocks, bias, scale = _blocks(f, s.layers, gating, norm), f.flag("attention_bias"), head_scale(z.plain + z.rotary)
@@ -48,7 +49,7 @@ def kimi_linear(f: Fields) -> Program:
         return latent_attention(n, s, z, scale, pairs=False, bias=bias, split=split, turns=False, gate=gated)
 
     def layer(n: TensorNames, i: int) -> Ops:
-        first = _linear_attention(n, s, linear) if kinds[i] == _LINEAR else attention(n)
+        first = channel_attention(n, s, linear) if kinds[i] == _LINEAR else attention(n)
         block = blocks.branch(n, s, norm, i)
         if residuals is not None:
             return residuals.layer(n, i, first, block)
@@ -82,18 +83,26 @@ def _gating(f: Fields) -> Gating:
     return Gating("situ", f.number("activation_situ_beta"), f.optional("activation_situ_linear_beta"))
 
 
-def _linear_fields(f: Fields) -> Fields:
+def linear_fields(f: Fields) -> Fields:
+    """Those of `linear_attn_config`, to be finished. Raises ModelError."""
     given = f.raw("linear_attn_config", {})
     if not isinstance(given, dict):
         raise f.refuse("linear_attn_config", "an object is needed")
     return Fields(given, f"{f.where}: linear_attn_config")
 
 
-def _linear(f: Fields, inner: Fields, gating: Gating, eps: float) -> _Linear:
+def linear_sizes(f: Fields, inner: Fields, heads: int) -> tuple[int, int, int]:
+    """Heads, of which there are so many where neither config says it, columns of each, taps of convolutions."""
+    return (
+        inner.count("num_heads", f.count("linear_num_heads", heads, high=4096), high=4096),
+        inner.count("head_dim", f.count("linear_head_dim", 128, high=1 << 14), high=1 << 14),
+        inner.count("short_conv_kernel_size", f.count("linear_conv_kernel_dim", 4, high=32), high=32),
+    )
+
+
+def _linear(f: Fields, inner: Fields, gating: Gating, eps: float) -> ChannelLinear:
     """What `inner` says goes before what stands beside it."""
-    heads = inner.count("num_heads", f.count("linear_num_heads", 32, high=4096), high=4096)
-    width = inner.count("head_dim", f.count("linear_head_dim", 128, high=1 << 14), high=1 << 14)
-    taps = inner.count("short_conv_kernel_size", f.count("linear_conv_kernel_dim", 4, high=32), high=32)
+    heads, width, taps = linear_sizes(f, inner, 32)
     is_log, is_full = not f.stored("negative_rates"), inner.flag("use_full_rank_gate")
     if is_full and is_log and heads > width:
         raise inner.refuse("num_heads", f"at most head_dim {width} is needed: rates of heads are padded to that")
@@ -101,9 +110,11 @@ def _linear(f: Fields, inner: Fields, gating: Gating, eps: float) -> _Linear:
     if bound is not None and bound >= 0:
         raise inner.refuse("gate_lower_bound", "a number below zero is needed")
     act = "silu" if gating.activation == "situ" else gating.activation
-    return _Linear(
-        LinearStyle(heads, heads, width, width, taps, eps, act, is_log=is_log, gate="sigmoid"), bound, is_full
-    )
+    style = LinearStyle(heads, heads, width, width, taps, eps, act, is_log=is_log, gate="sigmoid")
+    rates = (
+        (1, 1, heads, 1) if not is_full else (width,) if is_log else (heads,)
+    )  # not logarithms: a GGUF file has them
+    return ChannelLinear(style, bound, is_full, rates)
 
 
 def _kinds(f: Fields, inner: Fields, layers: int) -> Sequence[str]:
@@ -145,8 +156,8 @@ def _latent(f: Fields, norm: NormStyle) -> LatentExperts | None:
     return None if width is None else LatentExperts(width, f"{_BLOCK}.routed_expert", norm if has_norm else None)
 
 
-def _linear_attention(n: TensorNames, s: Sizes, linear: _Linear) -> Ops:
-    """The delta rule between products; decays, and gates that are not full, come by way of as many columns as a head has."""
+def channel_attention(n: TensorNames, s: Sizes, linear: ChannelLinear) -> Ops:
+    """From "h" to "a": the delta rule between products; decays come by way of as many columns as a head has."""
     style, path = linear.style, "self_attn"
     parts = [n.part(name, f"{path}.{name}_proj", style.keys, s.hidden, False) for name in "qkv"]
     parts.append(Part("b", n.linear(f"{path}.b_proj", style.heads, s.hidden), activation="sigmoid"))
@@ -155,9 +166,9 @@ def _linear_attention(n: TensorNames, s: Sizes, linear: _Linear) -> Ops:
     parts += [n.part("z", f"{path}.g_proj", style.values, s.hidden, False)] if linear.is_full else []
     kernels = [Weight(f"{n.path}{path}.{name}_conv1d.weight", (style.keys, 1, style.taps)) for name in "qkv"]
     gates = [Product("g few", (n.part("z", f"{path}.g_b_proj", style.keys, style.width, False),))]
-    decay = ChannelDecay(
-        "a", "a", _rates(n, linear), n.vector(f"{path}.dt_bias", style.keys), style.is_log, linear.bound
-    )
+    own = None if linear.rates[-1] <= style.heads else Rows(0, style.heads)
+    rates, biases = Weight(f"{n.path}{path}.A_log", linear.rates, own), n.vector(f"{path}.dt_bias", style.keys)
+    decay = ChannelDecay("a", "a", rates, biases, style.is_log, linear.bound)
     return (
         Product("h", tuple(parts)),
         Product("f few", (n.part("a", f"{path}.f_b_proj", style.keys, style.width, False),)),
@@ -165,11 +176,3 @@ def _linear_attention(n: TensorNames, s: Sizes, linear: _Linear) -> Ops:
         *delta_rule(n, style, kernels, f"{path}.o_norm", decay),
         Product("o", (n.part("a", f"{path}.o_proj", s.hidden, style.values, False),)),
     )
-
-
-def _rates(n: TensorNames, linear: _Linear) -> Weight:
-    """Of heads, as the checkpoint has them, or a GGUF file (not as logarithms)."""
-    name, heads, width = f"{n.path}self_attn.A_log", linear.style.heads, linear.style.width
-    if not linear.is_full:
-        return Weight(name, (1, 1, heads, 1))
-    return Weight(name, (width,), Rows(0, heads)) if linear.style.is_log else Weight(name, (heads,))

@@ -33,18 +33,19 @@ from manyhands.program.ops import (
 )
 from manyhands.program.rope import RopeReader, yarn_scale
 
-_LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
+_LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers takes the config's epsilon there in few families
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Widths of latent attention. `query_rank` None: queries come from the hidden state directly."""
+    """Widths of latent attention, and the norm of latents. `query_rank` None: queries come from the hidden state directly."""
 
     query_rank: int | None
     rank: int
     plain: int  # columns of a head's query and key without position
     rotary: int
     value: int
+    norm: NormStyle = _LATENT_NORM
 
     @classmethod
     def read(
@@ -65,7 +66,7 @@ class LatentSizes:
             query_rank=f.optional_count("q_lora_rank", query_rank),
             rank=f.count("kv_lora_rank", rank, high=1 << 16),
             plain=f.count("qk_nope_head_dim", plain, high=1 << 14),
-            rotary=f.count("qk_rope_head_dim", rotary, high=1 << 14),
+            rotary=f.count("qk_rope_head_dim", rotary, low=min(1, rotary), high=1 << 14),
             value=f.count("v_head_dim", value, high=1 << 14),
         )
         f.only("qk_head_dim", out.plain + out.rotary)
@@ -112,7 +113,7 @@ def latent_attention(
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
     early: tuple[Part, ...] = (
         latent,
-        rotary,
+        *((rotary,) if z.rotary else ()),
         *(index.early(n, s) if index else ()),
         *((gate[0],) if gate and gate[0] else ()),
     )
@@ -136,7 +137,7 @@ def latent_attention(
     return (
         *_queries(n, s, z, path, bias, early, index, gate is not None and gate[0] is None),
         *(index.late(n) if index else ()),
-        _LATENT_NORM.op(n, f"{path}.kv_a_layernorm", z.rank, "c", "c"),
+        z.norm.op(n, f"{path}.kv_a_layernorm", z.rank, "c", "c"),
         *((Multiply("q", stretch[0], "q"), Multiply("c", stretch[1], "c")) if stretch else ()),
         *((Rotary("q", s.heads, width, 0, offset=z.plain, pairs=pairs),) if turns else ()),
         *((Rotary("r", 1, z.rotary, 0, pairs=pairs),) if turns else ()),
@@ -163,7 +164,7 @@ def _queries(
         return (Product("h", (n.part("q", f"{path}.q_proj", outputs, s.hidden, False), *early)),)
     first = (index.query(n, rank),) if index else ()
     down = Product("h", (n.part("q", f"{path}.q_a_proj", rank, s.hidden, bias), *early))
-    norm = _LATENT_NORM.op(n, f"{path}.q_a_layernorm", rank, "q", "q")
+    norm = z.norm.op(n, f"{path}.q_a_layernorm", rank, "q", "q")
     if fused:
         head = z.plain + z.rotary
         each = {"q": Rows(0, head, head + z.value, s.heads), "g": Rows(head, z.value, head + z.value, s.heads)}
