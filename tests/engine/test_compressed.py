@@ -1,4 +1,4 @@
-"""ResidualStreams, entries and attention over them (deepseek_v4): against transformers, and the same bits however rows come
+"""Streams, entries and attention over them (deepseek_v4): against transformers, and the same bits however rows come
 together."""
 
 import json

@@ -39,24 +39,23 @@ class Residuals:
 
     def layer(self, n: TensorNames, i: int, attention: Ops, second: Branch) -> Ops:
         """Layer `i`: `attention` goes from "h" to "a", the body of `second` from "h" to its terms."""
-        number, begins = i // self.block, i % self.block == 0
-        stored = (*self._present("held"), Copy("held", "x", 0, self.hidden, at=(1 + number) * self.hidden))
         first = Copy("a", "x", 0, self.hidden, at=0)
         return (
-            *(
-                self._present("u")
-                if i == 0
-                else (self._mixed(f"{n.path}self_attention_res", 1 + number + (not begins)),)
-            ),
-            *(stored if begins else ()),
+            *self._begun(n, i),
             self.norm.op(n, "input_layernorm", self.hidden, "u", "h"),
             *attention,
-            *((first,) if begins else self._added((Term("a"),))),
-            self._mixed(f"{n.path}mlp_res", 2 + number),
+            *(self._added((Term("a"),)) if i % self.block else (first,)),
+            self._mixed(f"{n.path}mlp_res", 2 + i // self.block),
             self.norm.op(n, "post_attention_layernorm", self.hidden, "u", "h"),
             *second.body,
             *self._added(second.joined(1.0)),
         )
+
+    def _begun(self, n: TensorNames, i: int) -> Ops:
+        """What attention of layer `i` reads, "u"; a layer that begins a block stores the present stream."""
+        mixed = (self._mixed(f"{n.path}self_attention_res", 1 - (-i // self.block)),) if i else self._present("u")
+        stored = Copy("held", "x", 0, self.hidden, at=(1 + i // self.block) * self.hidden)
+        return mixed if i % self.block else (*mixed, *self._present("held"), stored)
 
     def whole(self, program: Program) -> Program:
         """The program of such layers, whose rows have all streams, which the head mixes."""

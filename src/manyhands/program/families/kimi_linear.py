@@ -157,22 +157,26 @@ def _latent(f: Fields, norm: NormStyle) -> LatentExperts | None:
 
 
 def channel_attention(n: TensorNames, s: Sizes, linear: ChannelLinear) -> Ops:
-    """From "h" to "a": the delta rule between products; decays come by way of as many columns as a head has."""
+    """From "h" to "a": the delta rule between products."""
     style, path = linear.style, "self_attn"
-    parts = [n.part(name, f"{path}.{name}_proj", style.keys, s.hidden, False) for name in "qkv"]
-    parts.append(Part("b", n.linear(f"{path}.b_proj", style.heads, s.hidden), activation="sigmoid"))
-    few = "f" if linear.is_full else "fg"
-    parts += [n.part(f"{name} few", f"{path}.{name}_a_proj", style.width, s.hidden, False) for name in few]
-    parts += [n.part("z", f"{path}.g_proj", style.values, s.hidden, False)] if linear.is_full else []
     kernels = [Weight(f"{n.path}{path}.{name}_conv1d.weight", (style.keys, 1, style.taps)) for name in "qkv"]
-    gates = [Product("g few", (n.part("z", f"{path}.g_b_proj", style.keys, style.width, False),))]
     own = None if linear.rates[-1] <= style.heads else Rows(0, style.heads)
     rates, biases = Weight(f"{n.path}{path}.A_log", linear.rates, own), n.vector(f"{path}.dt_bias", style.keys)
     decay = ChannelDecay("a", "a", rates, biases, style.is_log, linear.bound)
     return (
-        Product("h", tuple(parts)),
-        Product("f few", (n.part("a", f"{path}.f_b_proj", style.keys, style.width, False),)),
-        *([] if linear.is_full else gates),
+        *_entering(n, s, linear, path),
         *delta_rule(n, style, kernels, f"{path}.o_norm", decay),
         Product("o", (n.part("a", f"{path}.o_proj", s.hidden, style.values, False),)),
     )
+
+
+def _entering(n: TensorNames, s: Sizes, linear: ChannelLinear, path: str) -> Ops:
+    """Products; decays, and gates that are not full, come by way of as many columns as a head has."""
+    style, few = linear.style, "f" if linear.is_full else "fg"
+    parts = [n.part(name, f"{path}.{name}_proj", style.keys, s.hidden, False) for name in "qkv"]
+    parts.append(Part("b", n.linear(f"{path}.b_proj", style.heads, s.hidden), activation="sigmoid"))
+    parts += [n.part(f"{name} few", f"{path}.{name}_a_proj", style.width, s.hidden, False) for name in few]
+    parts += [n.part("z", f"{path}.g_proj", style.values, s.hidden, False)] if linear.is_full else []
+    named = zip(few, "az", strict=False)
+    behind = [(name, n.part(to, f"{path}.{name}_b_proj", style.keys, style.width, False)) for name, to in named]
+    return (Product("h", tuple(parts)), *(Product(f"{name} few", (part,)) for name, part in behind))
