@@ -233,7 +233,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         factors = still_columns(config) if arch == "gemma4" else _frequencies(config)
         made.append(("rope_freqs.weight", "F32", factors.shape, factors))
     lists = xielu_lists(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}
-    return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder), **lists}, made), folder
+    return write_gguf(path, {**_facts(config, arch), **tokenizer_facts(folder), **lists}, made), folder
 
 
 def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
@@ -444,7 +444,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
 
 
-def _tokenizer(folder: Path) -> dict[str, Any]:
+def tokenizer_facts(folder: Path) -> dict[str, Any]:
     body = json.loads((folder / "tokenizer.json").read_text())
     added = {token["content"]: token["id"] for token in body["added_tokens"]}
     ids = {**body["model"]["vocab"], **added}

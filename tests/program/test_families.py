@@ -389,8 +389,8 @@ def test_sliding_layers_without_a_window_are_refused_with_the_switch() -> None:
         build_program({**QWEN25, "layer_types": ["sliding_attention"] * 24})
 
 
-# Of which transformers has a class of text alone (tests/engine/test_glm5_next.py has the other).
-WITH_CLASS = sorted(FAMILIES.keys() - {"glm5_next_text"})
+# Of which transformers has a class of text alone (tests/engine/test_glm5_next.py and test_nemotron_nas.py have the others).
+WITH_CLASS = sorted(FAMILIES.keys() - {"glm5_next_text", "nemotron-nas"})
 
 
 @pytest.mark.parametrize("family", WITH_CLASS)

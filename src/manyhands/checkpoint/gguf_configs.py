@@ -17,6 +17,7 @@ SEPARATE: Final = "separate_gate_up"  # gate and up of experts are tensors of th
 RATES: Final = "negative_rates"  # A_log of linear attention holds -exp of it
 LOGLESS: Final = "rates"  # A_log of linear attention holds exp of it
 TILED: Final = "tiled_heads"  # value head h of linear attention reads key head h % (key heads)
+LINEAR: Final = "linear_as_output"  # a product in place of attention has the name of what follows attention
 FUSED: Final = "fused_scores"  # of attention residuals: one vector, norm times projection
 APART: Final = "separate_qkv_z"  # queries, keys, values of linear attention are one tensor, its gates another
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from manyhands.checkpoint import gguf_names as names
 from manyhands.checkpoint.gguf_architecture import ATTENTION, NORMS, UP_DOWN, Architecture
-from manyhands.checkpoint.gguf_configs import PAIRS, granite, layer_types, stated, stated_windows
+from manyhands.checkpoint.gguf_configs import LINEAR, PAIRS, granite, layer_types, stated, stated_windows
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 _GRANITE_SWA: Final = {**names.LLAMA, "attn_sinks.weight": "self_attn.sinks"}
@@ -39,8 +39,42 @@ def granite_moe_swa(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def _deci_heads(most: int, heads: int, key_heads: int) -> Config:
+    group = most // key_heads if key_heads else None
+    return {"n_heads_in_group": group, "no_op": not heads, "replace_with_linear": bool(heads and not key_heads)}
+
+
+def _deci_block(width: int) -> Config:
+    return {"intermediate_size": width or None, "no_op": not width, "replace_with_linear": False}
+
+
+def deci(keys: GgufKeys, config: Config) -> Config:
+    """Llama Nemotron 51B and Super: layers have key heads and blocks of their own, or lack them. A layer with heads and no
+    key heads has one product in place of attention."""
+    layers, most = config["num_hidden_layers"], config["num_attention_heads"]
+    heads, inner = keys.counts("attention.head_count", layers, most), keys.counts("feed_forward_length", layers, 0)
+    key_heads = keys.counts("attention.head_count_kv", layers, most)
+    if any(one not in (0, most) for one in heads) or any(one and most % one for one in key_heads):
+        raise keys.refused(
+            f"its layers have other numbers of heads than 0 and {most}, or of key heads than its divisors"
+        )
+    kinds = zip(heads, key_heads, inner, strict=True)
+    blocks = [{"attention": _deci_heads(most, own, kv), "ffn": _deci_block(width)} for own, kv, width in kinds]
+    return {"block_configs": blocks, "num_key_value_heads": None, "intermediate_size": None}
+
+
 PLAIN: Final[Mapping[str, Architecture]] = {
     "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
+    "deci": Architecture(
+        "nemotron-nas",
+        "DeciLMForCausalLM",
+        names.LLAMA,
+        deci,
+        (PAIRS, LINEAR),
+        mixed=True,
+        uneven=True,
+        varied=True,
+    ),
     "internlm2": Architecture("llama", "LlamaForCausalLM", names.LLAMA, conventions=(PAIRS,)),
     "minicpm": Architecture("granite", "GraniteForCausalLM", names.LLAMA, granite, (PAIRS,)),
     "pangu-embedded": Architecture("llama", "LlamaForCausalLM", names.LLAMA),

@@ -17,6 +17,7 @@ lfm3       lfm3
 mamba      granitemoehybrid, bamba
 jamba      jamba
 nemotron_h nemotron_h
+nemotron_nas nemotron-nas
 falcon_h1  falcon_h1
 latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2 (indexer: what chooses positions)
 latent_dense minicpm3, youtu
@@ -137,6 +138,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "nanochat": "unweighted",
     "nemotron": "layernorm",
     "nemotron_h": "nemotron_h",
+    "nemotron-nas": "nemotron_nas",
     "olmo": "unweighted",
     "olmo2": "wrapped",
     "olmo3": "wrapped",
@@ -174,7 +176,7 @@ def build_program(config: Mapping[str, Any], where: str = "config.json") -> Prog
         shown = repr(family)[:80]
         known = f"{', '.join(FAMILIES)}; and for the text part of {', '.join(MULTIMODAL)}"
         raise ModelError(f"{where}: model_type is {shown}; there are recipes for {known}")
-    recipe: Callable[[Fields], Program] = getattr(import_module(f"{__name__}.{module}"), str(family))
+    recipe: Callable[[Fields], Program] = getattr(import_module(f"{__name__}.{module}"), str(family).replace("-", "_"))
     return recipe(Fields(config, where))
 
 
