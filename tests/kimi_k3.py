@@ -76,10 +76,10 @@ def tensors_of(config: dict[str, Any]) -> dict[str, Tensor]:
     shapes = ends_tensors(program, embed=True, head=True)
     for layer in program.layers:
         shapes |= layer_tensors(layer)
-    return {name: drawn(name, shape) for name, shape in shapes.items()}
+    return {name: _drawn(name, shape) for name, shape in shapes.items()}
 
 
-def drawn(name: str, shape: Sequence[int]) -> Tensor:
+def _drawn(name: str, shape: Sequence[int]) -> Tensor:
     """A tensor that depends on its name and shape alone: norms near one, biases and rates small."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
     noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

@@ -11,10 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from manyhands.program.families import build_program
-from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import make_tiny
-from tests.kimi_k3 import drawn
+from tests.kimi_k3 import tensors_of
 
 
 def block(group: int | str | None, mult: float | str | None) -> dict[str, Any]:
@@ -53,15 +51,6 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 264,
 }
-
-
-def tensors_of(config: dict[str, Any]) -> dict[str, Tensor]:
-    """All tensors of a model, by the published names; each depends on its own name alone."""
-    program = build_program(config)
-    shapes = ends_tensors(program, embed=True, head=True)
-    for layer in program.layers:
-        shapes |= layer_tensors(layer)
-    return {name: drawn(name, shape) for name, shape in shapes.items()}
 
 
 def make_nemotron_nas(folder: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:

@@ -18,7 +18,8 @@ from tests.engine.test_kimi_k3 import native
 from tests.engine.test_llama_cpp import IDS, their_logits
 from tests.engine.test_llama_cpp import llama_cpp as llama_cpp
 from tests.gguf_files import tokenizer_facts
-from tests.nemotron_nas import CONFIG, Reference, block, make_nemotron_nas, tensors_of
+from tests.kimi_k3 import tensors_of
+from tests.nemotron_nas import CONFIG, Reference, block, make_nemotron_nas
 
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 TOLERANCE = 2e-5  # of the largest logit: fp32 against float64
