@@ -15,6 +15,7 @@ from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_architecture import Architecture
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
 from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
+from manyhands.engine.golden_small import put_half
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
 from tests.gguf_dense import dense_facts, shared_keys, still_columns, xielu_lists
@@ -139,6 +140,8 @@ _UNWRITTEN: dict[str, dict[int, float | int]] = {
     "IQ2_S": {0: 0.0003},
     "IQ2_XS": {0: 0.0003},
     "IQ2_XXS": {0: 0.0003},
+    "IQ1_S": {0: 0.003},
+    "IQ1_M": {0: 0.003},
 }
 _YARN = {
     "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",
@@ -276,8 +279,10 @@ def _random_blocks(dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         0, 256, (int(np.prod(shape)) // numbers, size), np.uint8
     )
     for at, value in _UNWRITTEN[dtype].items():
-        put = np.frombuffer(np.float16(value).tobytes(), np.uint8) if isinstance(value, float) else np.uint8(value)
-        raw[:, at : at + np.size(put)] = put
+        if isinstance(value, float):
+            put_half(raw, dtype, at, np.array([value], np.float16))
+        else:
+            raw[:, at] = value
     return raw.reshape(*shape[:-1], -1)
 
 

@@ -109,7 +109,7 @@ def test_operations_reproduce_the_golden_digests_with_every_kernel(device: HostD
 
 
 @pytest.mark.parametrize(
-    "kind", ["bf16", "f16", "f32", "w8", "w4m", "w6k", "w4n", "w4x", "w3k", "w2k", "w4h", "w4s", "w4t", "w3s"]
+    "kind", ["bf16", "f16", "f32", "w8", "w4m", "w6k", "w4n", "w4x", "w3k", "w2k", "w4h", "w4s", "w4t", "w3s", "w2s"]
 )
 def test_tiles_with_ragged_edges_are_the_cpus_bits(kind: str, device: HostDevice) -> None:
     """Two products of the same rows, of numbers of rows about those of a tile, and of no whole tile of columns."""

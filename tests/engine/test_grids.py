@@ -18,7 +18,7 @@ from manyhands.engine import golden, grids, library, packing
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
 from manyhands.engine.golden_cases import BackEnd, reals
-from manyhands.engine.golden_small import blocks
+from manyhands.engine.golden_small import blocks, put_half
 from manyhands.engine.library import TYPES, Team
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.memory import Memory
@@ -34,7 +34,9 @@ from tests.engine.test_quants import numbers
 from tests.gguf_files import tiny_gguf
 
 FORMS = tuple(GRIDS)
-GROUPS = {"IQ3_S": 32, "IQ3_XXS": 32, "IQ2_S": 16, "IQ2_XS": 16, "IQ2_XXS": 32}  # numbers that share a scale
+ONES = ("IQ1_S", "IQ1_M")  # whose numbers are 1, 7 and 9 eighths
+# Numbers that share a scale; of IQ1_M what moves them.
+GROUPS = {"IQ3_S": 32, "IQ3_XXS": 32, "IQ2_S": 16, "IQ2_XS": 16, "IQ2_XXS": 32, "IQ1_S": 32, "IQ1_M": 8}
 
 
 def oracle(raw: NDArray[np.uint8], form: str) -> NDArray[np.float32]:
@@ -46,8 +48,8 @@ def every_scale(form: str) -> NDArray[np.uint8]:
     """Random blocks; in turn with a factor that is zero, minus zero, negative, denormal, the largest, infinite, no number."""
     raw = np.random.default_rng(1).integers(0, 256, (48, 3, BLOCKS[form][1]), np.uint8)
     given = np.array([0, 0x8000, 0xB800, 0x0001, 0x83FF, 0x7BFF, 0x7C00, 0xFC00, 0x7E01, 0x3C00, 0x0400, 0x1234], "<u2")
-    raw[:, :, :2] = np.resize(given, (48, 3)).view(np.uint8).reshape(48, 3, 2)
-    raw[7, 1, 2:], raw[8, 2, 2:], raw[9, 0, 2:] = 0, 255, 0x80
+    raw[7, 1], raw[8, 2], raw[9, 0] = 0, 255, 0x80
+    put_half(raw, form, 0, np.resize(given, (48, 3, 1)))
     return raw.reshape(48, -1)
 
 
@@ -69,12 +71,15 @@ def test_what_is_packed_is_what_the_gguf_package_reads(form: str) -> None:
 def test_every_entry_is_read_with_all_signs(form: str) -> None:
     """Each entry of the grid, and each number of the table in both signs, occur in what is compared."""
     raw = np.random.default_rng(2).integers(0, 256, (256, BLOCKS[form][1]), np.uint8)
-    raw[:, :2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    put_half(raw, form, 0, np.ones(1, np.float16))
     want = oracle(raw, form)
     np.testing.assert_array_equal(numbers(pack_blocks(raw, form), KEPT[form], *want.shape), want)
     groups = want.reshape(-1, GROUPS[form])
-    sizes = np.unique(np.rint(groups * (max(grids.SIZES[form]) / np.abs(groups).max(1, keepdims=True))))
-    assert {int(s) for s in sizes} >= {sign * size for size in grids.SIZES[form] for sign in (1, -1)}
+    most = 9 if form in ONES else max(grids.SIZES[form])
+    sizes = np.unique(np.rint(groups * (most / np.abs(groups).max(1, keepdims=True))))
+    assert {int(s) for s in sizes} >= {
+        sign * size for size in ((1, 7, 9) if form in ONES else grids.SIZES[form]) for sign in (1, -1)
+    }
     width = GRIDS[form][1]
     seen = np.unique(np.abs(groups / groups[:, :1]).reshape(-1, width), axis=0)
     assert len(seen) > len(grids.grid(form)) // 2

@@ -42,6 +42,8 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ2_S": (256, 82),
     "IQ2_XS": (256, 74),
     "IQ2_XXS": (256, 66),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
 }
 # Of types whose numbers are entries of a grid: how many entries, of how many numbers each. The package gguf has the grids.
 GRIDS: Final[Mapping[str, tuple[int, int]]] = {
@@ -50,6 +52,8 @@ GRIDS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ2_S": (1024, 8),
     "IQ2_XS": (512, 8),
     "IQ2_XXS": (256, 8),
+    "IQ1_S": (2048, 8),
+    "IQ1_M": (2048, 8),
 }
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 

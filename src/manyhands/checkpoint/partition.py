@@ -51,6 +51,8 @@ _BLOCK_BITS: Final = {
     "IQ2_S": 3.3125,
     "IQ2_XS": 3.3125,
     "IQ2_XXS": 3.3125,
+    "IQ1_S": 2.5625,
+    "IQ1_M": 2.5625,
 }
 _ROW_BITS: Final = {"NVFP4": 32}  # of a row beside its blocks
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}

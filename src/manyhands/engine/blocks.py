@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.engine.grids import iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
+from manyhands.engine.grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -183,4 +183,6 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "IQ2_S": iq2_s,
     "IQ2_XS": iq2_xs,
     "IQ2_XXS": iq2_xxs,
+    "IQ1_S": iq1_s,
+    "IQ1_M": iq1_m,
 }

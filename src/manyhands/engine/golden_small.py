@@ -36,6 +36,16 @@ def uneven(seed: int, *shape: int) -> NDArray[np.float32]:
     return x
 
 
+def put_half(blocks: NDArray[np.uint8], form: str, at: int, halves: NDArray[np.float16] | NDArray[np.uint16]) -> None:
+    """Set the fp16 at byte `at` of blocks [..., bytes]; `halves` [..., 1]. In IQ1_M the one whose bits begin four words."""
+    bits = halves.view(np.uint16)
+    if form != "IQ1_M":
+        blocks[..., at : at + 2] = bits.astype("<u2").view(np.uint8)
+        return
+    fours = (bits >> np.array([0, 4, 8, 12], np.uint16) & np.uint16(15)).astype(np.uint8)
+    blocks[..., 49::2] = blocks[..., 49::2] & 15 | fours << np.uint8(4)
+
+
 def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
     """Rows of blocks (dtypes.BLOCKS): codes of every value, -128 among them; finite scales and minima."""
     size = BLOCKS[form][1]
@@ -43,7 +53,7 @@ def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
     halves = _HALVES[form]
     factors = stored(reals(seed + 1, n, depth, len(halves), around=-3, spread=12), "f16")
     for i, at in enumerate(halves):
-        found[..., at : at + 2] = factors[..., i : i + 1].copy().view(np.uint8)
+        put_half(found, form, at, factors[..., i : i + 1])
     if form == "Q8_0":
         found[0, 0, 2:] = 128
     if form == "MXFP4":

@@ -1,8 +1,8 @@
-"""Block types whose numbers are entries of a grid: IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS.
+"""Block types whose numbers are entries of a grid: IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_S, IQ1_M.
 
-An index names some numbers at once, a bit each their signs. Which numbers, the package gguf knows: llama.cpp's own, loaded
-where such a file is, and held to a digest. The grids enter only what is read: packed weights (native/kernels.h) hold codes
-that name numbers.
+An index names some numbers at once, a bit each their signs; those of IQ1 have signs, and a bit moves eight of them. Which
+numbers, the package gguf knows: llama.cpp's own, loaded where such a file is, and held to a digest. The grids enter only what
+is read: packed weights (native/kernels.h) hold codes that name numbers.
 """
 
 import hashlib
@@ -20,10 +20,11 @@ from manyhands.refusals import installing
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-SIZES: Final = {  # of numbers without their signs
+SIZES: Final = {  # of numbers without their signs; of IQ1 with them
     "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),
     "IQ3_XXS": (4, 12, 20, 28, 36, 44, 52, 62),
     **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS"), (8, 25, 43)),
+    **dict.fromkeys(("IQ1_S", "IQ1_M"), (-1, 0, 1)),
 }
 # Of the bytes of each grid: another one would give a file other numbers, in the same arithmetic class.
 _DIGESTS: Final[Mapping[str, str]] = {
@@ -32,6 +33,7 @@ _DIGESTS: Final[Mapping[str, str]] = {
     "IQ2_S": "1d4ca1e2fbd2be07",
     "IQ2_XS": "e9567eb15257b717",
     "IQ2_XXS": "886814bc08b03100",
+    **dict.fromkeys(("IQ1_S", "IQ1_M"), "bf92c60e2ed15644"),
 }
 _SEVENS: Final = np.arange(4, dtype=np.uint32) * np.uint32(7)
 
@@ -144,3 +146,31 @@ def iq2_xxs(b: Bytes) -> Floats:
     entries = b[:, 2:66].reshape(len(b), 8, 8)[:, :, :4].reshape(len(b), 32)
     scales = (words[:, :, 1] >> np.uint32(28)).astype(np.uint8)
     return _scaled(_half(b), scales, 0.125, _numbers("IQ2_XXS", entries, signs))
+
+
+def _ones(d: Floats, scales: Bytes, entries: NDArray[np.integer[Any]], is_less: Bytes) -> Floats:
+    """Of entries [blocks, 32] of IQ1's grid: d (1 + 2 scale) / 8 times (8 number + 1, or - 1 where `is_less`); all is exact."""
+    numbers = np.array(SIZES["IQ1_S"], np.float32)[grid("IQ1_S")][entries] * np.float32(8)
+    moved = numbers + np.where(is_less, np.float32(-1), np.float32(1))[..., None]
+    return _scaled(d, scales, 0.125, moved.reshape(len(entries), 256))
+
+
+def iq1_s(b: Bytes) -> Floats:
+    """Blocks of IQ1_S: indices of 11 bits, the highest three in words of them, a scale and the moving bit for 32 numbers."""
+    words = np.ascontiguousarray(b[:, 34:50]).view("<u2")
+    highs = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)).reshape(len(b), 32)
+    is_less = np.repeat((words >> np.uint16(15)).astype(np.uint8), 4, axis=1)
+    scales = (words >> np.uint16(12) & np.uint16(7)).astype(np.uint8)
+    return _ones(_half(b), scales, b[:, 2:34] | highs << np.uint16(8), is_less)
+
+
+def iq1_m(b: Bytes) -> Floats:
+    """Blocks of IQ1_M: as IQ1_S, with the moving bit for 8 numbers; words of four scales for 16 and 4 bits of the fp16."""
+    highs = _nibbles(b[:, 32:48])
+    words = np.ascontiguousarray(b[:, 48:56]).view("<u2")
+    d = (words >> np.uint16(12) << np.array([0, 4, 8, 12], np.uint16)).sum(1, dtype=np.uint16)
+    scales = (
+        (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)).astype(np.uint8).reshape(len(b), 16)
+    )
+    entries = b[:, :32] | (highs & np.uint8(7)).astype(np.uint16) << np.uint16(8)
+    return _ones(d.view(np.float16).astype(np.float32)[:, None], scales, entries, highs >> np.uint8(3))

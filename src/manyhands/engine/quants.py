@@ -33,8 +33,10 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "IQ3_S": "w4s",
     "IQ3_XXS": "w4t",
     "IQ2_S": "w3s",
+    "IQ1_S": "w2s",
     "IQ2_XS": "w3s",
     "IQ2_XXS": "w3s",
+    "IQ1_M": "w2s",
 }
 FORMS: Final = {form: TYPES["w8"] + i for i, form in enumerate(KEPT)}  # by the number that C gives them
 SMALL: Final = frozenset(KEPT.values())

@@ -2,7 +2,7 @@
  * weights"; how a panel holds them: engine/native/kernels.h). A group's sum of integers is exact, so its order is free; groups follow one
  * another, each an fma or two onto the sum. */
 
-enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S }; /* engine/library.py, TYPES */
+enum { W8 = 3, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S, W2S }; /* engine/library.py, TYPES */
 enum { NEST = 8, SMALL_STEPS = THREADS / SIDE };
 
 /* 32 numbers of a row: number i is codes[i] * scale, four codes in a word; sums: of the first 16 codes, and of the others. */
@@ -48,13 +48,13 @@ KERNEL(group_rows)
     ((Group *)a.out)[step * a.out_stride + row] = group;
 }
 
-template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K || TYPE == W3S ? 3 : TYPE == W2K ? 2 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
+template <int TYPE> INLINE constexpr int code_bits() { return TYPE == W8 ? 8 : TYPE == W6K ? 6 : TYPE == W3K || TYPE == W3S ? 3 : TYPE == W2K || TYPE == W2S ? 2 : TYPE == W5 || TYPE == W5M || TYPE == W5K ? 5 : 4; }
 template <int TYPE> INLINE constexpr int code_bytes() { return code_bits<TYPE>() * DEPTH * SIDE / 8; }
 template <int TYPE> INLINE constexpr bool has_floats() { return TYPE == W4F || TYPE == W4H; }
-template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : has_floats<TYPE>() ? 12 : TYPE == W3K ? 4 : 0; }
+template <int TYPE> INLINE constexpr int code_offset() { return TYPE == W4 ? 8 : TYPE == W5 ? 16 : TYPE == W6K ? 32 : has_floats<TYPE>() ? 12 : TYPE == W3K ? 4 : TYPE == W2S ? 16 : 0; }
 template <int TYPE> INLINE constexpr bool is_table_nested() { return TYPE == W4X || TYPE == W4S || TYPE == W4T; }
-template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || is_table_nested<TYPE>() || TYPE == W3K || TYPE == W2K || TYPE == W3S; }
-template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K || TYPE == W2K || TYPE == W3S; }
+template <int TYPE> INLINE constexpr bool is_nested() { return (TYPE >= W4K && TYPE <= W6K) || is_table_nested<TYPE>() || TYPE == W3K || TYPE == W2K || TYPE == W3S || TYPE == W2S; }
+template <int TYPE> INLINE constexpr bool has_halves() { return TYPE == W6K || TYPE == W3K || TYPE == W2K || TYPE == W3S || TYPE == W2S; }
 template <int TYPE> INLINE constexpr bool has_table() { return TYPE == W4N || is_table_nested<TYPE>() || TYPE == W3S; }
 template <int TYPE> INLINE constexpr bool has_minima() { return TYPE == W4M || TYPE == W5M || TYPE == W4K || TYPE == W5K || TYPE == W2K; }
 template <int TYPE> INLINE constexpr bool has_two() { return has_minima<TYPE>() || TYPE == W4H; } /* fma's a step */
@@ -130,7 +130,12 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
                 continue;
             }
             const signed char own = (signed char)subs[2 * c + half];
-            found.halves[half] = TYPE == W2K ? own & 15 : own, found.minima[half] = own >> 4 & 15;
+            found.halves[half] = code_bits<TYPE>() == 2 ? own & 15 : own, found.minima[half] = own >> 4 & 15;
+            if (TYPE == W2S) { /* a bit of eight numbers: one less, not more */
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    found.words[4 * half + j] = (found.words[4 * half + j] << 3) + (own >> (4 + j / 2) & 1 ? 0x07070707 : 0x09090909);
+            }
         }
     }
     if (has_floats<TYPE>() || has_table<TYPE>()) {
@@ -154,7 +159,7 @@ template <int TYPE> INLINE Codes codes_of(const unsigned char *panel, int depth,
         found.least = from_f16(((const half_t *)factors)[SIDE + c]);
     if (TYPE == W2K)
         found.least = minus(found.least);
-    if (TYPE == W4T || TYPE == W3S)
+    if (TYPE == W4T || TYPE == W3S || TYPE == W2S)
         found.scale = found.scale * (TYPE == W4T ? 0.25f : 0.125f);
     if (is_table_nested<TYPE>())
         found.scale = found.scale * (float)(signed char)subs[c];
@@ -268,6 +273,7 @@ SMALLS(W4H)
 SMALLS(W4S)
 SMALLS(W4T)
 SMALLS(W3S)
+SMALLS(W2S)
 
 /* As expert_product, of groups. */
 #define SMALL_EXPERT(type)                                                                                                  \
@@ -302,3 +308,4 @@ SMALL_EXPERT(W4H)
 SMALL_EXPERT(W4S)
 SMALL_EXPERT(W4T)
 SMALL_EXPERT(W3S)
+SMALL_EXPERT(W2S)

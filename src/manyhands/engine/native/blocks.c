@@ -4,9 +4,9 @@
 #include "kernels.h"
 #include "plan.h"
 
-/* Blocks of two more forms than there are types; W3S's first is IQ2_S. */
-enum { IQ2_XS = TYPES, IQ2_XXS, FORM_END };
-static int64_t type_of(int64_t form) { return form < TYPES ? form : W3S; }
+/* Blocks of three more forms than there are types; W3S's first is IQ2_S, W2S's IQ1_S. */
+enum { IQ2_XS = TYPES, IQ2_XXS, IQ1_M, FORM_END };
+static int64_t type_of(int64_t form) { return form < TYPES ? form : form == IQ1_M ? W2S : W3S; }
 /* Steps of a block, its bytes, and where its low codes begin; by form, from W8 on. */
 typedef struct {
     int64_t steps, bytes, codes;
@@ -15,7 +15,7 @@ static const Form FORMS[FORM_END - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 
                                        {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1},
                                        {1, 19, 3}, {1, 18, 2},  {8, 136, 8},  {8, 110, 32},
                                        {8, 84, 16}, {1, 22, 6}, {8, 110, 2}, {8, 98, 2},
-                                       {8, 82, 2},  {8, 74, 2},  {8, 66, 2}};
+                                       {8, 82, 2},  {8, 50, 2}, {8, 74, 2},  {8, 66, 2}, {8, 56, 0}};
 enum { SCALES = 4, FIFTHS = 16, SIXTHS = 128, PAIRS = 192, SHARED = 208 }; /* of Q4_K and Q5_K; of Q5_K; of Q6_K */
 enum { SIXES = 96, SHARED_3 = 108, SHARED_2 = 80 };                       /* of Q3_K; of Q2_K */
 
@@ -140,7 +140,7 @@ static void put_table(const uint8_t *block, uint8_t *codes, uint8_t *factors, in
 }
 
 /* A step of a block whose numbers are entries of a grid: which word of the grid has four numbers each, a bit for each number that is
- * negative, and the scales of both halves. */
+ * negative (of IQ1 for all eight: one less), and the scales of both halves. */
 typedef struct {
     uint32_t words[DEPTH / 4];
     uint8_t signs[4];
@@ -148,6 +148,8 @@ typedef struct {
 } GridStep;
 enum { HIGHS_3 = 66, SIGNS_3 = 74, SCALES_3 = 106, SIGNS_3X = 66 };             /* of IQ3_S; of IQ3_XXS */
 enum { SIGNS_2 = 34, HIGHS_2 = 66, SCALES_2 = 74, SCALES_2X = 66, WORDS_2 = 2 }; /* of IQ2_S; of IQ2_XS; of IQ2_XXS */
+
+enum { HIGHS_1 = 34, HIGHS_1M = 32, SCALES_1M = 48 };                           /* of IQ1_S; of IQ1_M */
 
 /* 7 signs -> 8: the number of them that are negative is even. */
 static uint8_t even_signs(uint32_t seven) { return (uint8_t)((seven & 127) | (uint32_t)__builtin_parity(seven & 127) << 7); }
@@ -182,11 +184,54 @@ static GridStep step_of_eights(int64_t form, const uint8_t *block, int64_t i)
     return found;
 }
 
+/* Step i of a block of IQ1_S or IQ1_M: likewise, 3 bits of each entry and the bit for its numbers apart. */
+static GridStep step_of_ones(int64_t form, const uint8_t *block, int64_t i)
+{
+    GridStep found;
+    const uint8_t *low = block + (form == IQ1_M ? 0 : 2) + 4 * i, *high = block + (form == IQ1_M ? HIGHS_1M : HIGHS_1) + 2 * i;
+    const uint32_t both = high[0] | (uint32_t)high[1] << 8;
+    for (int64_t j = 0; j < 4; j++) {
+        const uint32_t entry = low[j] | (both >> (form == IQ1_M ? 4 : 3) * j & 7) << 8;
+        found.words[2 * j] = 2 * entry, found.words[2 * j + 1] = 2 * entry + 1;
+        found.signs[j] = both >> (form == IQ1_M ? 4 * j + 3 : 15) & 1;
+    }
+    const uint8_t *own = block + SCALES_1M + i / 2 * 2; /* of IQ1_M: four scales of 3 bit, and 4 bits of the block's */
+    const uint32_t scales = form == IQ1_M ? (own[0] | (uint32_t)own[1] << 8) >> i % 2 * 6 : (both >> 12 & 7) * 9;
+    found.scales[0] = scales & 7, found.scales[1] = scales >> 3 & 7;
+    return found;
+}
+
+/* The fp16 of a block: IQ1_M has 4 bits of it in each of four words. */
+static uint16_t shared_of_ones(int64_t form, const uint8_t *block)
+{
+    uint16_t found = (uint16_t)(block[0] | block[1] << 8);
+    for (int64_t i = 0; i < 4 && form == IQ1_M; i++)
+        found = (uint16_t)(found >> 4 | block[SCALES_1M + 2 * i + 1] >> 4 << 12);
+    return found;
+}
+
 /* Four codes of a table of 2 `half` numbers: places among its positive ones, which are its second half; negative where `signs` has a bit. */
 static uint32_t signed_places(uint32_t places, uint32_t signs, uint32_t half)
 {
     const uint32_t each = 0x01010101;
     return ((places & each * (half - 1)) | each * half) ^ ((signs & 15) * 0x00204081 & each) * (2 * half - 1);
+}
+
+/* A block of IQ1_S or IQ1_M -> column c of NEST steps. */
+static void put_ones(int64_t form, const uint8_t *block, const uint32_t *grid, uint8_t *codes, uint8_t *factors, int64_t c)
+{
+    uint8_t *subs = factors + shared_bytes(W2S) + 2 * c;
+    const uint16_t shared = shared_of_ones(form, block);
+    memcpy(factors + 2 * c, &shared, 2);
+    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(W2S), subs += own_bytes(W2S)) {
+        const GridStep step = step_of_ones(form, block, i);
+        uint8_t numbers[DEPTH];
+        for (int64_t j = 0; j < DEPTH / 4; j++)
+            put_word(grid[step.words[j]], numbers + 4 * j);
+        put_twos(numbers, 0, codes + c * 4);
+        for (int64_t half = 0; half < 2; half++)
+            subs[half] = (uint8_t)(1 + 2 * step.scales[half] + step.signs[2 * half] * 16 + step.signs[2 * half + 1] * 32);
+    }
 }
 
 /* A block of 256 numbers of a grid -> column c of NEST steps. */
@@ -215,7 +260,7 @@ static void put_grid(int64_t form, const uint8_t *block, const uint32_t *grid, u
 /* Words of four numbers that the grid of a form has; 0: it has none. */
 static int64_t grid_words(int64_t form)
 {
-    return form == W4S || form == IQ2_XXS ? 512 : form == W4T ? 256 : form == W3S ? 2048 : form == IQ2_XS ? 1024 : 0;
+    return form == W4S || form == IQ2_XXS ? 512 : form == W4T ? 256 : form == W3S ? 2048 : form == IQ2_XS ? 1024 : form == W2S || form == IQ1_M ? 4096 : 0;
 }
 
 /* A block of 256 numbers -> column c of NEST steps. */
@@ -253,7 +298,9 @@ static void put_nested(int64_t type, const uint8_t *block, uint8_t *codes, uint8
 static void put_block(int64_t form, const uint8_t *block, const uint32_t *grid, uint8_t *codes, uint8_t *factors, int64_t c)
 {
     const int64_t type = type_of(form);
-    if (grid_words(form))
+    if (type == W2S)
+        put_ones(form, block, grid, codes, factors, c);
+    else if (grid_words(form))
         put_grid(form, block, grid, codes, factors, c);
     else if (is_nested(type))
         put_nested(type, block, codes, factors, c);

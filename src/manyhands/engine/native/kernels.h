@@ -28,8 +28,9 @@ enum { EXPANDED_FLOATS = 2 * EXPANDED * DEPTH * SIDE, SCRATCH_BYTES = (EXPANDED_
  *   W3K, W2K  nested; of 3 bit less 4, of 2 bit; a scale for 16 numbers, and of W2K a minimum for them
  *   W4H       floats of 4 bit (E2M1); a scale of 8 bit (E4M3) for 16 numbers, and one in fp32 for all of a column
  *   W4S, W4T  nested; of 4 bit, which name a number of IQ3_S's table, of IQ3_XXS's; a scale
- *   W3S       nested; of 3 bit, which name a number of IQ2's table; a scale of 4 bit for 16 numbers */
-#define TYPE_NAMES BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S
+ *   W3S       nested; of 3 bit, which name a number of IQ2's table; a scale of 4 bit for 16 numbers
+ *   W2S       nested; of 2 bit, eight times which less 8, one more or less as a bit for 8 numbers says; a scale of 4 bit for 16 */
+#define TYPE_NAMES BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, W4N, W4X, W3K, W2K, W4H, W4S, W4T, W3S, W2S
 enum { TYPE_NAMES, TYPES };
 /* Codes of 8 bit as caches hold them, no types of a matrix: of values; of keys, each step of which ends with its columns' scales (bf16). */
 enum { CODES = -1, SCALED = -2 };
@@ -190,13 +191,14 @@ static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_
  *   W6K, W3K       16 pairs of scales
  *   W4X, W4S, W4T  16 scales with a sign
  *   W3S            16 pairs of 4 bit: scales of the first and second half
- *   W2K            16 pairs, of 4 bit each: scale, then minimum */
+ *   W2K            16 pairs, of 4 bit each: scale, then minimum
+ *   W2S            16 pairs: a scale of 4 bit, then a bit each of numbers [0, 8) and [8, 16): one less, not more */
 enum { NEST = 8 }; /* steps that share factors */
 /* A table, and a scale of a byte for 32 numbers. */
 static inline int is_table_nested(int64_t type) { return type == W4X || type == W4S || type == W4T; }
-static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || is_table_nested(type) || type == W3K || type == W2K || type == W3S; }
+static inline int is_nested(int64_t type) { return (type >= W4K && type <= W6K) || is_table_nested(type) || type == W3K || type == W2K || type == W3S || type == W2S; }
 /* A scale for 16 numbers. */
-static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W3S || type == W4H; }
+static inline int has_halves(int64_t type) { return type == W6K || type == W3K || type == W2K || type == W3S || type == W2S || type == W4H; }
 static inline int fits_tiles(int64_t type) { return !has_halves(type) || type == W4H; } /* AMX's: of small weights */
 static inline int has_floats(int64_t type) { return type == W4F || type == W4H; }
 static inline int has_table(int64_t type) { return type == W4N || is_table_nested(type) || type == W3S; }
@@ -206,11 +208,11 @@ static inline int64_t code_bits(int64_t type)
     return type == W8                                 ? 8
            : type == W6K                              ? 6
            : type == W3K || type == W3S               ? 3
-           : type == W2K                              ? 2
+           : type == W2K || type == W2S               ? 2
            : type == W5 || type == W5M || type == W5K ? 5
                                                       : 4;
 }
-static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : has_floats(type) ? 12 : type == W3K ? 4 : 0; }
+static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : has_floats(type) ? 12 : type == W3K ? 4 : type == W2S ? 16 : 0; }
 static inline int64_t code_bytes(int64_t type) { return code_bits(type) * DEPTH * SIDE / 8; }
 static inline int64_t shared_bytes(int64_t type) { return has_minima(type) ? 4 * SIDE : 2 * SIDE; } /* of NEST steps */
 static inline int64_t own_bytes(int64_t type) { return is_table_nested(type) || type == W3S ? SIDE : 2 * SIDE; } /* of each */
@@ -259,9 +261,11 @@ static inline const int8_t *names_of(int64_t type)
     return type == W4S ? IQ3_S : type == W4T ? IQ3_XXS : type == W3S ? IQ2 : has_floats(type) ? (const int8_t *)E2M1 : IQ4;
 }
 /* A power of two that scales are times. */
-static inline float unit_of(int64_t type) { return type == W4T ? 0.25f : type == W3S ? 0.125f : 1; }
+static inline float unit_of(int64_t type) { return type == W4T ? 0.25f : type == W3S || type == W2S ? 0.125f : 1; }
 /* Of W3S: the scale of half a step. */
 static inline int half_scale(uint8_t both, int64_t half) { return 1 + 2 * (both >> 4 * half & 15); }
+/* Of W2S: what number k of column c of a step is less by than get_code says. */
+static inline int less_at(const uint8_t *subs, int64_t k, int64_t c) { return subs[2 * c + k / SIDE] >> (4 + k % SIDE / 8) << 1 & 2; }
 /* Number k of column c of a step, less the type's offset, or what it names. */
 static inline int get_code(int64_t type, const int8_t *names, const uint8_t *codes, int64_t k, int64_t c)
 {
@@ -270,9 +274,9 @@ static inline int get_code(int64_t type, const int8_t *names, const uint8_t *cod
     if (type == W8)
         return (int8_t)codes[k / 4 * 64 + place];
     if (code_bits(type) < 4) {
-        int third = type == W2K ? 0 : codes[128 + place] >> (4 * half + four) & 1;
+        int third = code_bits(type) == 2 ? 0 : codes[128 + place] >> (4 * half + four) & 1;
         int code = (codes[half * 64 + place] >> 2 * four & 3) + third * 4;
-        return has_table(type) ? names[code] : code - code_offset(type);
+        return has_table(type) ? names[code] : (type == W2S ? 8 * code + 9 : code) - code_offset(type);
     }
     int code = codes[four * 64 + place] >> 4 * half & 15;
     if (code_bits(type) == 5)

@@ -215,14 +215,14 @@ static void unpack_small(int64_t type, const uint8_t *panel, int64_t depth, int6
         double code = get_code(type, names_of(type), panel + i / DEPTH * code_bytes(type), i % DEPTH, column);
         double scale = type == W4F ? (factors[column] ? real_of((uint32_t)(factors[column] - 1) << 23) : 0) : widen_f16(halves[column]);
         double least = has_minima(type) ? widen_f16(halves[SIDE + column]) : 0;
-        code -= type == W4Z ? zero_at(factors, column) : 0;
+        code -= type == W4Z ? zero_at(factors, column) : type == W2S ? less_at(subs, i % DEPTH, column) : 0;
         uint8_t own = has_halves(type) && type != W4H && type != W3S ? subs[2 * column + i % DEPTH / SIDE] : 0;
         if (type == W4H)
             scale = widen_f16((uint16_t)(factors[i % DEPTH / SIDE * SIDE + column] << 7)) * column_scales_at(panel, depth)[column];
         else if (type == W2K)
             scale *= own & 15, least *= -(double)(own >> 4);
-        else if (type == W3S)
-            scale *= unit_of(type) * (float)half_scale(subs[column], i % DEPTH / SIDE);
+        else if (type == W3S || type == W2S)
+            scale *= unit_of(type) * (float)(type == W2S ? own & 15 : half_scale(subs[column], i % DEPTH / SIDE));
         else if (has_halves(type))
             scale *= (int8_t)own;
         else if (is_table_nested(type))

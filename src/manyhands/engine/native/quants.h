@@ -13,7 +13,7 @@
 /* What is added to each code of nibbles_product, whose dot product takes unsigned ones. */
 INLINE int32_t added_to(int64_t type, int has_dot) { return has_table(type) && has_dot ? 128 : code_offset(type); }
 /* The same of halves_product, as a power of two; -1: nothing. */
-INLINE int added_power(int64_t type, int has_dot) { return type == W6K ? 5 : type == W3K ? 2 : type == W3S && has_dot ? 7 : -1; }
+INLINE int added_power(int64_t type, int has_dot) { return type == W6K ? 5 : type == W2S ? 4 : type == W3K ? 2 : type == W3S && has_dot ? 7 : -1; }
 
 /* ---- sixteen int32 sums, one a column: (4 numbers of a row) times (4 numbers of 16 columns) at a time ---- */
 
@@ -143,10 +143,15 @@ INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, c
     }
 }
 
-/* Four codes of 3 or 2 bit of each column: numbers 4 four .. 4 four + 3 of a half of a step. */
-INLINE __m512i threes_of(int64_t type, const uint8_t *codes, int half, int four)
+/* Four codes of 3 or 2 bit of each column: numbers 4 four .. 4 four + 3 of a half of a step; of W2S those numbers more by its offset. */
+INLINE __m512i threes_of(int64_t type, const uint8_t *codes, const uint8_t *subs, int half, int four)
 {
     __m512i twos = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(codes + half * 64), 2 * four), _mm512_set1_epi8(3));
+    if (type == W2S) {
+        const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)subs));
+        const __mmask16 is_less = _mm512_test_epi32_mask(pairs, _mm512_set1_epi32(1 << (16 * half + 4 + four / 2)));
+        return _mm512_add_epi8(_mm512_slli_epi16(twos, 3), _mm512_mask_blend_epi32(is_less, _mm512_set1_epi8(9), _mm512_set1_epi8(7)));
+    }
     if (type == W2K)
         return twos;
     __m512i thirds = _mm512_loadu_si512(codes + 128);
@@ -170,7 +175,7 @@ INLINE __m512i pairs_of(int64_t type, const uint8_t *scales)
         return _mm512_or_si512(_mm512_slli_epi32(pairs, 1), _mm512_set1_epi32(0x10001));
     }
     __m256i own = _mm256_loadu_si256((const __m256i *)scales);
-    return _mm512_cvtepi8_epi16(type == W2K ? _mm256_and_si256(own, _mm256_set1_epi8(15)) : own);
+    return _mm512_cvtepi8_epi16(code_bits(type) == 2 ? _mm256_and_si256(own, _mm256_set1_epi8(15)) : own);
 }
 
 INLINE __m512i pairs_product(int64_t type, __m512i w, const int8_t *row)
@@ -197,7 +202,7 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             if (type != W6K) {
-                w[0][i] = threes_of(type, codes, 0, j + i), w[1][i] = threes_of(type, codes, 1, j + i);
+                w[0][i] = threes_of(type, codes, scales, 0, j + i), w[1][i] = threes_of(type, codes, scales, 1, j + i);
                 if (has_table(type))
                     w[0][i] = _mm512_shuffle_epi8(names, w[0][i]), w[1][i] = _mm512_shuffle_epi8(names, w[1][i]);
                 continue;
@@ -379,11 +384,16 @@ INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, c
     }
 }
 
-/* Four codes of 3 or 2 bit of each of eight columns: numbers 4 four .. 4 four + 3 of a half of a step. */
-INLINE __m256i threes_of(int64_t type, const uint8_t *codes, int half, int four)
+/* Four codes of 3 or 2 bit of each of eight columns: numbers 4 four .. 4 four + 3 of a half of a step; of W2S those numbers more by its offset. */
+INLINE __m256i threes_of(int64_t type, const uint8_t *codes, const uint8_t *subs, int half, int four)
 {
     __m256i twos = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)(codes + half * 64)), 2 * four);
     twos = _mm256_and_si256(twos, _mm256_set1_epi8(3));
+    if (type == W2S) {
+        const __m256i bit = _mm256_set1_epi32(1 << (16 * half + 4 + four / 2)), pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)subs));
+        const __m256i less = _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_and_si256(pairs, bit), bit), _mm256_set1_epi8(2));
+        return _mm256_add_epi8(_mm256_slli_epi16(twos, 3), _mm256_sub_epi8(_mm256_set1_epi8(9), less));
+    }
     if (type == W2K)
         return twos;
     __m256i thirds = _mm256_loadu_si256((const __m256i *)(codes + 128));
@@ -409,7 +419,7 @@ INLINE __m256i pairs_of(int64_t type, const uint8_t *scales)
         return _mm256_or_si256(_mm256_slli_epi32(pairs, 1), _mm256_set1_epi32(0x10001));
     }
     __m128i own = _mm_loadu_si128((const __m128i *)scales);
-    return _mm256_cvtepi8_epi16(type == W2K ? _mm_and_si128(own, _mm_set1_epi8(15)) : own);
+    return _mm256_cvtepi8_epi16(code_bits(type) == 2 ? _mm_and_si128(own, _mm_set1_epi8(15)) : own);
 }
 
 INLINE __m256i pairs_product(int64_t type, __m256i w, const int8_t *row)
@@ -435,7 +445,7 @@ INLINE void half_columns(int64_t type, int has_dot, int count, const char *rows,
         for (int j = 0; j < 4; j += 2) {
             __m256i a, b;
             if (type != W6K)
-                a = threes_of(type, codes, half, j), b = threes_of(type, codes, half, j + 1);
+                a = threes_of(type, codes, scales, half, j), b = threes_of(type, codes, scales, half, j + 1);
             if (type == W3S)
                 a = _mm256_shuffle_epi8(names, a), b = _mm256_shuffle_epi8(names, b);
             if (type == W6K) {
@@ -520,11 +530,16 @@ INLINE Names names_at(int64_t type, int64_t own, int has_dot)
     return vld1q_s8(names_of(own));
 }
 
-/* Sixteen codes of numbers 4 j .. 4 j + 3 of a half of a step, of columns 4 i .. 4 i + 3. */
-INLINE int8x16_t codes_of(int64_t type, Names names, const uint8_t *codes, int half, int j, int i)
+/* Sixteen codes of numbers 4 j .. 4 j + 3 of a half of a step, of columns 4 i .. 4 i + 3; of W2S those numbers more by its offset. */
+INLINE int8x16_t codes_of(int64_t type, Names names, const uint8_t *codes, const uint8_t *subs, int half, int j, int i)
 {
     if (code_bits(type) < 4) {
         uint8x16_t twos = vandq_u8(vshlq_u8(vld1q_u8(codes + half * 64 + i * 16), vdupq_n_s8((int8_t)(-2 * j))), vdupq_n_u8(3));
+        if (type == W2S) {
+            uint32x4_t is_less = vtstq_u32(vreinterpretq_u32_u16(vmovl_u8(vld1_u8(subs + 8 * i))), vdupq_n_u32(1u << (16 * half + 4 + j / 2)));
+            uint8x16_t less = vandq_u8(vreinterpretq_u8_u32(is_less), vdupq_n_u8(2));
+            return vreinterpretq_s8_u8(vaddq_u8(vshlq_n_u8(twos, 3), vsubq_u8(vdupq_n_u8(9), less)));
+        }
         if (type == W2K)
             return vreinterpretq_s8_u8(twos);
         uint8x16_t thirds = vshlq_u8(vld1q_u8(codes + 128 + i * 16), vdupq_n_s8((int8_t)(2 - 4 * half - j)));
@@ -553,11 +568,11 @@ INLINE int32x4_t zeros_of(const uint8_t *factors, int i)
     return vreinterpretq_s32_u32(vmovl_u16(i % 2 ? vget_high_u16(zeros) : vget_low_u16(zeros)));
 }
 
-INLINE int32x4_t half_product(int64_t type, Names names, int has_dot, const Group *group, const uint8_t *codes, int half, int i)
+INLINE int32x4_t half_product(int64_t type, Names names, int has_dot, const Group *group, const uint8_t *codes, const uint8_t *subs, int half, int i)
 {
     int32x4_t sums = vdupq_n_s32(0);
     for (int j = 0; j < 4; j++)
-        sums = dot(has_dot, sums, codes_of(type, names, codes, half, j, i), four_of(group->codes + 16 * half + 4 * j));
+        sums = dot(has_dot, sums, codes_of(type, names, codes, subs, half, j, i), four_of(group->codes + 16 * half + 4 * j));
     return sums;
 }
 
@@ -566,11 +581,11 @@ INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, c
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         if (type == W4H) {
-            out[r] = to_reals(EACH(Sums, half_product(type, names, has_dot, group, codes, 0, i)), code_offset(type) * group->sums[0]);
-            second[r] = to_reals(EACH(Sums, half_product(type, names, has_dot, group, codes, 1, i)), code_offset(type) * group->sums[1]);
+            out[r] = to_reals(EACH(Sums, half_product(type, names, has_dot, group, codes, factors, 0, i)), code_offset(type) * group->sums[0]);
+            second[r] = to_reals(EACH(Sums, half_product(type, names, has_dot, group, codes, factors, 1, i)), code_offset(type) * group->sums[1]);
             continue;
         }
-        Sums sums = EACH(Sums, vaddq_s32(half_product(type, names, has_dot, group, codes, 0, i), half_product(type, names, has_dot, group, codes, 1, i)));
+        Sums sums = EACH(Sums, vaddq_s32(half_product(type, names, has_dot, group, codes, factors, 0, i), half_product(type, names, has_dot, group, codes, factors, 1, i)));
         if (type == W4Z)
             sums = EACH(Sums, vmlsq_s32(sums.q[i], zeros_of(factors, i), vdupq_n_s32(group_sum(group))));
         out[r] = to_reals(sums, code_offset(type) * group_sum(group));
@@ -598,7 +613,7 @@ INLINE int32x4_t pairs_of(int64_t type, const uint8_t *scales, int i)
         return vreinterpretq_s32_u32(vorrq_u32(vshlq_n_u32(pairs, 1), vdupq_n_u32(0x10001)));
     }
     int8x8_t own = vld1_s8((const int8_t *)scales + 8 * i);
-    return vreinterpretq_s32_s16(vmovl_s8(type == W2K ? vand_s8(own, vdup_n_s8(15)) : own));
+    return vreinterpretq_s32_s16(vmovl_s8(code_bits(type) == 2 ? vand_s8(own, vdup_n_s8(15)) : own));
 }
 
 /* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
@@ -610,8 +625,8 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
         Sums sums;
         for (int i = 0; i < 4; i++) {
             int32x4_t pairs = pairs_of(type, scales, i);
-            int32x4_t a = vsubq_s32(half_product(type, names, has_dot, group, codes, 0, i), vdupq_n_s32(code_offset(type) * group->sums[0]));
-            int32x4_t b = vsubq_s32(half_product(type, names, has_dot, group, codes, 1, i), vdupq_n_s32(code_offset(type) * group->sums[1]));
+            int32x4_t a = vsubq_s32(half_product(type, names, has_dot, group, codes, scales, 0, i), vdupq_n_s32(code_offset(type) * group->sums[0]));
+            int32x4_t b = vsubq_s32(half_product(type, names, has_dot, group, codes, scales, 1, i), vdupq_n_s32(code_offset(type) * group->sums[1]));
             sums.q[i] = vmlaq_s32(vmulq_s32(a, vshrq_n_s32(vshlq_n_s32(pairs, 16), 16)), b, vshrq_n_s32(pairs, 16));
         }
         out[r] = to_reals(sums, 0);
@@ -641,11 +656,11 @@ INLINE Names names_at(int64_t type, int64_t own, int has_dot)
 }
 
 /* Of 16 columns: the sum of numbers [first, end) of a step. */
-INLINE void sum_codes(int64_t type, Names names, const Group *group, const uint8_t *codes, int first, int end, int32_t *sums)
+INLINE void sum_codes(int64_t type, Names names, const Group *group, const uint8_t *codes, const uint8_t *subs, int first, int end, int32_t *sums)
 {
     for (int k = first; k < end; k++)
         for (int c = 0; c < SIDE; c++)
-            sums[c] += get_code(type, names, codes, k, c) * group->codes[k];
+            sums[c] += (get_code(type, names, codes, k, c) - (type == W2S ? less_at(subs, k, c) : 0)) * group->codes[k];
 }
 
 INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out, V *second)
@@ -653,9 +668,9 @@ INLINE void nibbles_product(int64_t type, Names names, int has_dot, int count, c
     (void)has_dot;
     for (int r = 0; r < count; r++) {
         int32_t sums[SIDE] = {0}, others[SIDE] = {0};
-        sum_codes(type, names, group_at(rows, r * step), codes, 0, type == W4H ? DEPTH / 2 : DEPTH, sums);
+        sum_codes(type, names, group_at(rows, r * step), codes, factors, 0, type == W4H ? DEPTH / 2 : DEPTH, sums);
         if (type == W4H) {
-            sum_codes(type, names, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, others);
+            sum_codes(type, names, group_at(rows, r * step), codes, factors, DEPTH / 2, DEPTH, others);
             second[r] = EACH(V, (float)others[i]);
         }
         for (int c = 0; type == W4Z && c < SIDE; c++)
@@ -675,7 +690,7 @@ INLINE int scale_of_half(int64_t type, const uint8_t *scales, int64_t c, int hal
 {
     if (type == W3S)
         return half_scale(scales[c], half);
-    return type == W2K ? scales[2 * c + half] & 15 : (int8_t)scales[2 * c + half];
+    return code_bits(type) == 2 ? scales[2 * c + half] & 15 : (int8_t)scales[2 * c + half];
 }
 
 /* Codes of 6, 3 or 2 bit, or numbers that they name, each half of a step times its scale. */
@@ -684,8 +699,8 @@ INLINE void halves_product(int64_t type, int has_dot, int count, const char *row
     const Names names = names_at(type, type, has_dot);
     for (int r = 0; r < count; r++) {
         int32_t a[SIDE] = {0}, b[SIDE] = {0};
-        sum_codes(type, names, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
-        sum_codes(type, names, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
+        sum_codes(type, names, group_at(rows, r * step), codes, scales, 0, DEPTH / 2, a);
+        sum_codes(type, names, group_at(rows, r * step), codes, scales, DEPTH / 2, DEPTH, b);
         out[r] = EACH(V, (float)(a[i] * scale_of_half(type, scales, i, 0) + b[i] * scale_of_half(type, scales, i, 1)));
     }
 }
@@ -805,9 +820,9 @@ enum { DOTS = 1, MOST_WITHOUT = MOST_TOGETHER };
 #endif
 /* Those whose chains differ; and all, as they are numbered. */
 #define EACH_KIND(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
-    each(W4X) each(W3K) each(W2K) each(W4H) each(W3S)
+    each(W4X) each(W3K) each(W2K) each(W4H) each(W3S) each(W2S)
 #define EACH_SMALL(each) each(W8) each(W4) each(W4M) each(W5) each(W5M) each(W4K) each(W5K) each(W6K) each(W4F) each(W4Z) each(W4N) \
-    each(W4X) each(W3K) each(W2K) each(W4H) each(W4X) each(W4X) each(W3S)
+    each(W4X) each(W3K) each(W2K) each(W4H) each(W4X) each(W4X) each(W3S) each(W2S)
 EACH_KIND(EACH_DOT)
 static GroupChain *const GROUP_CHAINS[TYPES - W8][DOTS][MOST_TOGETHER] = {EACH_SMALL(NAMES_OF)};
 #undef GROUP_CHAIN
