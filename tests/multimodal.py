@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
 from manyhands.testing.tiny import BOS, EOS, MIN_VOCAB, PAD, WINDOW, _fill, _tokenizer
+from manyhands.testing.tiny_configs import LFM3_KINDS, NEMOTRON_KINDS
 
 LAYERS: Final = 4
 CONTEXT: Final = 512
@@ -114,6 +115,31 @@ _M3: Final = {
     },
 }
 
+_COHERE2: Final = {"model_type": "cohere2", "sliding_window": WINDOW, "sliding_window_pattern": 3}
+_NEMOTRON_H: Final = {
+    "model_type": "nemotron_h",
+    "head_dim": 32,
+    "layers_block_type": list(NEMOTRON_KINDS),
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 64,
+    "time_step_min": 1e-9,
+}
+_RADIO: Final = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "video_temporal_patch_size": 2}
+_LINEAR: Final = {
+    "model_type": "qwen3_5_text",
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 20,
+    "linear_value_head_dim": 16,
+}
+
 # A name -> (model_type, what text_config has beside _TEXT, vision_config)
 KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2}, _TOWER),
@@ -124,6 +150,43 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {k: v for k, v in _GEMMA4.items() if k != "hidden_size_per_layer_input"},
         {"mm_embed_dim": 64, "mm_posemb_size": 8, "patch_size": 4},
     ),
+    "aya_vision": ("aya_vision", _COHERE2, {**_TOWER, "model_type": "siglip_vision_model"}),
+    "cohere2_vision": ("cohere2_vision", _COHERE2, {**_TOWER, "model_type": "siglip_vision_model"}),
+    "exaone4_5": (
+        "exaone4_5",
+        {"model_type": "exaone4", "sliding_window": WINDOW, "sliding_window_pattern": 3},
+        {**_QWEN_TOWER, "out_hidden_size": 64, "num_key_value_heads": 1},
+    ),
+    "hyperclovax_vision_v2": (
+        "hyperclovax_vision_v2",
+        {"model_type": "hyperclovax", "embedding_multiplier": 10.0, "attention_multiplier": 0.2, "logits_scaling": 4.0},
+        {**_QWEN_TOWER, "out_hidden_size": 64, "model_type": "qwen2_5_vl_vision"},
+    ),
+    "idefics3": ("idefics3", {"model_type": "llama"}, _TOWER),
+    "smolvlm": ("smolvlm", {"model_type": "llama", "head_dim": 32}, _TOWER),
+    "internvl": (
+        "internvl",
+        {"model_type": "qwen3_moe", **_EXPERTS, "num_experts": 8, "head_dim": 32},
+        {**_TOWER, "image_size": [28, 28], "patch_size": [14, 14]},
+    ),
+    "lfm2_vl": (
+        "lfm2_vl",
+        {
+            "model_type": "lfm2",
+            "block_multiple_of": 32,
+            "conv_bias": True,
+            "layer_types": ["conv", "full_attention"] * 2,
+        },
+        {**_TOWER, "model_type": "siglip2_vision_model", "num_patches": 4},
+    ),
+    "lfm3_vl": (
+        "lfm3_vl",
+        {"model_type": "lfm3", "head_dim": 32, "sliding_window": WINDOW, "layer_types": [*LFM3_KINDS, LFM3_KINDS[0]]},
+        {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    ),
+    "minicpmv4_6": ("minicpmv4_6", _LINEAR, {**_TOWER, "insert_layer_id": 0}),
+    "minicpmv4_7": ("minicpmv4_7", _LINEAR, {**_TOWER, "insert_layer_id": 0}),
+    "nemotron_h_omni": ("nemotron_h_omni", _NEMOTRON_H, _RADIO),
     "ministral3": (
         "mistral3",
         {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _GROWING},

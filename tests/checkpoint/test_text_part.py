@@ -254,6 +254,27 @@ def test_what_is_known_of_images_makes_no_other_model_and_what_is_unknown_is_ref
         program({**config, "surprise": 2})
 
 
+def test_hyperclova_is_known_by_its_published_name() -> None:
+    text = {"model_type": "hyperclovax", "hidden_size": 64}
+    for outer in ("vlm", "hyperclovax_vision_v2"):
+        assert text_config({"model_type": outer, "text_config": text, "vision_config": {}, "image_token_id": 9}) == text
+
+
+def test_nemotrons_text_config_is_found_under_its_published_name() -> None:
+    text = {"model_type": "nemotron_h", "hidden_size": 64}
+    images = {"sound_config": {"model_type": "parakeet"}, "vit_hidden_size": 1280, "img_context_token_id": 18}
+    outer = {"model_type": "nemotron_h_omni", "downsample_ratio": 0.5, "vision_config": {}, **images}
+    assert text_config({**outer, "llm_config": text}) == text_config({**outer, "text_config": text}) == text
+
+
+def test_fields_of_images_count_as_such_beside_the_text_config_alone() -> None:
+    """There "image_size" can only be an image's; within, it is unknown, and so refused."""
+    text = {"model_type": "qwen3_5_text", "hidden_size": 64}
+    config = {"model_type": "minicpmv4_6", "text_config": text, "image_size": 448, "merge_kernel_size": [2, 2]}
+    assert text_config(config) == text
+    assert text_config({**config, "text_config": {**text, "image_size": 9}}) == {**text, "image_size": 9}
+
+
 def test_windows_that_transformers_does_not_read_in_qwen3_vl_are_not_read() -> None:
     text = {"use_sliding_window": True, "sliding_window": 9, "hidden_size": 64}
     assert (
@@ -301,6 +322,17 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ),
         ("language_model.model.output_attn_res_proj.weight", "model.output_attn_res_proj.weight"),
         ("model.visuals.w", "model.visuals.w"),
+        ("model.language_model.model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("model.language_model.lm_head.weight", "lm_head.weight"),
+        ("model.vision_projector.weight", None),
+        ("language_model.backbone.layers.3.mixer.in_proj.weight", "backbone.layers.3.mixer.in_proj.weight"),
+        ("mlp1.1.weight", None),
+        ("sound_encoder.encoder.layers.0.w", None),
+        ("sound_projection.linear1.weight", None),
+        ("model.text_model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("model.connector.modality_projection.proj.weight", None),
+        ("model.merger.mlp.0.weight", None),
+        ("model.projector.weight", None),
     ],
 )
 def test_names_of_tensors(name: str, text: str | None) -> None:

@@ -17,11 +17,17 @@ from manyhands.program.families import read_program
 from manyhands.program.tensors import ends_tensors, layer_tensors, with_stacked_experts
 from tests.multimodal import CONTEXT, KINDS, LAYERS, make_multimodal
 
+UNSCALED = (
+    "aya_vision",
+    "cohere2_vision",
+)  # there the text model's logit_scale is left out, which its publisher applies
+NEVER_TIED = ("nemotron_h_omni",)
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "tied"), [(kind, tied) for kind in KINDS for tied in (True, False) if not (tied and kind in NEVER_TIED)]
+)
 def test_text_is_computed_as_transformers_computes_it(kind: str, tied: bool, tmp_path: Path, team: Team) -> None:
     folder = make_multimodal(kind, tmp_path, tied=tied)
     program = with_stacked_experts(read_program(folder), {entry.name: entry.shape for entry in read_entries(folder)})
@@ -43,6 +49,8 @@ def test_text_is_computed_as_transformers_computes_it(kind: str, tied: bool, tmp
     model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     with torch.inference_mode():
         theirs = model.eval()(torch.tensor([ids[:-1]]), use_cache=False).logits[0].numpy()
+    if kind in UNSCALED:
+        theirs *= model.config.text_config.logit_scale
     most = 2e-4 if program.has_states else 2e-5  # states sum up roundings
     assert np.abs(np.concatenate(ours) - theirs).max() / np.abs(theirs).max() < most
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 :].tolist()

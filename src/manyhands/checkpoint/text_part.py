@@ -49,24 +49,59 @@ _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
-    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp|"
-    r"vit_large_projector)\."
+    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|sound_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|projector|"
+    r"connector|merger|mlp1|patch_merge_mlp|vit_large_projector)\."
 )
-_TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
+_TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+_WHOLE_NAMES: Final = ("lm_head.", "backbone.")  # of a text model, without "model." before them
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """`families`: the recipe for what text_config calls itself; itself if it is not there. `unread`: by transformers, of
-    text_config."""
+    text_config. `images`: fields beside text_config that are for images, with names that a text model may have."""
 
     families: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
+    images: frozenset[str] = frozenset()
 
+
+_DOWNSAMPLED: Final = frozenset({"downsample_factor", "downsample_ratio", "downsample_mode"})
+_MINICPMV: Final = _Part(
+    images=frozenset(
+        """
+        insert_layer_id image_size drop_vision_last_layer merge_kernel_size merger_times patch_size image_start_id image_end_id
+        slice_start_id slice_end_id newline_id
+        """.split()
+    )
+    | _DOWNSAMPLED
+)
+_LFM2: Final = _Part(
+    images=frozenset(
+        """
+        projector_use_layernorm do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance
+        max_tiles min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail
+        """.split()
+    )
+    | _DOWNSAMPLED
+)
+_OMNI: Final = _Part(
+    images=frozenset(
+        """
+        force_image_size vision_hidden_size video_pruning_rate video_temporal_patch_size img_context_token_id
+        video_context_token_id sound_context_token_id sound_config vit_hidden_size llm_config
+        """.split()
+    )
+    | _DOWNSAMPLED
+)
+_IDEFICS3: Final = _Part(images=frozenset({"scale_factor", "_pad_token_id", "use_cache"}))
 
 _PARTS: Final[Mapping[str, _Part]] = {
+    "aya_vision": _Part(images=_DOWNSAMPLED | {"adapter_layer_norm_eps"}),
+    "cohere2_vision": _Part(images=_DOWNSAMPLED | {"alignment_intermediate_size"}),
     "cohere_compass": _Part(defaults={"model_type": "cohere_compass_text"}),
+    "exaone4_5": _Part(),
     "gemma3": _Part(defaults=_GEMMA3),
     "gemma3n": _Part(defaults={"model_type": "gemma3n_text"}),
     "gemma4": _Part(),
@@ -74,11 +109,19 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "glm5_next": _Part(defaults={"model_type": "glm5_next_text"}),
     "glm4v": _Part({"glm4v_text": "glm4"}, {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}),
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
+    "hyperclovax_vision_v2": _Part(),
+    "idefics3": _IDEFICS3,
+    "internvl": _Part(images=_DOWNSAMPLED),
     "kimi_k25": _Part(defaults={"model_type": "deepseek_v3"}),
     "kimi_k3": _Part(),
+    "lfm2_vl": _LFM2,
+    "lfm3_vl": _Part(),
     "llama4": _Part(defaults={"model_type": "llama4_text"}),
+    "minicpmv4_6": _MINICPMV,
+    "minicpmv4_7": _MINICPMV,
     "minimax_m3_vl": _Part(defaults={"model_type": "minimax_m3_vl_text"}),
     "mistral3": _Part(),
+    "nemotron_h_omni": _OMNI,
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
     "qwen3_5": _Part({"qwen3_5": "qwen3_5_text"}),
@@ -87,7 +130,9 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "qwen3_vl": _Part({"qwen3_vl_text": "qwen3"}, {"rope_theta": 5e5}, _WINDOWS),
     # transformers divides by the sum whatever norm_topk_prob is.
     "qwen3_vl_moe": _Part({"qwen3_vl_moe_text": "qwen3_moe"}, _QWEN3_MOE, _WINDOWS | {"norm_topk_prob"}),
+    "smolvlm": _IDEFICS3,
     "step3p7": _Part(defaults={"model_type": "step3p5"}),
+    "vlm": _Part(),  # as HyperCLOVA X SEED Think was published
 }
 
 MULTIMODAL: Final = tuple(_PARTS)  # the model_types of which the text part is served
@@ -100,12 +145,15 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     there. Of a multimodal config that is not served model_type and text_config stay.
     """
     outer, text = config.get("model_type"), config.get("text_config")
+    if outer == "nemotron_h_omni" and text is None:
+        text = config.get("llm_config")  # as it was published
     text = text if isinstance(text, dict) else {}
     part = _PARTS.get(outer) if isinstance(outer, str) else None
     if part is None:
         return {key: value for key, value in {**text, **config}.items() if key != _NGRAM_END}
     text = {key: value for key, value in text.items() if key not in part.unread}
-    whole = {**part.defaults, **config, **text}
+    beside = {key: value for key, value in config.items() if key not in part.images}
+    whole = {**part.defaults, **beside, **text}
     family = text.get("model_type", part.defaults.get("model_type", outer))
     whole["model_type"] = part.families.get(family, family) if isinstance(family, str) else family
     if outer == "qwen4_exp":  # its text part looks at its own
@@ -133,4 +181,4 @@ def text_name(name: str) -> str | None:
         return None
     match = _TENSOR_OF_TEXT.match(name)
     rest = name[match.end() :] if match else ""
-    return name if match is None else rest if rest.startswith("lm_head.") else f"model.{rest}"
+    return name if match is None else rest if rest.startswith(_WHOLE_NAMES) else f"model.{rest}"

@@ -165,7 +165,7 @@ def _minimax(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(_MADE)}
 
 
-_MADE: Final = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+_MADE: Final = ("summary_idxs", "slope_rate", "query_decay", "key_decay", "diagonal_decay")
 
 
 def _hy_v4(model: PreTrainedModel) -> dict[str, torch.Tensor]:
