@@ -170,7 +170,7 @@ def float8(weight: Floats, high: int, wide: int, kind: torch.dtype) -> tuple[tor
     codes, numbers = torch.zeros(outputs, inputs, dtype=torch.float8_e4m3fn), np.zeros_like(weight)
     for i, j in np.ndindex(*scales.shape):
         at = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
-        scales[i, j] = float(np.abs(weight[at]).max() / 440)
+        scales[i, j] = float(np.abs(weight[at]).max() / (220 if kind == torch.float8_e8m0fnu else 440))
         codes[at] = torch.from_numpy(weight[at] / scales[i, j].float().numpy()).to(torch.float8_e4m3fn)
         numbers[at] = (codes[at].double() * scales[i, j].double()).float().numpy()
     return codes, scales, numbers
@@ -180,9 +180,12 @@ def fp8_tiny(
     out: Path, config: dict[str, Any], tile: tuple[int, int], *, family: str = "llama", **sizes: Any
 ) -> tuple[Path, Path]:
     """A tiny model whose layers' matrices are in FP8, and the folder of the same numbers in fp32. A tile of 0: a whole
-    dimension. Scales of "fp8" are fp32, others bf16."""
+    dimension. Scales of "fp8" are fp32, of "mxfp8" and "modelopt" powers of two in a byte, others bf16."""
+    is_mx = config["quant_method"] in ("mxfp8", "modelopt")
     ending, rows = {
         "fp8": ("_scale_inv", "activation_scale"),
+        "mxfp8": ("_scale_inv", "activation_scale"),
+        "modelopt": ("_scale", "input_scale"),
         "fbgemm_fp8": ("_scale", "input_scale_ub"),
         "compressed-tensors": ("_scale", "input_scale"),
     }[config["quant_method"]]
@@ -191,7 +194,9 @@ def fp8_tiny(
     stored = {name: torch.from_numpy(array) for name, array in tensors.items()}
     for name, array in tensors.items():
         if ".layers." in name and array.ndim == 2:
-            codes, scales, numbers = float8(array, *tile, torch.float32 if ending == "_scale_inv" else torch.bfloat16)
+            held = torch.float8_e8m0fnu if is_mx else torch.float32 if ending == "_scale_inv" else torch.bfloat16
+            codes, scales, numbers = float8(array, *tile, held)
+            scales = scales.view(torch.uint8) if is_mx else scales
             stored |= {name: codes, name + ending: scales[0, 0] if tile == (0, 0) else scales}
             stored[f"{name.removesuffix('.weight')}.{rows}"] = torch.tensor(0.5)
             tensors[name] = numbers

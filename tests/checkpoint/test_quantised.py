@@ -64,10 +64,13 @@ def test_what_is_read() -> None:
     )
     assert read(INT4) == Quantised("compressed-tensors", 4, 128)
     assert read({"quant_method": "fp8", "weight_block_size": [128, 64]}) == Quantised("fp8", 8, tile=(128, 64))
+    for more in ({}, {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"}):
+        assert read({"quant_method": "mxfp8", **more}) == Quantised("fp8", 8, tile=(1, 32))
     assert read({"quant_method": "mxfp4"}) == Quantised("mxfp4", 4, 32, symmetric=True)
     float4 = Quantised("modelopt", 4, 16, has_float4=True)
     assert [read(each) for each in (MODELOPT, mixed({"quant_algo": "NVFP4"}))] == [float4, float4]
     assert read(mixed({"quant_algo": "FP8"})) == Quantised("modelopt", 8)
+    assert read(mixed({"quant_algo": "MXFP8"})) == Quantised("modelopt", 8, tile=(1, 32))
     assert read(PACKED_FLOAT4) == Quantised("compressed-tensors", 4, 16, has_float4=True)
     mx = Quantised("compressed-tensors", 4, 32, has_float4=True)
     without_forms = {key: value for key, value in packed_mxfp4().items() if key != "format"}
@@ -89,7 +92,10 @@ def test_what_is_read() -> None:
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]; two whole numbers"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "two whole numbers from 1 are needed"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; read is 'e4m3'"),
-        ({"quant_method": "hqq"}, "read are awq, gptq, compressed-tensors, mxfp4, fp8, fbgemm_fp8, modelopt, gguf"),
+        (
+            {"quant_method": "hqq"},
+            "read are awq, gptq, compressed-tensors, mxfp4, fp8, mxfp8, fbgemm_fp8, modelopt, gguf",
+        ),
         ({}, "quant_method is None; read are awq"),
         ({"quant_method": ["awq"]}, "read are awq"),
         ("awq", "must be an object"),

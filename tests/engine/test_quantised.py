@@ -151,6 +151,12 @@ FP8: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "rows": ("llama", floats("channel"), (1, 0)),
     "compressed, a matrix": ("llama", floats("tensor"), (0, 0)),
     "compressed, tiles": ("llama", floats("block", block_structure=[32, 16]), (32, 16)),
+    "powers of two": (
+        "qwen3_moe",
+        {"quant_method": "mxfp8", "scale_fmt": "ue8m0", "weight_block_size": [1, 32]},
+        (1, 32),
+    ),
+    "modelopt, powers of two": ("llama", {"quant_method": "modelopt", "quant_algo": "MXFP8"}, (1, 32)),
     "fbgemm": ("llama", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, (1, 0)),
 }
 
@@ -184,6 +190,8 @@ def test_every_float_of_8_bit_is_read_as_torch_reads_it(tmp_path: Path) -> None:
         (torch.zeros(2, 3), r"its scales are \[2, 3\], needed are \[3, 3\]"),
         (torch.zeros(3, 3, 1), "floats in rows are needed"),
         (torch.zeros(3, 3, dtype=torch.int32), "its scales are int32"),
+        (torch.full((3, 3), 255, dtype=torch.uint8), "a power of two is no number"),
+        (torch.zeros(9, dtype=torch.uint8), "its scales are uint8"),
         (None, "lacks the scales of model.layers.0.mlp.up_proj.weight"),
     ],
 )

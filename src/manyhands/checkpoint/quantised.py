@@ -1,11 +1,11 @@
 """Quantised safetensors: what `quantization_config` says of how matrices are stored.
 
-Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss, compressed-tensors), FP8 and NVFP4 (modelopt,
+Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss, compressed-tensors), FP8, MXFP8 and NVFP4 (modelopt,
 compressed-tensors). A stored number is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's
-inputs; of FP8 a float of 8 bit times a scale (of deepseek_v4 its power of two, ".scale"); of MXFP4 a float of 4 bit times
-a power of two of 32 inputs (also deepseek_v4's experts); of NVFP4 one times a scale in FP8 of 16 inputs and one of the
-matrix. folded.py says which tensors make such a matrix, engine/quantised.py makes blocks of dtypes.py of them that store
-the same numbers.
+inputs; of FP8 a float of 8 bit times a scale (of deepseek_v4 its power of two, ".scale"; of MXFP8 one of 32 inputs); of
+MXFP4 a float of 4 bit times a power of two of 32 inputs (also deepseek_v4's experts); of NVFP4 one times a scale in FP8
+of 16 inputs and one of the matrix. folded.py says which tensors make such a matrix, engine/quantised.py makes blocks of
+dtypes.py of them that store the same numbers.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from manyhands.errors import ModelError
 
 Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt"]
-READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt", "gguf")
+READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "mxfp8", "fbgemm_fp8", "modelopt", "gguf")
 STEP: Final = 32  # inputs of a block: a group is a multiple of it
 WORD: Final = 32  # bits of the integers that codes are packed in
 MAX_EXPERTS: Final = 4096
@@ -47,7 +47,7 @@ _FLOAT4_FIELDS: Final = frozenset(
     """.split()
 )
 _FLOAT4_ALGORITHMS: Final = ("NVFP4", "W4A16_NVFP4")
-_ALGORITHMS: Final = (*_FLOAT4_ALGORITHMS, "FP8")  # of modelopt
+_ALGORITHMS: Final = (*_FLOAT4_ALGORITHMS, "FP8", "MXFP8")  # of modelopt
 _MIXED: Final = "MIXED_PRECISION"
 
 
@@ -112,6 +112,8 @@ def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
         return Quantised("mxfp4", 4, STEP, symmetric=True)
     if method == "fbgemm_fp8":
         return Quantised("fbgemm_fp8", 8)
+    if method == "mxfp8":
+        return _fp8({"weight_block_size": [1, STEP], **given})
     return {"awq": _awq, "gptq": _gptq, "fp8": _fp8, "modelopt": _modelopt}.get(method, _compressed)(given)
 
 
@@ -220,7 +222,9 @@ def _modelopt(given: Mapping[str, Any]) -> Quantised:
     for each, algorithm in zip(schemes, algorithms, strict=True):
         if algorithm in _FLOAT4_ALGORITHMS:
             has_float4, _ = True, _one_of(each, "group_size", FLOAT4_GROUP, FLOAT4_GROUP)
-    return Quantised("modelopt", 4 if has_float4 else 8, FLOAT4_GROUP if has_float4 else 0, has_float4=has_float4)
+    tile = (1, STEP) if "MXFP8" in algorithms else None  # one scale of a whole matrix in FP8 is told by its shape
+    group = FLOAT4_GROUP if has_float4 else 0
+    return Quantised("modelopt", 4 if has_float4 else 8, group, tile=tile, has_float4=has_float4)
 
 
 def _layers_of(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:

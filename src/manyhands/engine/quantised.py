@@ -165,10 +165,14 @@ def _pairs(folded: Folded, arrays: dict[str, Array]) -> Stored:
     return _blocks_of(folded, codes.view(np.uint8).reshape(*groups, MXFP4_BYTES), powers)
 
 
-def _blocks_of(folded: Folded, given: Array, powers: Array) -> Stored:
-    """Codes [outputs, groups, 16], in pairs of neighbours, and their powers of two."""
+def _check_powers(folded: Folded, powers: Array) -> None:
     if (powers == NO_NUMBER).any():
         raise ModelError(f"{folded.name}: a power of two is no number (byte {NO_NUMBER}): {DAMAGED}")
+
+
+def _blocks_of(folded: Folded, given: Array, powers: Array) -> Stored:
+    """Codes [outputs, groups, 16], in pairs of neighbours, and their powers of two."""
+    _check_powers(folded, powers)
     pairs = np.stack([given & np.uint8(15), given >> np.uint8(4)], -1).reshape(*given.shape[:-1], 2 * MXFP4_BYTES)
     out = np.empty((*given.shape[:-1], MXFP4_BYTES + 1), np.uint8)
     out[..., 0] = powers
@@ -287,15 +291,11 @@ def _needed(arrays: dict[str, Array], role: str, folded: Folded) -> Array:
 
 
 def _scales(arrays: dict[str, Array], folded: Folded) -> Floats:
-    """In fp32. (bf16 is read as uint16.)"""
-    if (
-        "powers" in arrays
-        and "scales" not in arrays
-        and arrays["powers"].dtype == np.uint8
-        and arrays["powers"].ndim == 2
-    ):
-        return np.ldexp(np.float32(1), arrays["powers"].astype(np.int32) - 127)
-    given = _needed(arrays, "scales", folded)
+    """In fp32. (bf16 is read as uint16; a byte is a power of two.)"""
+    given = arrays["powers"] if "powers" in arrays and "scales" not in arrays else _needed(arrays, "scales", folded)
+    if given.dtype == np.uint8 and given.ndim == 2:
+        _check_powers(folded, given)
+        return np.ldexp(np.float32(1), given.astype(np.int32) - 127)
     if given.ndim > 2 or not given.size or given.dtype not in (np.uint16, np.float16, np.float32):
         raise ModelError(f"{folded.name}: its scales are {given.dtype} {list(given.shape)}; floats in rows are needed")
     found = as_fp32(Stored("bf16", given)) if given.dtype == np.uint16 else given.astype(np.float32)
