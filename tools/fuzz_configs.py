@@ -317,6 +317,24 @@ OWN: dict[str, Options] = {
         "num_experts_per_tok": [1, 3],
         "routed_scaling_factor": [0.3, 2.5],
     },
+    "dots3_note_text": {
+        **_INDEXED,
+        "first_k_dense_replace": [0, 1, 3],
+        "moe_layer_freq": [1, 2],
+        "n_group": [1, 2],
+        "norm_topk_prob": _BOOL,
+        "num_experts_per_tok": [1, 3],
+        "routed_scaling_factor": [0.3, 2.5],
+        "shared_experts_intermediate_size": [8, 33],
+        "sliding_window": [1, 20],
+        "swa_kv_lora_rank": [8, 40],
+        "swa_q_lora_rank": [12, 70],
+        "swa_v_head_dim": [7, 32],
+        "rope_theta": [1e3, 8e6],
+        "swa_rope_theta": [1e3, 5e4],
+        "use_dsa": _BOOL,
+        "use_sliding_window": [True, True, False],
+    },
     "hy_v4": {
         **_INDEXED,
         "hc_eps": [1e-6, 1e-2],
@@ -674,6 +692,7 @@ _LATENT = (
     "longcat_flash",
     "axk1",
     "axk2",
+    "dots3_note_text",
     "minicpm3",
     "deepseek_v3",
     "deepseek_v2",
@@ -810,7 +829,7 @@ def options(draw: random.Random, family: str) -> Options:
         out |= {"mlp_layer_types": draw.choices(["dense", "sparse"], k=out["layers"])}
     if family == "helium":
         out["head_dim"] = hidden // heads
-    if family in (*_ONE_TABLE, *_LATENT) and family != "kimi_linear":  # where nothing turns
+    if family in (*_ONE_TABLE, *_LATENT) and family not in ("dots3_note_text", "kimi_linear"):  # two tables; none
         out["rope_parameters"] = scaling(draw, hidden // heads)
     if family in ("granite_swa", "granitemoe_swa"):
         out["layer_rope_theta"] = draw.choices([0, 1e3, 1e4], k=out["layers"])

@@ -29,7 +29,7 @@ from tests.engine.test_cpu import reader
 from tests.nightly import daily
 from tests.worker.pipeline import Loader, in_company, pieces, random_ids
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4", "axk2")
+FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4", "axk2", "dots3_note_text")
 Floats = NDArray[np.float32]
 
 
@@ -178,13 +178,14 @@ PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(200)]
 @pytest.mark.parametrize(("family", "top_k"), list(product(FAMILIES, (4, 16, 64))))
 def test_logits_are_those_of_transformers_far_beyond_what_is_chosen(family: str, top_k: int, tmp_path: Path) -> None:
     """200 positions, whose choice no rounding decides; a model that sees all has other logits behind the first top_k."""
-    seed = {"seed": 4} if family == "axk2" else {}
+    seed = {"seed": {"axk2": 4, "dots3_note_text": 5}.get(family, 1)}
     pair = NativePair(tmp_path, family, {**MANY_HEADS, **seed, "index_topk": top_k})
     assert 5e-6 < pair.least_gap(PROMPT) < 1, "take another seed"
     theirs, ours = pair.theirs(PROMPT), pair.ours(PROMPT, pair.span.new_cache(200))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-5
     for layer in pair.model.model.layers:
-        layer.self_attn.indexer.index_topk = 512
+        if layer.self_attn.indexer is not None:
+            layer.self_attn.indexer.index_topk = 512
     assert pair.least_gap(PROMPT) == math.inf
     differs = (pair.theirs(PROMPT) - theirs).abs().amax(-1) / theirs.abs().max()
     assert float(differs[:top_k].max()) < 1e-6 and float(differs[top_k:].median()) > 1e-3

@@ -1116,7 +1116,9 @@ def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str)
     del config["rope_parameters"]
     config.pop("time_step_limit", None)  # has an infinity in a form that transformers reads from files alone
     theirs = CONFIG_MAPPING[NAMED_ANEW.get(family, family)](**config).rope_parameters
-    base = theirs.get("full_attention", theirs.get("main", theirs))["rope_theta"]
+    base = next((theirs[kind] for kind in ("full_attention", "main", "indexed_attention") if kind in theirs), theirs)[
+        "rope_theta"
+    ]
     assert build_program(config).ropes == build_program({**config, "rope_theta": base}).ropes
 
 

@@ -191,6 +191,7 @@ PLACES: dict[str, dict[str, Any]] = {
 REFUSED = {
     "beam": set(PLACES) - {"nowhere"},
     "cohere_compass_text": set(PLACES),
+    "dots3_note_text": {"without a base", "old", "new", "in both"},
     "gpt_neox": {"beside", "old", "in both"},
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma3n_text": {"without a base", "new", "in both"},

@@ -101,6 +101,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "aya_vision": _Part(images=_DOWNSAMPLED | {"adapter_layer_norm_eps"}),
     "cohere2_vision": _Part(images=_DOWNSAMPLED | {"alignment_intermediate_size"}),
     "cohere_compass": _Part(defaults={"model_type": "cohere_compass_text"}),
+    "dots3_note": _Part(defaults={"model_type": "dots3_note_text"}),
     "exaone4_5": _Part(),
     "gemma3": _Part(defaults=_GEMMA3),
     "gemma3n": _Part(defaults={"model_type": "gemma3n_text"}),

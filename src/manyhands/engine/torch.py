@@ -242,7 +242,7 @@ class _Layer:
         names, most = [op.latent, op.rotary], op.heads
         if op.index is not None:
             names, most = [*names, op.index.key], max(most, op.index.heads)
-        for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names):
+        for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names, op):
             seen_TL = seen_TL if op.index is None else self.chosen(op.index, rows, index_LI[0], seen_TL)
             scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
             weights, total = self.softmax(scores, seen_TL, self.weights.optional(op.sinks))
@@ -250,7 +250,7 @@ class _Layer:
         self.registers[op.target] = torch.einsum("nhr,hvr->nhv", self.round(torch.cat(out)), value_HVR).flatten(1)
 
     def _cached(
-        self, scored: int, names: Sequence[str], op: Attention | None = None
+        self, scored: int, names: Sequence[str], op: Attention | LatentAttention
     ) -> Iterator[tuple[slice, list[Tensor], Tensor]]:
         """Writes what these registers hold into the caches. By piece, and by blocks of its rows (SCORES, of so many heads):
         the rows, all that is cached, what a row sees."""

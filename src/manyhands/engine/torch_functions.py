@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manyhands.program.ops import Attention, ExpertRouting, Gating, Score
+from manyhands.program.ops import Attention, ExpertRouting, Gating, LatentAttention, Score
 
 CONVERTED: Final = 1 << 24  # numbers that become fp32 at once: 64 MB
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -41,11 +41,12 @@ def soft_capped(values: Tensor, cap: float | None) -> Tensor:
     return values if cap is None else cap * torch.tanh(values / cap)
 
 
-def first_seen(op: Attention | None, positions: Tensor) -> Tensor:
+def first_seen(op: Attention | LatentAttention, positions: Tensor) -> Tensor:
     """The first position that rows at `positions` see: the first of all, of a window, or of their chunk."""
-    if op is None or op.window is None:
+    if op.window is None:
         return torch.zeros_like(positions)
-    return positions - (positions % op.window if op.is_chunked else op.window - 1)
+    is_chunked = isinstance(op, Attention) and op.is_chunked
+    return positions - (positions % op.window if is_chunked else op.window - 1)
 
 
 def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:

@@ -88,8 +88,8 @@ class LatentAttention:
     a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
     l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is expanded, in prefill either, so that
     chunks change no bit. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or `stacked` by head.
-    With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ... `sinks` as in
-    Attention. Without rotary columns nothing reads `rotary`.
+    With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ... `sinks` and, without
+    an index, `window` as in Attention. Without rotary columns nothing reads `rotary`.
     """
 
     query: str
@@ -106,6 +106,7 @@ class LatentAttention:
     value_weight: Weight
     index: Index | None = None
     sinks: Weight | None = None
+    window: int | None = None
 
     @property
     def cache_widths(self) -> tuple[int, ...]:

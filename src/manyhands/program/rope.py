@@ -108,19 +108,29 @@ class RopeReader:
         return self._rope({**self._parameters, "rope_theta": base}, width, base, False)
 
     def by_type(
-        self, kind: str, width: int, *, theta: float, field: str | None = None, scaled: bool, partial: bool = False
+        self,
+        kind: str,
+        width: int,
+        *,
+        theta: float,
+        field: str | None = None,
+        scaled: bool,
+        partial: bool = False,
+        unread: Collection[str] = (),
     ) -> Rope:
         """The table of layers of type `kind`, where types have tables of their own.
 
         rope_parameters has an object for each type; the base frequency of one that says none is that in `field`, if there is
-        one, else `theta`. rope_scaling, of old configs, goes before the fields of the `scaled` type.
+        one, else `theta`. rope_scaling, of old configs, goes before the fields of the `scaled` type. `unread`: fields of a
+        type that transformers makes up, whatever is said.
         """
         tables = self.fields.raw("rope_parameters", {})
         if not all(isinstance(value, dict | None) for name, value in tables.items() if name != _ORIGINAL):
             raise self.fields.refuse("rope_parameters", "an object for each type of layer is needed")
         base = self.fields.number(field, theta) if field else theta
         old = self.fields.raw("rope_scaling", {}) if scaled else {}
-        return self._of_type({**(tables.get(kind) or {"rope_type": "default"}), **old}, width, base, partial)
+        found = {**(tables.get(kind) or {"rope_type": "default"}), **old}
+        return self._of_type({key: value for key, value in found.items() if key not in unread}, width, base, partial)
 
     def by_types(
         self, kinds: Collection[str], width: int, *, theta: float, unread: Collection[str] = ()

@@ -39,6 +39,16 @@ def axk2(hidden: int) -> Overrides:
     return {**mla(hidden), **index, **routing, "gated_norm_rank": 5}
 
 
+def dots3(hidden: int) -> Overrides:
+    """Heads of layers with a window have other numbers and widths than those of the others."""
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 28, "kv_lora_rank": 20, "head_dim": 24}
+    own = {**sizes, "qk_nope_head_dim": 10, "v_head_dim": 18}
+    index = {"index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW, "sliding_window": WINDOW}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
+    experts["shared_experts_intermediate_size"] = hidden // 2 + 8
+    return {**mla(hidden), **index, **experts, **{f"swa_{name}": value for name, value in own.items()}}
+
+
 def hy_v4(hidden: int) -> Overrides:
     index = {"index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
     return {**glm4_lite(hidden), **index, "swiglu_limit": 1.0, "pad_token_id": None}

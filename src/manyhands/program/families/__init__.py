@@ -28,6 +28,7 @@ phimoe     phimoe
 apertus    apertus
 axk1       axk1
 axk2       axk2
+dots3_note dots3_note_text
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
 qwen4_exp  qwen4_exp_text
@@ -75,6 +76,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "deepseek_v32": "latent",
     "deepseek_v4": "deepseek_v4",
     "dots1": "shared",
+    "dots3_note_text": "dots3_note",
     "ernie4_5": "llama",
     "ernie4_5_moe": "shared",
     "exaone4": "wrapped",

@@ -104,10 +104,14 @@ def latent_attention(
     gate: tuple[Part | None, Op] | None = None,
     sinks: str | None = None,
     out: str = "o_proj",
+    table: int = 0,
+    window: int | None = None,
+    key_norm: str | None = None,
 ) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key. An `index` takes
     such queries. Without `turns` neither has a position. `stretch` multiplies queries, and normed latents. `gate`: a
-    product of "h", and what changes the result by it; without the product gates ("g") come as queries do."""
+    product of "h", and what changes the result by it; without the product gates ("g") come as queries do. `table`: the number
+    of the rotary embedding. `key_norm`: of the rotary key before it turns."""
     width, down = z.plain + z.rotary, f"{path}.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
@@ -117,34 +121,27 @@ def latent_attention(
         *(index.early(n, s) if index else ()),
         *((gate[0],) if gate and gate[0] else ()),
     )
-    key, value = _keys_values(n, s, z, split, path)
-    attend = LatentAttention(
-        query="q",
-        latent="c",
-        rotary="r",
-        target="a",
-        heads=s.heads,
-        width=z.plain,
-        rotary_width=z.rotary,
-        value_width=z.value,
-        rank=z.rank,
-        scale=scale,
-        key_weight=key,
-        value_weight=value,
-        index=index.op() if index else None,
-        sinks=n.vector(sinks, s.heads) if sinks else None,
-    )
+    given = n.vector(sinks, s.heads) if sinks else None
     return (
         *_queries(n, s, z, path, bias, early, index, gate is not None and gate[0] is None),
         *(index.late(n) if index else ()),
         z.norm.op(n, f"{path}.kv_a_layernorm", z.rank, "c", "c"),
         *((Multiply("q", stretch[0], "q"), Multiply("c", stretch[1], "c")) if stretch else ()),
-        *((Rotary("q", s.heads, width, 0, offset=z.plain, pairs=pairs),) if turns else ()),
-        *((Rotary("r", 1, z.rotary, 0, pairs=pairs),) if turns else ()),
-        attend,
+        *((z.norm.op(n, key_norm, z.rotary, "r", "r"),) if key_norm else ()),
+        *((Rotary("q", s.heads, width, table, offset=z.plain, pairs=pairs),) if turns else ()),
+        *((Rotary("r", 1, z.rotary, table, pairs=pairs),) if turns else ()),
+        replace(_attend(s, z, scale, _keys_values(n, s, z, split, path), index), sinks=given, window=window),
         *((gate[1],) if gate else ()),
         Product("a", (n.part("a", f"{path}.{out}", s.hidden, s.heads * z.value, bias),)),
     )
+
+
+def _attend(
+    s: Sizes, z: LatentSizes, scale: float, weights: tuple[Weight, Weight], index: IndexStyle | None
+) -> LatentAttention:
+    """From "q", "c" and "r" to "a". `weights`: what makes keys, and values, of a latent."""
+    widths = (s.heads, z.plain, z.rotary, z.value, z.rank)
+    return LatentAttention("q", "c", "r", "a", *widths, scale, *weights, index.op() if index else None)
 
 
 def _queries(
