@@ -262,6 +262,11 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {**_TOWER, "model_type": "pixtral"},
     ),
     "minimax_m3": ("minimax_m3_vl", _M3, {**_TOWER, "image_size": 28}),
+    "muse_glimmer": (
+        "muse_glimmer",
+        {"head_dim": 32, "layer_rope_theta": [1e4, 0, 1e4, 0], "sliding_window": WINDOW},
+        {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
+    ),
     "mistral3": (
         "mistral3",
         {"model_type": "mistral", "head_dim": 32, "sliding_window": None},

@@ -284,6 +284,14 @@ OWN: dict[str, Options] = {
     },
     "smollm3": {"attention_bias": _BOOL, "no_rope_layer_interval": [1, 2], "mlp_bias": _BOOL},
     "starcoder2": {"use_bias": _BOOL, "sliding_window": [None, 4]},
+    "muse_glimmer_text": {
+        "attention_bias": _BOOL,
+        "final_logit_softcapping": [2.0, 30.0],
+        "output_multiplier": [0.2, 1.0],
+        "post_norm_eps": [1e-8, 0.1],
+        "qk_scale_factor": [0.5, 3.87],
+        "sliding_window": [1, 9],
+    },
     "afmoe": {
         "attention_bias": _BOOL,
         "mup_enabled": _BOOL,
@@ -640,6 +648,7 @@ _ONE_TABLE = (
     "jais2",
     "llama4_text",
     "apertus",
+    "muse_glimmer_text",
     "nanochat",
     "olmo",
     "vaultgemma",
@@ -679,6 +688,7 @@ _FREE_HEADS = (
     "cwm",
     "iquestcoder",
     "mellum",
+    "muse_glimmer_text",
     "llama4_text",
     "laguna",
     "step3p5",
@@ -831,6 +841,9 @@ def options(draw: random.Random, family: str) -> Options:
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT) and family not in ("dots3_note_text", "kimi_linear"):  # two tables; none
         out["rope_parameters"] = scaling(draw, hidden // heads)
+    if family == "muse_glimmer_text":
+        bases = draw.choices([0, out["rope_parameters"]["rope_theta"]], k=out["layers"])
+        out |= {"layer_rope_theta": bases, "layer_types": draw.choices(TYPES, k=out["layers"])}
     if family in ("granite_swa", "granitemoe_swa"):
         out["layer_rope_theta"] = draw.choices([0, 1e3, 1e4], k=out["layers"])
     if family == "ministral3":

@@ -376,6 +376,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "axk1, every other layer": ("axk1", {"first_k_dense_replace": 0, "moe_layer_freq": 2}),
+    "muse_glimmer, biases, windows and positions apart, tied": (
+        "muse_glimmer_text",
+        {
+            "attention_bias": True,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "layer_rope_theta": [0, 0.0, 5e4, 50000],
+            "post_norm_eps": 0.1,
+            "qk_scale_factor": 0.5,
+            "rms_norm_eps": 0.01,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4, **YARN},
+        },
+    ),
+    "muse_glimmer, strong cap, one key head, no windows": (
+        "muse_glimmer_text",
+        {
+            "final_logit_softcapping": 2.0,
+            "layer_types": ["full_attention"] * 4,
+            "num_key_value_heads": 1,
+        },
+    ),
     "nanochat, biases, no cap, linear rope": (
         "nanochat",
         {

@@ -357,6 +357,7 @@ def billions(program: Program) -> float:
         ("mimo_v2_flash", 309),  # MiMo-V2-Flash
         ("longcat_flash", 560),  # LongCat-Flash-Chat
         ("mistral4", 119),  # Mistral-Small-4-119B
+        ("muse_glimmer_text", 28.1),  # Muse-Glimmer-30B without its tower of 1.9
         ("phimoe", 42),  # Phi-3.5-MoE
         ("solar_open", 100),  # Solar-Open-100B
         ("step3p5", 196),  # Step-3.5-Flash, which has more heads in layers with a window
@@ -662,6 +663,17 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("axk2", "scoring_func", "softmax"),
         ("axk2", "topk_group", 1),
         ("axk1", "topk_method", "group_limited_greedy"),
+        ("muse_glimmer_text", "attn_logit_softcapping", 30.0),
+        ("muse_glimmer_text", "final_logit_softcapping", 0.0),
+        ("muse_glimmer_text", "layer_rope_theta", [10000.0, 0]),
+        ("muse_glimmer_text", "layer_rope_theta", [10000.0, 0, 5e5]),  # transformers computes what 1e4 gives
+        ("muse_glimmer_text", "layer_rope_theta", [10000.0, 0, -1]),
+        ("muse_glimmer_text", "layer_rope_theta", [10000.0, 0, 1e99]),
+        ("muse_glimmer_text", "layer_rope_theta", [10000.0, 0, None]),
+        ("muse_glimmer_text", "layer_rope_theta", 10000.0),
+        ("muse_glimmer_text", "output_multiplier", 0.0),
+        ("muse_glimmer_text", "qk_scale_factor", "x"),
+        ("muse_glimmer_text", "query_pre_attn_scalar", 256),
         ("nanochat", "final_logit_softcapping", 0.0),
         ("olmo", "clip_qkv", 8.0),
         ("olmo", "rms_norm_eps", 1e-5),

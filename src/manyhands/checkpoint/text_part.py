@@ -39,7 +39,7 @@ _OF_IMAGES: Final = frozenset(
     image_start_token_id image_end_token_id video_start_token_id video_end_token_id ignore_index media_placeholder_token_id
     audio_soft_tokens_per_image use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
     image_grid_pinpoints image_placeholder image_seq_length img_token_compression_config merged_hidden_size num_reward_heads
-    process_image_mode projector_bias projector_hidden_size understand_projector_stride video_token_index
+    out_hidden_size process_image_mode projector_bias projector_hidden_size understand_projector_stride video_token_index
     vision_feature_select_strategy
     """.split()
 )
@@ -122,6 +122,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "minicpmv4_7": _MINICPMV,
     "minimax_m3_vl": _Part(defaults={"model_type": "minimax_m3_vl_text"}),
     "mistral3": _Part(),
+    "muse_glimmer": _Part(defaults={"model_type": "muse_glimmer_text"}),
     "nemotron_h_omni": _OMNI,
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),

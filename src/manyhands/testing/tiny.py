@@ -20,6 +20,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.muse_glimmer import MuseGlimmerTextConfig
 from transformers.models.step3p7 import Step3p7TextConfig
 from transformers.utils import logging
 
@@ -32,12 +33,14 @@ from manyhands.testing.tiny_configs import LFM3_KINDS, MORE, NEMOTRON_KINDS, REC
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
+from manyhands.testing.tiny_muse import MuseGlimmerForCausalLM
 from manyhands.testing.tiny_step import Step3p5ForCausalLM, step
 from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 
-# transformers does not find its first class by a name, and has no second; names of published tensors it has for the whole
+# transformers does not find its first class by a name, and has no others; names of published tensors it has for the whole
 # MiniMax-M3 and Step-3.7 alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(MuseGlimmerTextConfig, MuseGlimmerForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
 for _whole, _text in (("minimax_m3_vl", "MiniMaxM3VLForCausalLM"), ("step3p7", Step3p5ForCausalLM.__name__)):
     _names = [one for one in get_checkpoint_conversion_mapping(_whole) or [] if "^" not in str(one.source_patterns)]

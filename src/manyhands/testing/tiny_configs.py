@@ -23,6 +23,7 @@ from manyhands.testing.tiny_latent import (
     mla,
 )
 from manyhands.testing.tiny_minimax import lightning, minimax, minimax_m3, published_lightning
+from manyhands.testing.tiny_muse import glimmer
 from manyhands.testing.tiny_unturned import beam, compass, flint, kolibri
 from manyhands.testing.tiny_v4 import small_v4
 
@@ -316,6 +317,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "ministral": ("ministral", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "ministral3": ("ministral3", _ministral3),
     "mistral4": ("mistral4", mistral4),
+    "muse_glimmer_text": ("muse_glimmer_text", glimmer),
     "nanochat": ("nanochat", lambda hidden: {}),
     "nemotron": ("nemotron", lambda hidden: {}),
     "nemotron_h": ("nemotron_h", _nemotron_h),

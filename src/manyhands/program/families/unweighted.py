@@ -21,7 +21,7 @@ from manyhands.program.rope import RopeReader
 
 
 @dataclass(frozen=True, slots=True)
-class _Unweighted(NormStyle):
+class Unweighted(NormStyle):
     """Norms that read no tensor, whatever their names."""
 
     def op(self, names: TensorNames, name: str, width: int, source: str, target: str, groups: int = 1) -> Norm:
@@ -32,7 +32,7 @@ def olmo(f: Fields) -> Program:
     """llama with layer norms."""
     s, act, bias = Sizes.read(f, kv=False), f.activation(), f.flag("attention_bias")
     f.only("clip_qkv", None)
-    norm, rope = _Unweighted("layer", 1e-5), RopeReader(f)
+    norm, rope = Unweighted("layer", 1e-5), RopeReader(f)
     style = AttentionStyle(head_scale(s.head), pairs=f.stored("interleaved_rope"), bias=bias, out_bias=bias)
 
     def layer(n: TensorNames, i: int) -> Ops:
@@ -45,7 +45,7 @@ def olmo(f: Fields) -> Program:
 def nanochat(f: Fields) -> Program:
     """Squared relu; the embedding is normed; heads turn the other way round, and are normed behind."""
     s, act, bias = Sizes.read(f, kv=False), f.activation("hidden_act", "relu2"), f.flag("attention_bias")
-    norm, rope = _Unweighted("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
+    norm, rope = Unweighted("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, norm_last=True)
     table = rope.plain(s.head)
     back = replace(table, frequencies=tuple(-frequency for frequency in table.frequencies))
