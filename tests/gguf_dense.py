@@ -33,6 +33,15 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             **({} if turns.all() else {"attention.rope_pattern": turns}),
             **({"expert_shared_feed_forward_length": shared} if shared else {}),
         }
+    if arch == "muse-glimmer":
+        return {
+            "attention.sliding_window": config["sliding_window"],
+            "attention.sliding_window_pattern": np.array(
+                [kind == "sliding_attention" for kind in config["layer_types"]]
+            ),
+            "final_logit_softcapping": config["final_logit_softcapping"],
+            "logit_scale": config["output_multiplier"],
+        }
     if arch == "command-r":
         return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
     if arch == "gemma3n":
@@ -71,6 +80,14 @@ def shared_keys(tensors: dict[str, NDArray[np.float32]], kinds: list[str]) -> li
     names = [f"blk.{{}}.attn_{name}.weight" for name in ("k", "v", "k_norm")]
     places = [(name, i) for i in range(len(kinds)) for name in names if name.format(i) not in tensors]
     return [(name.format(i), tensors[name.format(kinds.index(kinds[i]))]) for name, i in places]
+
+
+def scaled_norms(config: dict[str, Any]) -> list[tuple[str, NDArray[np.float32]]]:
+    """Of muse_glimmer: norms of heads, which its checkpoints have without weights, with the factor of queries."""
+    factors = {"q": config["qk_scale_factor"], "k": 1.0}
+    ones = np.ones(config["head_dim"], np.float32)
+    layers = range(config["num_hidden_layers"])
+    return [(f"blk.{i}.attn_{name}_norm.weight", ones * np.float32(by)) for i in layers for name, by in factors.items()]
 
 
 def xielu_lists(tensors: dict[str, NDArray[np.float32]], layers: int) -> dict[str, Any]:

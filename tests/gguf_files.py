@@ -14,11 +14,11 @@ from safetensors.numpy import load_file
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_architecture import Architecture
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
-from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, TILED
+from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, SCALED, TILED
 from manyhands.engine.golden_small import put_half
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
-from tests.gguf_dense import dense_facts, shared_keys, still_columns, xielu_lists
+from tests.gguf_dense import dense_facts, scaled_norms, shared_keys, still_columns, xielu_lists
 from tests.gguf_experts import (
     EXPERT_FAMILIES,
     EXPERTS_FIXED,
@@ -63,7 +63,8 @@ FAMILIES = (
     "seed_oss", "seed_oss_plain",
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
-    "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", *OTHER_NAMES,
+    "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", "muse_glimmer_text",
+    *OTHER_NAMES,
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -231,6 +232,8 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     )
     if name in ("gemma3n_text", "gemma4_text_e4b"):
         renamed += shared_keys(dict(renamed), config["layer_types"])
+    if arch == "muse-glimmer":
+        renamed += scaled_norms(config)
     made = [_written(name, array, pick) for name, array in renamed]
     if name in ("llama_tied", "apertus", "step3p5") or arch == "gemma4":
         factors = still_columns(config) if arch == "gemma4" else _frequencies(config)
@@ -363,7 +366,7 @@ def _pieces(
         yield from nemotron_pieces(name, array, config)
     elif ".mamba." in name or path.endswith("_linear"):
         yield from granite_pieces(name, array, config)
-    elif name.endswith("norm.weight") and PLUS_ONE in conventions:
+    elif name.endswith("layernorm.weight" if SCALED in conventions else "norm.weight") and PLUS_ONE in conventions:
         yield name, array + np.float32(1)
     elif PAIRS in conventions and ("q_proj" in name or "k_proj" in name):
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

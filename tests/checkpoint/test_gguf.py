@@ -204,7 +204,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-DENSE = ("ministral3", "gemma4_text", "exaone4")
+DENSE = ("ministral3", "gemma4_text", "exaone4", "muse_glimmer_text")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 EXPERTS = ("deepseek_v2", "glm4_moe", "glm4_moe_air", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe")
 
@@ -352,6 +352,18 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("ministral3", {"mistral3__attention__temperature_length": 8}, "temperature_length' is not known here"),
         ("exaone4", {"exaone4__attention__sliding_window_pattern": TWO}, "a switch for each of 64 layers is needed"),
         ("exaone4", {"exaone4__attention__sliding_window": "x"}, "sliding_window is 'x'; a whole number"),
+        (
+            "muse_glimmer_text",
+            {"muse-glimmer__attention__sliding_window_pattern": None},
+            "does not say .* have a window",
+        ),
+        ("muse_glimmer_text", {"muse-glimmer__attention__sliding_window": None}, "sliding_window is None"),
+        ("muse_glimmer_text", {"muse-glimmer__logit_scale": None}, "logit_scale is None; a number is needed"),
+        (
+            "muse_glimmer_text",
+            {"muse-glimmer__rope__scaling__type": "linear", "muse-glimmer__rope__scaling__factor": 2.0},
+            "its positions are scaled",
+        ),
         ("ministral3", {"mistral3__expert_count": 4}, "mistral3 with experts is not served from GGUF"),
     ],
 )
@@ -488,6 +500,13 @@ def test_products_of_values_that_some_layers_lack_are_refused(others: dict[str, 
     found.facts["gemma4.attention.head_count_kv"] = np.array([2, 1, 1], np.int32)
     with pytest.raises(ModelError, match=r"it has no blk\.2\.attn_v\.weight, but blk\.1\.attn_v\.weight"):
         config_json(found, lambda tensor: raw[tensor.start : tensor.end])
+
+
+def test_layers_of_muse_glimmer_turn_by_the_base_of_windows(others: dict[str, bytes]) -> None:
+    """Those without a window have no positions."""
+    found = config(others["muse_glimmer_text"], **{"muse-glimmer__rope__freq_base_swa": 5e5})
+    assert found["layer_rope_theta"] == [5e5 * (kind == "sliding_attention") for kind in found["layer_types"]]
+    assert build_program(found).ropes == build_program(found | {"rope_parameters": {"rope_theta": 5e5}}).ropes
 
 
 def test_layers_of_exaone_4_that_guess_ahead_are_left_out(others: dict[str, bytes]) -> None:

@@ -19,6 +19,7 @@ LOGLESS: Final = "rates"  # A_log of linear attention holds exp of it
 TILED: Final = "tiled_heads"  # value head h of linear attention reads key head h % (key heads)
 LINEAR: Final = "linear_as_output"  # a product in place of attention has the name of what follows attention
 FUSED: Final = "fused_scores"  # of attention residuals: one vector, norm times projection
+SCALED: Final = "scaled_head_norms"  # norms of queries have weights: the factor of queries; those of keys have ones
 APART: Final = "separate_qkv_z"  # queries, keys, values of linear attention are one tensor, its gates another
 
 

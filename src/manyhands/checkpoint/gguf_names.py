@@ -44,6 +44,7 @@ GEMMA2: Final = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 GEMMA3: Final = {**GEMMA2, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+MUSE_GLIMMER: Final = {**GEMMA3, "attn_gate": "self_attn.gate_proj"}
 # Of models with an input for each layer.
 INPUTS: Final = {
     "inp_gate": "per_layer_input_gate",

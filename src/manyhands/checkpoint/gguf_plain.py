@@ -5,7 +5,16 @@ from typing import Final
 
 from manyhands.checkpoint import gguf_names as names
 from manyhands.checkpoint.gguf_architecture import ATTENTION, NORMS, UP_DOWN, Architecture
-from manyhands.checkpoint.gguf_configs import LINEAR, PAIRS, granite, layer_types, stated, stated_windows
+from manyhands.checkpoint.gguf_configs import (
+    LINEAR,
+    PAIRS,
+    PLUS_ONE,
+    SCALED,
+    granite,
+    layer_types,
+    stated,
+    stated_windows,
+)
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
 _GRANITE_SWA: Final = {**names.LLAMA, "attn_sinks.weight": "self_attn.sinks"}
@@ -63,6 +72,23 @@ def deci(keys: GgufKeys, config: Config) -> Config:
     return {"block_configs": blocks, "num_key_value_heads": None, "intermediate_size": None}
 
 
+def muse_glimmer(keys: GgufKeys, config: Config) -> Config:
+    """Muse Glimmer (text): layers with a window have positions, the others have none."""
+    if "rope_scaling" in config:
+        raise keys.refused("its positions are scaled, of which llama.cpp says nothing for layers with a window")
+    windows = stated_windows(keys, config["num_hidden_layers"])
+    theta = keys.number("rope.freq_base_swa", config["rope_theta"])
+    return {
+        "rope_theta": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "layer_rope_theta": [theta if is_on else 0 for is_on in windows],
+        "layer_types": layer_types(windows),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "final_logit_softcapping": keys.number("final_logit_softcapping"),
+        "output_multiplier": keys.number("logit_scale"),
+    }
+
+
 PLAIN: Final[Mapping[str, Architecture]] = {
     "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
     "deci": Architecture(
@@ -79,6 +105,13 @@ PLAIN: Final[Mapping[str, Architecture]] = {
     "minicpm": Architecture("granite", "GraniteForCausalLM", names.LLAMA, granite, (PAIRS,)),
     "pangu-embedded": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
     "granite_swa": Architecture("granite_swa", "GraniteSWAForCausalLM", _GRANITE_SWA, granite_swa, (PAIRS,)),
+    "muse-glimmer": Architecture(
+        "muse_glimmer_text",
+        "MuseGlimmerForCausalLM",
+        names.MUSE_GLIMMER,
+        muse_glimmer,
+        (PAIRS, PLUS_ONE, SCALED),
+    ),
     "jais2": Architecture(
         "jais2",
         "Jais2ForCausalLM",

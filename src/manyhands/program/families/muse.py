@@ -40,27 +40,29 @@ class _Heads:
         """`eps`: of norms of heads; `factor`: where the config has none."""
         full, bias = range((s.layers - 1) % _EVERY, s.layers, _EVERY), f.flag("attention_bias")
         found = windows(f, s.layers, sliding(s.layers, full), f.optional_count("sliding_window", 2048))
+        is_stored = f.stored("scaled_head_norms")  # the factor, in the weights of queries' norms
         turning = _turning(f, s, rope, [i not in full for i in range(s.layers)])
         styles = [
             AttentionStyle(
                 head_scale(s.head),
+                pairs=f.stored("interleaved_rope"),
                 rope=0 if turns else None,
                 bias=bias,
                 out_bias=bias,
                 window=window,
-                head_norm=Unweighted("rms", eps),
+                head_norm=NormStyle("rms", eps) if is_stored else Unweighted("rms", eps),
                 gate_name="self_attn.gate_proj",
             )
             for window, turns in zip(found, turning, strict=True)
         ]
-        return cls(s, styles, f.number("qk_scale_factor", factor))
+        return cls(s, styles, 1.0 if is_stored else f.number("qk_scale_factor", factor))
 
     def ops(self, n: TensorNames, i: int) -> Ops:
         """Those of layer `i`, from "h" to "a"."""
         out: list[Op] = []
         for op in attention(n, self.sizes, self.styles[i], "h", "a"):
             out.append(op)
-            if isinstance(op, Norm) and op.target == "q":
+            if isinstance(op, Norm) and op.target == "q" and self.factor != 1.0:
                 out.append(Multiply("q", self.factor, "q"))
         return tuple(out)
 
@@ -83,7 +85,8 @@ def muse_glimmer_text(f: Fields) -> Program:
     """gemma2's layers; norms behind have an epsilon of their own, and the embedding one without weights."""
     s, act, rope = Sizes.read(f, head=128), f.activation("hidden_activation"), RopeReader(f)
     eps = f.number("rms_norm_eps", 1e-5)
-    before, behind = (NormStyle("rms", each, offset=1.0) for each in (eps, f.number("post_norm_eps", 1e-8)))
+    offset = 0.0 if f.stored("norms_plus_one") else 1.0
+    before, behind = (NormStyle("rms", each, offset) for each in (eps, f.number("post_norm_eps", 1e-8)))
     heads = _Heads.read(f, s, rope, eps, factor=3.87)
 
     def layer(n: TensorNames, i: int) -> Ops:
