@@ -130,7 +130,7 @@ def test_a_gateway_compiles_no_template_while_it_prepares(tmp_path: Path) -> Non
     from manyhands.api.preparation.talk import render
 
     tokenizer = load_tokenizer(make_tiny("llama", tmp_path / "tiny", layers=1))
-    speaker = Speaker("m", tokenizer, 1024, 264, 8, "bf16", None, None, {}, has_levels=False)
+    speaker = Speaker("m", tokenizer, 1024, 264, 8, "bf16", None, None, {}, level=None)
     desk = PreparationDesk({"m": speaker}, 1, None, lambda _: 0, is_inline=True)
     said = Conversation([{"role": "user", "content": "x"}])
     assert not are_templates_read(tokenizer)

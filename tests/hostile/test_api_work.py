@@ -340,7 +340,7 @@ def test_long_arguments_of_a_call_are_told_as_they_were_written(monkeypatch: pyt
 
 def test_short_ids_of_long_tokens_are_the_work_of_a_process() -> None:
     """4,000 ids of 4,096 bytes each, in a body of 8 KB, became 16 MB of text and of JSON on the event loop."""
-    facts = Speaker("m", object(), 1 << 20, 9, 4096, "bf16", None, None, {}, has_levels=False)
+    facts = Speaker("m", object(), 1 << 20, 9, 4096, "bf16", None, None, {}, level=None)
     desk = PreparationDesk({"m": facts}, 16, 1024, lambda grammar: 0, is_inline=True)
     with pytest.raises(NeedsProcess):
         prepare.prepare("/detokenize", json.dumps({"model": "m", "tokens": [1] * 40}).encode(), desk)

@@ -146,7 +146,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"anyOf": [{
 def test_what_is_counted_is_what_is_held(folder: Path, path: str, fields: dict[str, Any]) -> None:
     tokenizer = load_tokenizer(folder)
     dialect = find_dialect(tokenizer)
-    speaker = Speaker(MODEL, tokenizer, 1 << 17, 4096, 16, "bf16", dialect, None, {}, has_levels=False)
+    speaker = Speaker(MODEL, tokenizer, 1 << 17, 4096, 16, "bf16", dialect, None, {}, level=None)
     desk = PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: 0)
     parts = told(prepare(path, json.dumps({"model": MODEL, **fields}).encode(), desk))
     gc.collect()
@@ -160,7 +160,7 @@ def test_what_is_counted_is_what_is_held(folder: Path, path: str, fields: dict[s
 
 
 def test_a_compiled_grammar_counts(folder: Path) -> None:
-    speaker = Speaker(MODEL, load_tokenizer(folder), 1 << 17, 4096, 16, "bf16", None, None, {}, has_levels=False)
+    speaker = Speaker(MODEL, load_tokenizer(folder), 1 << 17, 4096, 16, "bf16", None, None, {}, level=None)
     fields = {"model": MODEL, "messages": HI, "response_format": {"type": "json_object"}}
     desk = PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: 5_000_000)
     assert prepare("/v1/chat/completions", json.dumps(fields).encode(), desk).size > 5_000_000

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from manyhands.testing.tiny import EOS, make_tiny
 from manyhands.text.channels import ChannelReader
-from manyhands.text.channels_grammar import channels_grammar
 from manyhands.text.dialects import HARMONY, find_dialect
 from manyhands.text.grammar import Function, Grammar, Grammars
+from manyhands.text.headed_grammar import headed_grammar
 from manyhands.text.reasoning import find_thinking
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
@@ -105,7 +105,7 @@ def test_channels_are_known_by_the_template(tools: str, dialect: object) -> None
         chat_template=f"{tools}<|start|>assistant<|channel|>final<|message|>", get_added_vocab=dict[str, int]
     )
     thinking = find_thinking(tokenizer)
-    assert find_dialect(tokenizer) is dialect and thinking is not None and thinking.in_channels
+    assert find_dialect(tokenizer) is dialect and thinking is not None and thinking.heads == "channels"
     assert {"<|start|>", "<|end|>", "<|constrain|>"} < thinking.marks
 
 
@@ -138,7 +138,7 @@ def accepts(grammar: Grammar, ids: list[int]) -> bool:
 
 
 def test_json_stands_in_the_final_channel(grammars: Grammars) -> None:
-    grammar = grammars.compile(channels_grammar([], {}, SCHEMA, is_free=False, forced=False))
+    grammar = grammars.compile(headed_grammar("channels", [], {}, SCHEMA, is_free=False, forced=False, parallel=False))
     for before in ("", THOUGHT, THOUGHT * 2, f"<|channel|>commentary<|message|>So.{NEXT}"):
         assert accepts(grammar, list(f'{before}{FINAL}{{"a": 1}}'.encode()))
         assert not accepts(grammar, list(f'{before}{FINAL}{{"a": "1"}}'.encode()))
@@ -148,9 +148,11 @@ def test_json_stands_in_the_final_channel(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_calls(head: str, grammars: Grammars) -> None:
-    forced = grammars.compile(channels_grammar(ASKED, {}, None, is_free=True, forced=True))
-    free = grammars.compile(channels_grammar(ASKED, {}, None, is_free=True, forced=False))
-    either = grammars.compile(channels_grammar(ASKED, {}, SCHEMA, is_free=False, forced=False))
+    forced = grammars.compile(headed_grammar("channels", ASKED, {}, None, is_free=True, forced=True, parallel=False))
+    free = grammars.compile(headed_grammar("channels", ASKED, {}, None, is_free=True, forced=False, parallel=False))
+    either = grammars.compile(
+        headed_grammar("channels", ASKED, {}, SCHEMA, is_free=False, forced=False, parallel=False)
+    )
     for grammar in (forced, free, either):
         for before in ("", THOUGHT):
             assert accepts(grammar, list(f'{before}{head}{{"a": 1}}'.encode()))
@@ -164,7 +166,9 @@ def test_calls(head: str, grammars: Grammars) -> None:
 
 def test_special_markers_are_tokens(grammars: Grammars) -> None:
     marks = {"<|channel|>": 258, "<|message|>": 259, "<|end|>": 260, "<|start|>": 261}
-    grammar = grammars.compile(channels_grammar(ASKED, marks, SCHEMA, is_free=False, forced=False))
+    grammar = grammars.compile(
+        headed_grammar("channels", ASKED, marks, SCHEMA, is_free=False, forced=False, parallel=False)
+    )
 
     def ids(text: str) -> list[int]:
         for mark, token in marks.items():

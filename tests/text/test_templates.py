@@ -16,7 +16,8 @@ from manyhands.text import dialects
 from manyhands.text.dialects import Dialect, find_dialect
 from manyhands.text.history import write_calls
 from manyhands.text.prompt import Tokenizer, render_chat, render_text
-from manyhands.text.reasoning import find_thinking
+from manyhands.text.reasoning import find_level, find_thinking
+from manyhands.text.recipients import RecipientReader
 from manyhands.text.template import RenderBudget
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import CallArguments, CallStart, ToolReader
@@ -150,6 +151,34 @@ MINIMAX_M2 = (
     "{{- ']~b]tool\n<response>' + m.content + '</response>[e~[\n' }}"
     "{%- else %}{{- ']~b]user\n' + m.content + '[e~[\n' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- ']~b]ai\n<think>\n' }}{%- endif %}"
+)
+MUSE_GLIMMER = (
+    "{%- macro reasoning() %}Reasoning strength: {{ reasoning_strength or 'high' }}.{% endmacro -%}"
+    "{%- macro atem(c) %}{%- if c.function.arguments is not mapping %}{{- raise_exception('a mapping is needed') }}{% endif %}"
+    "{{- '<atem:function_calls>\n<atem:invoke name=\"' + c.function.name + '\">\n' }}"
+    "{%- for k, v in c.function.arguments.items() %}{{- '<atem:parameter name=\"' + k + '\">' }}"
+    "{{- v if v is string else v | tojson }}{{- '</atem:parameter>\n' }}{%- endfor %}"
+    "{{- '</atem:invoke>\n</atem:function_calls>' }}{%- endmacro -%}"
+    "{%- macro suffix() %}{%- if tools %}{{- '\n\nCall <atem:function_calls>\n<atem:invoke name=\"$F\">\n' }}"
+    "{%- for t in tools %}{{- t.function | tojson + '\n' }}{%- endfor %}{%- endif %}"
+    "{{- '\n\n# Valid recipients: \"self\"' }}{%- for t in tools or [] %}{{- ', \"' + t.function.name + '.*\"' }}{%- endfor %}"
+    "{{- ', \"user\".' }}{%- endmacro -%}"
+    "{{- bos_token }}{%- if messages[0].role != 'system' %}"
+    "{{- '<|start|>system<|message|>You are a helpful AI assistant.\n\n' + reasoning() + suffix() + '<|eot|>' }}{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'system' %}"
+    "{{- '<|start|>system<|message|>' + m.content + '\n\n' + reasoning() + suffix() + '<|eot|>' }}"
+    "{%- elif m.role == 'tool' %}{%- set ns = namespace(name=m.name or '') %}"
+    "{%- for o in messages %}{%- for c in o.tool_calls or [] %}{%- if c.id == m.tool_call_id %}"
+    "{%- set ns.name = c.function.name %}{%- endif %}{%- endfor %}{%- endfor %}"
+    "{{- '<|start|>tool ' + ns.name + '<|message|>' + m.content + '<|eot|>' }}"
+    "{%- elif m.role == 'assistant' %}"
+    "{%- if m.reasoning_content %}{{- '<|start|>assistant to=self<|message|>' + m.reasoning_content + '<|eom|>' }}{%- endif %}"
+    "{%- if m.content %}{{- '<|start|>assistant to=user<|message|>' + m.content }}"
+    "{{- '<|eom|>' if m.tool_calls else '<|eot|>' }}{%- endif %}"
+    "{%- for c in m.tool_calls or [] %}{{- '<|start|>assistant to=' + c.function.name + '<|message|>' + atem(c) }}"
+    "{{- '<|eot|>' if loop.last else '<|eom|>' }}{%- endfor %}"
+    "{%- else %}{{- '<|start|>user<|message|>' + m.content + '<|eot|>' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
 )
 _ALTERNATE = (
     "{%- set ns = namespace(count=0) %}{%- for m in loop_messages %}"
@@ -367,6 +396,7 @@ FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
     "glm-4-0414": (GLM4_0414, dialects.GLM4, "<|assistant|>"),
     "seed-oss": (SEED_OSS, dialects.SEED, "<seed:bos>assistant\n"),
     "minimax-m2": (MINIMAX_M2, dialects.MINIMAX, "]~b]ai\n<think>\n"),
+    "muse-glimmer": (MUSE_GLIMMER, dialects.MUSE, "<|start|>assistant"),
     "hunyuan-a13b": (HUNYUAN_A13B, dialects.HUNYUAN, "<|extra_0|>"),
     "mistral-v3": (MISTRAL_V3, dialects.MISTRAL, "[/INST]"),
     "mistral-v13": (MISTRAL_V13, dialects.MISTRAL11, "[/INST]"),
@@ -471,8 +501,13 @@ def test_calls_are_said_as_they_are_read(family: str, tokenizer: Tokenizer) -> N
     assert dialect is not None
     two = call()["tool_calls"] + call({"place": "x"})["tool_calls"]
     said = say(tokenizer, family, SYSTEM, USER, {**call(), "tool_calls": two}, tools=[TOOL])
-    begin = said.rindex("How high")
-    pieces = ToolReader(dialect, {"tide": PARAMETERS}).feed(said[said.index(dialect.marker, begin) :])
+    said = said[said.rindex("How high") :]
+    if dialect is dialects.MUSE:
+        heads = RecipientReader(["tide"])
+        said = "".join(
+            map("".join, (heads.feed(said[said.index("<|start|>") :].replace("<|eot|>", "")), heads.finish()))
+        )
+    pieces = ToolReader(dialect, {"tide": PARAMETERS}).feed(said[said.index(dialect.marker) :])
     assert [p.name for p in pieces if isinstance(p, CallStart)] == ["tide", "tide"]
     made = ["".join(p.text for p in pieces if isinstance(p, CallArguments) and p.index == i) for i in (0, 1)]
     assert [json.loads(each) for each in made] == [ARGUMENTS, {"place": "x"}]
@@ -556,7 +591,7 @@ def test_results_without_ids_are_told_as_those_of_their_calls(tokenizer: Tokeniz
 
     asked: list[Any] = [USER, calls("tide", "wind"), result("calm", tool_name="wind"), result("high")]
     asked += [calls("tide", "tide"), result("low", tool_name="tide"), result("rising", tool_name="tide")]
-    speaker: Any = SimpleNamespace(has_levels=False, thinking=None)
+    speaker: Any = SimpleNamespace(level=None, thinking=None)
     messages = chat_conversation({"messages": asked}, speaker).messages
     said = say(tokenizer, "command-r7b", *messages, tools=[TOOL])
     for number, content in enumerate(("high", "calm", "low", "rising")):
@@ -604,6 +639,12 @@ def test_what_a_template_leaves_out_is_refused(tokenizer: Tokenizer) -> None:
     )
     with pytest.raises(BadRequest, match="leaves out what users say"):
         render_chat(tokenizer, [USER])
+
+
+def test_muse_is_told_how_long_to_think_and_what_it_thought(tokenizer: Tokenizer) -> None:
+    told = say(tokenizer, "muse-glimmer", USER, {**ANSWER, "reasoning_content": "So."}, USER, reasoning_strength="low")
+    assert "Reasoning strength: low." in told and find_level(tokenizer) == "reasoning_strength"
+    assert "<|start|>assistant to=self<|message|>So.<|eom|><|start|>assistant to=user<|message|>High.<|eot|>" in told
 
 
 def test_the_switch_of_thoughts_is_the_templates(tokenizer: Tokenizer) -> None:

@@ -19,10 +19,10 @@ from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
 from manyhands.api.streams import ChoiceProgress, Stream
 from manyhands.origin import Origin, Token
 from manyhands.route.offer import Rules
-from manyhands.text.channels import ChannelReader
 from manyhands.text.grammar import Grammar
 from manyhands.text.reasoning import Thinking, ThoughtReader
 from manyhands.text.received import ReceivedText
+from manyhands.text.recipients import READERS
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
 
 
@@ -110,8 +110,10 @@ class Choice:
     def __init__(self, plan: GenerationPlan) -> None:
         made = plan.made
         thinking = plan.thinking
-        in_channels = thinking is not None and thinking.in_channels
-        self._thoughts = ChannelReader(made.functions) if in_channels else ThoughtReader(thinking, is_open=made.is_open)
+        heads = thinking.heads if thinking is not None else None
+        self._thoughts = (
+            ThoughtReader(thinking, is_open=made.is_open) if heads is None else READERS[heads](made.functions)
+        )
         dialect = plan.model_format.speaker.dialect
         self._tools = ToolReader(dialect, made.functions) if made.functions and dialect else None
         self._is_parallel, self._is_call = made.is_parallel, made.is_call

@@ -24,7 +24,7 @@ from manyhands.text.dialects import PYTHON_TAG, find_dialect
 from manyhands.text.grammar import Grammar, Grammars
 from manyhands.text.kept_grammars import KeptGrammars
 from manyhands.text.prompt import learn_templates
-from manyhands.text.reasoning import find_thinking, variables_of
+from manyhands.text.reasoning import find_level, find_thinking
 from manyhands.text.tokenizer_parts import check_vocabulary, is_plain
 
 
@@ -56,7 +56,7 @@ class ModelFormat:
             "dialect": dialect,
             "thinking": thinking,
             "special": {text: ids[text] for text in markers if text in ids and ids[text] not in model.eos_ids},
-            "has_levels": "reasoning_effort" in variables_of(tokenizer),
+            "level": find_level(tokenizer),
             "recommended": model.recommended,
             "is_plain": is_plain(tokenizer.backend_tokenizer),
         }

@@ -7,10 +7,10 @@ history            conversations with tools, as a template takes them
 prompt             text and messages to ids
 detokenize         ids to text that is safe to show
 received           what a client says it has of an answer
-reasoning          thoughts and answer; channels: answers that are messages in channels
+reasoning          thoughts and answer; channels and recipients: answers that are messages with heads
 dialects           how models write function calls
 tools              calls, read as they are written: calls (JSON), tagged (values between tags), literals (Python's and Gemma's)
-grammar            grammars for answers; literal_grammar, tagged_grammar and channels_grammar have those of their forms,
+grammar            grammars for answers; literal_grammar, tagged_grammar and headed_grammar have those of their forms,
                    json_rule that of JSON; kept_grammars: those kept compiled; heap: the memory that they take
 whole_json         whether a text is one JSON object
 """

@@ -9,6 +9,7 @@ qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_cal
 harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
 seed      <seed:tool_call><function=f><parameter=k>v</parameter></function></seed:tool_call>                   (seed-oss)
 minimax   <minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call> (minimax-m2)
+muse      <atem:invoke name="f"><atem:parameter name="k">v</atem:parameter></atem:invoke>  in a message to f, see recipients.py
 glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
 glm4      <|assistant|>f, a line break, {...}   any number, each a message: the prompt has the first mark    (glm-4-0414)
 gemma4    <|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>                      any number, text may precede   (gemma 4)
@@ -29,8 +30,8 @@ from typing import Any, Literal
 
 from manyhands.text.calls import JsonCall, NamedCall
 from manyhands.text.literals import GEMMA4_NOTATION, PYTHON_NOTATION, LiteralCall, Notation
-from manyhands.text.reasoning import CHANNEL, template_of, variables_of
-from manyhands.text.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, TaggedCall, Tags
+from manyhands.text.reasoning import CHANNEL, START, template_of, variables_of
+from manyhands.text.tagged import ATEM_TAGS, GLM_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, TaggedCall, Tags
 
 Schema = Mapping[str, Any]
 
@@ -58,6 +59,7 @@ class Dialect:
     after: Literal["start", "gap", "text"] = "gap"  # where the reader is after a call
     tags: Tags | None = None
     notation: Notation | None = None
+    is_put: bool = False  # a reader of heads puts `marker` before a call: it is no text
     is_begun: bool = False  # the prompt ends with the first `marker`; no white space stands between one and a call
 
     @property
@@ -92,6 +94,16 @@ MINIMAX = Dialect(
     begins=MINIMAX_TAGS.begin,
     tags=MINIMAX_TAGS,
 )
+MUSE = replace(
+    MINIMAX,
+    name="muse",
+    marker=START,
+    close="</atem:function_calls>",
+    lead="<atem:function_calls>\n",
+    begins=ATEM_TAGS.begin,
+    tags=ATEM_TAGS,
+    is_put=True,
+)
 GLM = Dialect("glm", "<tool_call>", "</tool_call>", apart="\n", begins="", after="text", tags=GLM_TAGS)
 GLM4 = Dialect("glm4", "<|assistant|>", "", ("{name}\n",), begins="", after="text", is_begun=True)
 GEMMA4 = Dialect("gemma4", "<|tool_call>", "<tool_call|>", begins="call:", notation=GEMMA4_NOTATION)
@@ -104,7 +116,7 @@ OLMO3 = Dialect(
     begins="",
     notation=PYTHON_NOTATION,
 )
-HARMONY = Dialect("harmony", CHANNEL, "", ("{name}[ARGS]",), begins="", after="text")
+HARMONY = Dialect("harmony", CHANNEL, "", ("{name}[ARGS]",), begins="", after="text", is_put=True)
 _BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCED, _PLAIN = f"{_BEGIN}function{_SEP}{{name}}\n```json\n", f"{_BEGIN}{{name}}{_SEP}"
 DEEPSEEK31 = Dialect(
@@ -157,6 +169,8 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
         return None
     if CHANNEL in template and "functions." in template:
         return HARMONY
+    if MUSE.lead.strip() in template:
+        return MUSE
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
     for dialect in (SEED, MINIMAX, GEMMA4, OLMO3, KIMI, GRANITE, HUNYUAN, COMMAND):

@@ -131,11 +131,12 @@ def _inside(dialect: Dialect, marks: Mapping[str, int], *, parallel: bool) -> st
 
 def _body(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, forced: bool) -> str:
     """The rule `call` and those below it, and TEXT."""
-    rules = "".join(_call_rule(i, f, dialect, marks, forced=forced) for i, f in enumerate(functions))
+    rules = "".join(call_rule(i, f, dialect, marks, forced=forced) for i, f in enumerate(functions))
     return f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}\n{rules}{_TEXT}"
 
 
-def _call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[str, int], *, forced: bool) -> str:
+def call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[str, int], *, forced: bool) -> str:
+    """The rule `call_{index}` and those below it. Raises BadRequest as `calls_grammar`."""
     schema = function.parameters if function.is_strict or forced else {"type": "object"}
     if dialect.tags is not None:
         return tagged_rules(function.name, index, schema, dialect.tags, marks)

@@ -1,11 +1,11 @@
 """Thoughts and answer: splits the text of models that think aloud between two markers. Sans-I/O.
 
-Models that answer in channels (gpt-oss) are known here and read in channels.py.
+Models whose answers are messages with heads are known here, and read in channels.py (gpt-oss) and recipients.py (Muse).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from manyhands.text.detokenize import overlap
 from manyhands.text.template import find_variables
@@ -19,8 +19,15 @@ _PAIRS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 CHANNEL, MESSAGE, START, END, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"
+MORE = "<|eom|>"  # ends a message behind which the turn goes on, where heads name recipients
+Heads = Literal["channels", "recipients"]
+_HEADS: Mapping[Heads, tuple[str, ...]] = {
+    "channels": (CHANNEL, MESSAGE, START, END, CONSTRAIN),
+    "recipients": (MESSAGE, START, MORE),
+}
 # Variables by which templates are told whether to think: the usual one, and that of deepseek v3.1 and granite.
 _SWITCHES = ("enable_thinking", "thinking")
+_LEVELS = ("reasoning_effort", "reasoning_strength")  # by which they are told how long
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +39,32 @@ class Thinking:
     open_id: int | None
     close_id: int | None
     switch: str | None  # the template's variable that turns it off
-    in_channels: bool = False  # the whole answer is messages in channels
+    heads: Heads | None = None  # the whole answer is messages, whose heads say this
 
     @property
     def marks(self) -> frozenset[str]:
         """All the markers, which a tokenizer may have as special tokens."""
-        own = (_first_mark(self.opens), self.closes)
-        return frozenset((CHANNEL, MESSAGE, START, END, CONSTRAIN) if self.in_channels else own)
+        return frozenset((_first_mark(self.opens), self.closes) if self.heads is None else _HEADS[self.heads])
 
 
 def find_thinking(tokenizer: Any) -> Thinking | None:
     """How the model of this tokenizer thinks, by its chat template; None if it does not."""
     template = template_of(tokenizer)
     if CHANNEL in template and MESSAGE in template:
-        return Thinking(f"{CHANNEL}analysis{MESSAGE}", END, None, None, None, in_channels=True)
+        return Thinking(f"{CHANNEL}analysis{MESSAGE}", END, None, None, None, "channels")
+    if "to=self" in template and MESSAGE in template:
+        return Thinking(f" to=self{MESSAGE}", MORE, None, None, None, "recipients")
     for opens, closes in _PAIRS:
         if closes in template:
             vocabulary: Mapping[str, int] = tokenizer.get_added_vocab()
             switch = next((name for name in _SWITCHES if name in variables_of(tokenizer)), None)
             return Thinking(opens, closes, vocabulary.get(_first_mark(opens)), vocabulary.get(closes), switch)
     return None
+
+
+def find_level(tokenizer: Any) -> str | None:
+    """The template's variable that says how long to think; None if it has none."""
+    return next((name for name in _LEVELS if name in variables_of(tokenizer)), None)
 
 
 def _first_mark(opens: str) -> str:

@@ -3,6 +3,7 @@
     qwen3   <function=f> <parameter=k> v </parameter> ... </function>
     seed    the same, but that line breaks around a value are its own
     minimax <invoke name="f"> <parameter name="k">v</parameter> ... </invoke>
+    atem    the same with <atem:invoke name="f">; the name may be doubled: f.f
     glm     f <arg_key>k</arg_key> <arg_value>v</arg_value> ... </tool_call>
 
 A value that can only be a text streams; any other is read to its end, and is the JSON it looks like if the schema allows that,
@@ -17,7 +18,7 @@ from typing import Any, Final
 from manyhands.text.detokenize import overlap
 
 Schema = Mapping[str, Any]
-_NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 # Schemas, values and steps of references that are looked at for one value: a millisecond of the event loop. References that
 # lead back multiply, and a request may bring 8,000 of them.
 MAX_LOOKS: Final = 4096
@@ -30,6 +31,7 @@ _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some t
 class Tags:
     """How a dialect writes a call. Any of `ends` ends one: the first as the model is taught it, unless `begin` is "" (then the
     mark that ends calls does). `gap` is written before `value_open`. `is_padded`: line breaks around a value are not its own.
+    `is_doubled`: a name may be written twice, with a dot between.
     """
 
     begin: str
@@ -41,6 +43,7 @@ class Tags:
     ends: tuple[str, ...]
     gap: str = ""
     is_padded: bool = False
+    is_doubled: bool = False
 
     @property
     def all(self) -> frozenset[str]:
@@ -53,6 +56,16 @@ SEED_TAGS: Final = Tags(*_FUNCTION, *_PARAMETER, ("</function>", "</seed:tool_ca
 MINIMAX_TAGS: Final = Tags(
     '<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", ("</invoke>", "</minimax:tool_call>")
 )
+ATEM_TAGS: Final = Tags(
+    '<atem:invoke name="',
+    '">',
+    '<atem:parameter name="',
+    '">',
+    "",
+    "</atem:parameter>",
+    ("</atem:invoke>", "</atem:function_calls>"),
+    is_doubled=True,
+)
 GLM_TAGS: Final = Tags("", "<", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ("</tool_call>",), "\n")
 
 
@@ -60,8 +73,10 @@ class HeadedCall:
     """What calls share that begin with a name, not with JSON: the text of the arguments, and the name (calls.py says what a
     reader is). A subclass has a method for each state, which returns whether it got on."""
 
-    def __init__(self, begin: str, name_end: str, functions: Mapping[str, Schema]) -> None:
+    def __init__(self, begin: str, name_end: str, functions: Mapping[str, Schema], *, is_doubled: bool = False) -> None:
         self._begin, self._name_end, self._functions = begin, name_end, functions
+        self._written = {name: name for name in functions}  # as a call may say it
+        self._written |= {f"{name}.{name}": name for name in functions} if is_doubled else {}
         self.raw = ""  # until the name is complete
         self.name: str | None = None
         self.is_done = self.is_told = False
@@ -93,8 +108,8 @@ class HeadedCall:
         name, end = self.raw[len(self._begin) :], self._name_end
         if not name:
             return True
-        if name.endswith(end) and (whole := name.removesuffix(end).rstrip()) in self._functions:
-            self.name, self._state = whole, "between"
+        if name.endswith(end) and (whole := name.removesuffix(end).rstrip()) in self._written:
+            self.name, self._state = self._written[whole], "between"
             self._fresh.append("{")
             if end == "<":  # it begins the next tag
                 self._held = char + self._held
@@ -105,17 +120,17 @@ class HeadedCall:
 
     def _may_be_name(self, name: str) -> bool:
         """Whether it begins one that a function has, perhaps with white space and the beginning of what ends names."""
-        if name[-1] in _NAME and any(known.startswith(name) for known in self._functions):
+        if name[-1] in _NAME and any(known.startswith(name) for known in self._written):
             return True
         begun = name[: len(name) - overlap(name, self._name_end)].rstrip()
-        return begun in self._functions and len(name) <= len(begun) + MAX_SPACE
+        return begun in self._written and len(name) <= len(begun) + MAX_SPACE
 
 
 class TaggedCall(HeadedCall):
     """Reads one call whose values stand between tags."""
 
     def __init__(self, tags: Tags, functions: Mapping[str, Schema]) -> None:
-        super().__init__(tags.begin, tags.name_end, functions)
+        super().__init__(tags.begin, tags.name_end, functions, is_doubled=tags.is_doubled)
         self._tags = tags
         self._seen: set[str] = set()
         self._value = _Value("", frozenset(), is_padded=False)

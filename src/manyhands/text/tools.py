@@ -110,8 +110,11 @@ class ToolReader:
             self._held = self._held[len(kept) :]
         self._swallow(len(text) - len(kept))
         if found:
-            self._swallow(len(marker))
             self._state = "gap"
+            if self._dialect.is_put:
+                self._held = self._held[len(marker) :]
+            else:
+                self._swallow(len(marker))
 
     def _in_gap(self) -> Iterator[Piece]:
         """Between a marker and an object, between objects, or between an object and the end marker."""

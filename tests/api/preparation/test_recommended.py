@@ -32,7 +32,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 def params(tokenizer: TextTokenizer, path: str, recommended: dict[str, float], **wishes: object) -> SamplingParams:
-    facts: dict[str, Any] = {"has_levels": False, "recommended": recommended, "is_plain": False}
+    facts: dict[str, Any] = {"level": None, "recommended": recommended, "is_plain": False}
     speaker = Speaker(MODEL, tokenizer, 1024, 264, 8, "bf16", None, None, {}, **facts)
     body = json.dumps({"model": MODEL, **PATHS[path], **wishes}).encode()
     return prepare(path, body, PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: 0)).params

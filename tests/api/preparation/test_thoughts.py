@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 def prepared(tokenizer: TextTokenizer, said: str = "", **wishes: Any) -> Prepared:
     """A request, after the words `said` of the assistant if there are any."""
     speaker = Speaker(
-        MODEL, tokenizer, 1024, 264, 8, "bf16", None, find_thinking(tokenizer), {}, has_levels=False, is_plain=False
+        MODEL, tokenizer, 1024, 264, 8, "bf16", None, find_thinking(tokenizer), {}, level=None, is_plain=False
     )
     messages = [{"role": "user", "content": "hi"}]
     if said:
@@ -57,7 +57,9 @@ def test_an_answer_may_go_on_from_within_a_thought(said: str, is_open: bool, tok
 def test_ollamas_think_is_refused_by_its_name_where_only_a_level_can_be_said(tokenizer: TextTokenizer) -> None:
     """As of gpt-oss. It was refused as reasoning_effort, which no program of Ollama's sends."""
     thinking = Thinking("<think>", "</think>", None, None, None)
-    speaker = Speaker(MODEL, tokenizer, 1024, 264, 8, "bf16", None, thinking, {}, has_levels=True, is_plain=False)
+    speaker = Speaker(
+        MODEL, tokenizer, 1024, 264, 8, "bf16", None, thinking, {}, level="reasoning_effort", is_plain=False
+    )
     desk = PreparationDesk({MODEL: speaker}, 16, 1024, lambda grammar: 0)
     asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     with pytest.raises(BadField, match="think: model 'tiny' always thinks") as refusal:

@@ -70,7 +70,7 @@ def _function(tool: Mapping[str, Any]) -> Object:
 
 def _effort(thinking: str | None, level: str | None, speaker: Speaker) -> str | None:
     """The effort as the template can be told it; None where it can be told nothing, or nothing was asked."""
-    if speaker.has_levels and thinking != "disabled":
+    if speaker.level is not None and thinking != "disabled":
         return level
     has_switch = speaker.thinking is not None and speaker.thinking.switch is not None
     if not has_switch or thinking in (None, "adaptive", "between_tools"):

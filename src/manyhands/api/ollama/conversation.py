@@ -48,7 +48,7 @@ def prompt_conversation(given: Mapping[str, Any], speaker: Speaker) -> Conversat
 
 def effort_of(think: bool | str | None, speaker: Speaker) -> str | None:
     """What `think` asks for, as reasoning_effort. Raises BadField for a model that cannot."""
-    can_think = speaker.has_levels or speaker.thinking is not None
+    can_think = speaker.level is not None or speaker.thinking is not None
     if think is None or (think is False and not can_think):
         return None
     if not can_think:
@@ -56,7 +56,7 @@ def effort_of(think: bool | str | None, speaker: Speaker) -> str | None:
     has_switch = speaker.thinking is not None and speaker.thinking.switch is not None
     if not has_switch and think is False:
         raise BadField(f"think: model {speaker.name!r} always thinks: leave it out", "think")
-    if not has_switch and not speaker.has_levels:
+    if not has_switch and speaker.level is None:
         return None
     return "none" if think is False else "medium" if think is True else think
 

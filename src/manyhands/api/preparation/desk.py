@@ -37,7 +37,7 @@ class Speaker:
     dialect: Dialect | None
     thinking: Thinking | None
     special: Mapping[str, int]  # markers that are special tokens, which decoding would drop
-    has_levels: bool  # the template takes reasoning_effort
+    level: str | None  # the template's variable that takes reasoning_effort
     recommended: dict[str, float] = field(default_factory=dict)  # text/generation_config.py
     is_plain: bool = True  # texts may be tokenised on the event loop (text/tokenizer_parts.py)
 

@@ -58,7 +58,7 @@ class SpeakerSpec:
     dialect: Dialect | None
     thinking: Thinking | None
     special: Mapping[str, int]
-    has_levels: bool
+    level: str | None
     recommended: dict[str, float] = field(default_factory=dict)
     is_plain: bool = True
 

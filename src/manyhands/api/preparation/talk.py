@@ -11,8 +11,8 @@ from manyhands.api.openai.conversation import Conversation
 from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
 from manyhands.core import MAX_TOKENS, MIN_TOP_P, SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
-from manyhands.text.channels_grammar import channels_grammar
 from manyhands.text.grammar import answer_grammar, behind_thought, calls_grammar, json_grammar, strict_grammar
+from manyhands.text.headed_grammar import headed_grammar
 from manyhands.text.prompt import are_templates_read, encode_prompt, find_template, render_text
 from manyhands.text.received import ReceivedText, read_received
 from manyhands.text.template import RenderBudget, TooCostly
@@ -209,10 +209,10 @@ def _own_variables(speaker: Speaker, given: Mapping[str, Any]) -> Object:
 
 
 def _effort_variables(speaker: Speaker, effort: str | None) -> Object:
-    if effort is None or (effort == "none" and speaker.thinking is None and not speaker.has_levels):
+    if effort is None or (effort == "none" and speaker.thinking is None and speaker.level is None):
         return {}
-    if speaker.has_levels and effort != "none":
-        return {"reasoning_effort": effort}
+    if speaker.level is not None and effort != "none":
+        return {speaker.level: effort}
     if speaker.thinking is not None and speaker.thinking.switch is not None:
         return {speaker.thinking.switch: effort != "none"}
     raise BadField("reasoning_effort: this model's template has no such switch, leave it out", "reasoning_effort")
@@ -282,24 +282,25 @@ def _ours(wishes: Mapping[str, Any]) -> Object:
 def _grammar(speaker: Speaker, said: Conversation) -> str | None:
     """What the answer must look like; None: anything."""
     functions, choice = said.functions if said.tool_choice != "none" else (), said.tool_choice
-    in_channels = speaker.thinking is not None and speaker.thinking.in_channels and not said.is_continued
-    if not functions and not in_channels:
+    heads = speaker.thinking.heads if speaker.thinking is not None and not said.is_continued else None
+    if not functions and heads is None:
         return None if said.format is None else json_grammar(said.format or None)
     wanted = [f for f in functions if choice in ("auto", "required", f.name)]
     is_strict, forced = any(f.is_strict for f in functions), choice not in ("none", "auto")
     if not forced and not is_strict and said.format is None:
         return None
     try:
-        if in_channels:
-            schema, is_free = said.format or None, said.format is None
-            return channels_grammar(wanted, speaker.special, schema, is_free=is_free, forced=forced)
+        schema, several = said.format or None, said.is_parallel and choice in ("required", "auto")
+        if heads is not None:
+            is_free = said.format is None
+            return headed_grammar(
+                heads, wanted, speaker.special, schema, is_free=is_free, forced=forced, parallel=several
+            )
         assert speaker.dialect is not None
         if forced:
-            several = said.is_parallel and choice == "required"
             return calls_grammar(speaker.dialect, wanted, speaker.special, parallel=several)
         if said.format is None:
             return strict_grammar(speaker.dialect, functions, speaker.special)
-        schema, several = said.format or None, said.is_parallel
         return answer_grammar(speaker.dialect, functions, speaker.special, schema, parallel=several)
     except BadRequest as error:
         raise BadField(f"tools: {error}", "tools") from error
