@@ -112,6 +112,7 @@ def test_channels_are_known_by_the_template(tools: str, dialect: object) -> None
 # -- grammars ---------------------------------------------------------------------------------------------------------
 
 VOCAB = 264
+KIND = {"parallel": False, "is_open": False}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ASKED = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
 FINAL, CALL = "<|channel|>final<|message|>", "<|channel|>commentary to=functions."
@@ -138,7 +139,7 @@ def accepts(grammar: Grammar, ids: list[int]) -> bool:
 
 
 def test_json_stands_in_the_final_channel(grammars: Grammars) -> None:
-    grammar = grammars.compile(headed_grammar("channels", [], {}, SCHEMA, is_free=False, forced=False, parallel=False))
+    grammar = grammars.compile(headed_grammar("channels", [], {}, SCHEMA, is_free=False, forced=False, **KIND))
     for before in ("", THOUGHT, THOUGHT * 2, f"<|channel|>commentary<|message|>So.{NEXT}"):
         assert accepts(grammar, list(f'{before}{FINAL}{{"a": 1}}'.encode()))
         assert not accepts(grammar, list(f'{before}{FINAL}{{"a": "1"}}'.encode()))
@@ -148,11 +149,9 @@ def test_json_stands_in_the_final_channel(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_calls(head: str, grammars: Grammars) -> None:
-    forced = grammars.compile(headed_grammar("channels", ASKED, {}, None, is_free=True, forced=True, parallel=False))
-    free = grammars.compile(headed_grammar("channels", ASKED, {}, None, is_free=True, forced=False, parallel=False))
-    either = grammars.compile(
-        headed_grammar("channels", ASKED, {}, SCHEMA, is_free=False, forced=False, parallel=False)
-    )
+    forced = grammars.compile(headed_grammar("channels", ASKED, {}, None, is_free=True, forced=True, **KIND))
+    free = grammars.compile(headed_grammar("channels", ASKED, {}, None, is_free=True, forced=False, **KIND))
+    either = grammars.compile(headed_grammar("channels", ASKED, {}, SCHEMA, is_free=False, forced=False, **KIND))
     for grammar in (forced, free, either):
         for before in ("", THOUGHT):
             assert accepts(grammar, list(f'{before}{head}{{"a": 1}}'.encode()))
@@ -166,9 +165,7 @@ def test_calls(head: str, grammars: Grammars) -> None:
 
 def test_special_markers_are_tokens(grammars: Grammars) -> None:
     marks = {"<|channel|>": 258, "<|message|>": 259, "<|end|>": 260, "<|start|>": 261}
-    grammar = grammars.compile(
-        headed_grammar("channels", ASKED, marks, SCHEMA, is_free=False, forced=False, parallel=False)
-    )
+    grammar = grammars.compile(headed_grammar("channels", ASKED, marks, SCHEMA, is_free=False, forced=False, **KIND))
 
     def ids(text: str) -> list[int]:
         for mark, token in marks.items():

@@ -135,7 +135,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
 
 
 def test_json_stands_in_the_answer(grammars: Grammars) -> None:
-    made = headed_grammar("recipients", [], {}, SCHEMA, is_free=False, forced=False, parallel=True)
+    made = headed_grammar("recipients", [], {}, SCHEMA, is_free=False, forced=False, parallel=True, is_open=False)
     grammar = grammars.compile(made)
     for before in ("", THOUGHT, THOUGHT * 2):
         assert accepts(grammar, list(f'{before} to=user<|message|>{{"a": 1}}'.encode()))
@@ -147,7 +147,7 @@ def test_json_stands_in_the_answer(grammars: Grammars) -> None:
 def test_calls(grammars: Grammars) -> None:
     def compiled(*, is_free: bool = True, forced: bool = False, parallel: bool = True) -> Any:
         schema = None if is_free else SCHEMA
-        flags = {"is_free": is_free, "forced": forced, "parallel": parallel}
+        flags = {"is_free": is_free, "forced": forced, "parallel": parallel, "is_open": False}
         return grammars.compile(headed_grammar("recipients", ASKED, {}, schema, **flags))
 
     forced, free, either = compiled(forced=True), compiled(), compiled(is_free=False)
@@ -167,7 +167,7 @@ def test_calls(grammars: Grammars) -> None:
 def test_special_markers_are_tokens(grammars: Grammars) -> None:
     marks = {"<|message|>": 258, "<|eom|>": 259, "<|start|>": 260}
     grammar = grammars.compile(
-        headed_grammar("recipients", ASKED, marks, SCHEMA, is_free=False, forced=False, parallel=True)
+        headed_grammar("recipients", ASKED, marks, SCHEMA, is_free=False, forced=False, parallel=True, is_open=False)
     )
 
     def ids(text: str) -> list[int]:
@@ -184,7 +184,7 @@ def test_what_tags_cannot_be_held_to_is_refused() -> None:
     long = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
     asked = [Function("f", long, is_strict=True)]
     with pytest.raises(BadRequest, match="maxLength of a text between tags cannot be enforced"):
-        headed_grammar("recipients", asked, {}, None, is_free=True, forced=False, parallel=True)
+        headed_grammar("recipients", asked, {}, None, is_free=True, forced=False, parallel=True, is_open=False)
 
 
 def test_a_name_as_long_as_a_request_may_give_is_read() -> None:

@@ -4,6 +4,7 @@ The structure of each is its publisher's (tokenizer_config.json on the hub); the
 """
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,8 @@ from manyhands.text import dialects
 from manyhands.text.dialects import Dialect, find_dialect
 from manyhands.text.history import write_calls
 from manyhands.text.prompt import Tokenizer, render_chat, render_text
+from manyhands.text.readers import answer_reader
 from manyhands.text.reasoning import find_level, find_thinking
-from manyhands.text.recipients import RecipientReader
 from manyhands.text.template import RenderBudget
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import CallArguments, CallStart, ToolReader
@@ -179,6 +180,44 @@ MUSE_GLIMMER = (
     "{{- '<|eot|>' if loop.last else '<|eom|>' }}{%- endfor %}"
     "{%- else %}{{- '<|start|>user<|message|>' + m.content + '<|eot|>' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
+)
+INKLING_CHAT = (
+    "{%- macro put(role, kind, text, name='') %}{{- '<|message_' + role + '|>' + name + '<|content_' + kind + '|>' + text }}"
+    "{{- '<|end_message|>' }}{%- endmacro %}"
+    "{%- if tools %}{{- put('system', 'xml', tools | tojson, 'tool_declare') }}{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'tool' %}{%- set ns = namespace(name='') %}"
+    "{%- for o in messages %}{%- for c in o.tool_calls or [] %}{%- if c.id == m.tool_call_id %}"
+    "{%- set ns.name = c.function.name %}{%- endif %}{%- endfor %}{%- endfor %}{{- put('tool', 'text', m.content, ns.name) }}"
+    "{%- elif m.role == 'assistant' %}"
+    "{%- if m.reasoning_content %}{{- put('model', 'thinking', m.reasoning_content) }}{%- endif %}"
+    "{%- if m.content %}{{- put('model', 'text', m.content) }}{%- endif %}"
+    "{%- for c in m.tool_calls or [] %}"
+    "{%- set said = '{\"name\":' + c.function.name | tojson + ',\"args\":' + c.function.arguments | tojson + '}' %}"
+    "{{- put('model', 'invoke_tool_json', said, c.function.name) }}{#- <|content_invoke_tool_json|> #}{%- endfor %}"
+    "{{- '<|content_model_end_sampling|>' }}"
+    "{%- else %}{{- put(m.role, 'text', m.content) }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|message_model|>' }}{%- endif %}{#- <|content_thinking|> #}"
+)
+KIMI_K3 = (
+    "{%- if thinking is undefined %}{%- set thinking = true %}{%- endif %}"
+    "{%- macro open(tag, said='') %}{{- '<|open|>' + tag + said + '<|sep|>' }}{%- endmacro %}"
+    "{%- macro close(tag) %}{{- '<|close|>' + tag + '<|sep|>' }}{%- endmacro %}"
+    "{%- macro end() %}{{- close('message') + '<|end_of_msg|>' }}{%- endmacro %}"
+    "{%- if tools %}{{- open('message', ' role=\"system\" type=\"tool-declare\"') + tools | tojson + end() }}{%- endif %}"
+    "{%- if thinking %}{{- open('message', ' role=\"system\" type=\"thinking-effort\"') }}"
+    "{{- 'thinking_effort=' + (thinking_effort or 'max') + end() }}{%- endif %}"
+    "{%- for m in messages %}"
+    "{{- open('message', ' role=\"' + m.role + '\"') }}{%- if m.role != 'assistant' %}{{- m.content }}{%- else %}"
+    "{%- if thinking %}{{- open('think') + (m.reasoning_content or '') + close('think') }}{%- endif %}"
+    "{{- open('response') + m.content + close('response') }}"
+    "{%- if m.tool_calls %}{{- open('tools') }}{%- for c in m.tool_calls %}"
+    "{{- open('call', ' tool=\"' + c.function.name + '\" index=\"' + loop.index | string + '\"') }}"
+    "{%- for k, v in c.function.arguments.items() %}"
+    "{{- open('argument', ' key=\"' + k + '\" type=\"' + ('string' if v is string else 'array') + '\"') }}"
+    "{{- v if v is string else v | tojson }}{{- close('argument') }}{%- endfor %}{{- close('call') }}{%- endfor %}"
+    "{{- close('tools') }}{%- endif %}{%- endif %}{{- end() }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- open('message', ' role=\"assistant\"') + open('think' if thinking else 'response') }}"
+    "{%- endif %}"
 )
 _ALTERNATE = (
     "{%- set ns = namespace(count=0) %}{%- for m in loop_messages %}"
@@ -397,6 +436,8 @@ FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
     "seed-oss": (SEED_OSS, dialects.SEED, "<seed:bos>assistant\n"),
     "minimax-m2": (MINIMAX_M2, dialects.MINIMAX, "]~b]ai\n<think>\n"),
     "muse-glimmer": (MUSE_GLIMMER, dialects.MUSE, "<|start|>assistant"),
+    "inkling": (INKLING_CHAT, dialects.INKLING, "<|message_model|>"),
+    "kimi-k3": (KIMI_K3, dialects.KIMI3, '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>'),
     "hunyuan-a13b": (HUNYUAN_A13B, dialects.HUNYUAN, "<|extra_0|>"),
     "mistral-v3": (MISTRAL_V3, dialects.MISTRAL, "[/INST]"),
     "mistral-v13": (MISTRAL_V13, dialects.MISTRAL11, "[/INST]"),
@@ -502,11 +543,11 @@ def test_calls_are_said_as_they_are_read(family: str, tokenizer: Tokenizer) -> N
     two = call()["tool_calls"] + call({"place": "x"})["tool_calls"]
     said = say(tokenizer, family, SYSTEM, USER, {**call(), "tool_calls": two}, tools=[TOOL])
     said = said[said.rindex("How high") :]
-    if dialect is dialects.MUSE:
-        heads = RecipientReader(["tide"])
-        said = "".join(
-            map("".join, (heads.feed(said[said.index("<|start|>") :].replace("<|eot|>", "")), heads.finish()))
-        )
+    if dialect.is_put:
+        begun = re.search(r"<\|(start\|>|message_model\|>|close\|>response)", said)
+        assert begun is not None
+        reader = answer_reader(find_thinking(tokenizer), ["tide"], is_open=False)
+        said = "".join(map("".join, (reader.feed(said[begun.start() :].replace("<|eot|>", "")), reader.finish())))
     pieces = ToolReader(dialect, {"tide": PARAMETERS}).feed(said[said.index(dialect.marker) :])
     assert [p.name for p in pieces if isinstance(p, CallStart)] == ["tide", "tide"]
     made = ["".join(p.text for p in pieces if isinstance(p, CallArguments) and p.index == i) for i in (0, 1)]
@@ -639,6 +680,14 @@ def test_what_a_template_leaves_out_is_refused(tokenizer: Tokenizer) -> None:
     )
     with pytest.raises(BadRequest, match="leaves out what users say"):
         render_chat(tokenizer, [USER])
+
+
+def test_kimi_k3_is_told_whether_and_how_long_to_think(tokenizer: Tokenizer) -> None:
+    told = say(tokenizer, "kimi-k3", USER, thinking_effort="low")
+    assert "thinking_effort=low" in told and find_level(tokenizer) == "thinking_effort"
+    thinking = find_thinking(tokenizer)
+    assert thinking is not None and thinking.switch == "thinking"
+    assert say(tokenizer, "kimi-k3", USER, thinking=False).endswith("<|open|>response<|sep|>")
 
 
 def test_muse_is_told_how_long_to_think_and_what_it_thought(tokenizer: Tokenizer) -> None:

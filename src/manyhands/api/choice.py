@@ -20,9 +20,9 @@ from manyhands.api.streams import ChoiceProgress, Stream
 from manyhands.origin import Origin, Token
 from manyhands.route.offer import Rules
 from manyhands.text.grammar import Grammar
-from manyhands.text.reasoning import Thinking, ThoughtReader
+from manyhands.text.readers import answer_reader
+from manyhands.text.reasoning import Thinking
 from manyhands.text.received import ReceivedText
-from manyhands.text.recipients import READERS
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
 
 
@@ -110,10 +110,7 @@ class Choice:
     def __init__(self, plan: GenerationPlan) -> None:
         made = plan.made
         thinking = plan.thinking
-        heads = thinking.heads if thinking is not None else None
-        self._thoughts = (
-            ThoughtReader(thinking, is_open=made.is_open) if heads is None else READERS[heads](made.functions)
-        )
+        self._thoughts = answer_reader(thinking, made.functions, is_open=made.is_open)
         dialect = plan.model_format.speaker.dialect
         self._tools = ToolReader(dialect, made.functions) if made.functions and dialect else None
         self._is_parallel, self._is_call = made.is_parallel, made.is_call

@@ -7,7 +7,8 @@ history            conversations with tools, as a template takes them
 prompt             text and messages to ids
 detokenize         ids to text that is safe to show
 received           what a client says it has of an answer
-reasoning          thoughts and answer; channels and recipients: answers that are messages with heads
+reasoning          thoughts and answer; headed: answers that are messages with heads, as channels, recipients, blocks and
+                   sections have them; readers: which reads a model's
 dialects           how models write function calls
 tools              calls, read as they are written: calls (JSON), tagged (values between tags), literals (Python's and Gemma's)
 grammar            grammars for answers; literal_grammar, tagged_grammar and headed_grammar have those of their forms,

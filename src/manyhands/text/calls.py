@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 ARGS: Final = "[ARGS]"
-_ARGUMENTS: Final = frozenset({"arguments", "parameters"})
+_ARGUMENTS: Final = frozenset({"arguments", "parameters", "args"})
 _NAMES: Final = frozenset({"name", "tool_name"})
 # What may stand for a part of a form. No part is long, so no head is: a tool and its namespace have names of 128 characters.
 _PARTS: Final = {"{name}": r"(?P<name>[\w-]{1,258})", "{n}": r"\d{1,9}", "{id}": r"[^\[]{0,64}"}

@@ -6,6 +6,9 @@ llama3    {"name": "f", "parameters": {...}}                        the whole me
 mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may precede
 mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
 qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
+inkling   {"name": "f", "args": {...}}                         in a block, see blocks.py: each behind its name       (inkling)
+kimi3     <|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>
+          <|close|>call<|sep|>                                        in a section, see sections.py                (kimi k3)
 harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
 seed      <seed:tool_call><function=f><parameter=k>v</parameter></function></seed:tool_call>                   (seed-oss)
 minimax   <minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call> (minimax-m2)
@@ -30,8 +33,8 @@ from typing import Any, Literal
 
 from manyhands.text.calls import JsonCall, NamedCall
 from manyhands.text.literals import GEMMA4_NOTATION, PYTHON_NOTATION, LiteralCall, Notation
-from manyhands.text.reasoning import CHANNEL, START, template_of, variables_of
-from manyhands.text.tagged import ATEM_TAGS, GLM_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, TaggedCall, Tags
+from manyhands.text.reasoning import CALL_BLOCK, CHANNEL, CLOSE, OPEN, SEP, START, template_of, variables_of
+from manyhands.text.tagged import ATEM_TAGS, GLM_TAGS, KIMI3_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, TaggedCall, Tags
 
 Schema = Mapping[str, Any]
 
@@ -141,6 +144,16 @@ KIMI = Dialect(
     end="<|tool_call_end|>",
     begins="<|tool_call_begin|>",
 )
+KIMI3 = Dialect(
+    "kimi3",
+    f"{OPEN}tools{SEP}",
+    f"{CLOSE}tools{SEP}",
+    between="",
+    begins=KIMI3_TAGS.begin,
+    tags=KIMI3_TAGS,
+    is_put=True,
+)
+INKLING = Dialect("inkling", CALL_BLOCK, "", ('{"name":"{name}","args":',), "}", after="text", is_put=True)
 GRANITE = replace(MISTRAL, name="granite", marker="<|tool_call|>")
 PHI4 = replace(GRANITE, name="phi4", close="<|/tool_call|>")
 HUNYUAN = replace(PHI4, name="hunyuan", marker="<tool_calls>", close="</tool_calls>")
@@ -171,6 +184,10 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
         return HARMONY
     if MUSE.lead.strip() in template:
         return MUSE
+    if INKLING.marker in template:
+        return INKLING
+    if OPEN in template and CLOSE in template and "argument" in template:
+        return KIMI3
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
     for dialect in (SEED, MINIMAX, GEMMA4, OLMO3, KIMI, GRANITE, HUNYUAN, COMMAND):

@@ -1,6 +1,6 @@
 """Thoughts and answer: splits the text of models that think aloud between two markers. Sans-I/O.
 
-Models whose answers are messages with heads are known here, and read in channels.py (gpt-oss) and recipients.py (Muse).
+Models whose answers are messages with heads are known here, and read by headed.py.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,19 @@ _PAIRS = (
 )
 CHANNEL, MESSAGE, START, END, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"
 MORE = "<|eom|>"  # ends a message behind which the turn goes on, where heads name recipients
-Heads = Literal["channels", "recipients"]
+MODEL, END_BLOCK = "<|message_model|>", "<|end_message|>"
+THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"
+OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
+Heads = Literal["channels", "recipients", "blocks", "sections"]
 _HEADS: Mapping[Heads, tuple[str, ...]] = {
     "channels": (CHANNEL, MESSAGE, START, END, CONSTRAIN),
     "recipients": (MESSAGE, START, MORE),
+    "blocks": (MODEL, END_BLOCK, THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK),
+    "sections": (OPEN, CLOSE, SEP),
 }
 # Variables by which templates are told whether to think: the usual one, and that of deepseek v3.1 and granite.
 _SWITCHES = ("enable_thinking", "thinking")
-_LEVELS = ("reasoning_effort", "reasoning_strength")  # by which they are told how long
+_LEVELS = ("reasoning_effort", "reasoning_strength", "thinking_effort")  # by which they are told how long
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +55,26 @@ class Thinking:
 def find_thinking(tokenizer: Any) -> Thinking | None:
     """How the model of this tokenizer thinks, by its chat template; None if it does not."""
     template = template_of(tokenizer)
+    switch = next((name for name in _SWITCHES if name in variables_of(tokenizer)), None)
+    if (headed := _headed(template, switch)) is not None:
+        return headed
+    for opens, closes in _PAIRS:
+        if closes in template:
+            vocabulary: Mapping[str, int] = tokenizer.get_added_vocab()
+            return Thinking(opens, closes, vocabulary.get(_first_mark(opens)), vocabulary.get(closes), switch)
+    return None
+
+
+def _headed(template: str, switch: str | None) -> Thinking | None:
+    """How a model thinks whose answers are messages with heads."""
     if CHANNEL in template and MESSAGE in template:
         return Thinking(f"{CHANNEL}analysis{MESSAGE}", END, None, None, None, "channels")
     if "to=self" in template and MESSAGE in template:
         return Thinking(f" to=self{MESSAGE}", MORE, None, None, None, "recipients")
-    for opens, closes in _PAIRS:
-        if closes in template:
-            vocabulary: Mapping[str, int] = tokenizer.get_added_vocab()
-            switch = next((name for name in _SWITCHES if name in variables_of(tokenizer)), None)
-            return Thinking(opens, closes, vocabulary.get(_first_mark(opens)), vocabulary.get(closes), switch)
+    if THOUGHT_BLOCK in template:
+        return Thinking(THOUGHT_BLOCK, END_BLOCK, None, None, None, "blocks")
+    if OPEN in template and CLOSE in template and "think" in template:
+        return Thinking(f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}", None, None, switch, "sections")
     return None
 
 

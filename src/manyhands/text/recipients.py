@@ -1,4 +1,4 @@
-"""Answers that are messages to recipients, as Muse writes them: thoughts, calls and the answer, each with a head. Sans-I/O.
+"""Answers that are messages to recipients, as Muse writes them (headed.py). Sans-I/O.
 
     <|start|>assistant to=self<|message|>a thought<|eom|><|start|>assistant to=user<|message|>the answer
     <|start|>assistant to=f<|message|><atem:function_calls>
@@ -7,17 +7,17 @@
     </atem:invoke>
     </atem:function_calls><|eom|>
 
-The prompt ends with the first `<|start|>assistant`. A name may be doubled (f.f). What a call says is passed on behind START, to
-a ToolReader, without what opens it: what looks like a call within an answer is none.
+The prompt ends with the first `<|start|>assistant`. A name may be doubled (f.f). What a call says is passed on behind START,
+without what opens it.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import ClassVar, Final
 
-from manyhands.text.channels import ChannelReader, Kind
 from manyhands.text.dialects import MUSE
-from manyhands.text.reasoning import MESSAGE, MORE, START, Heads
+from manyhands.text.headed import HeadedReader, Message
+from manyhands.text.reasoning import MESSAGE, MORE, START
 
 _TO: Final = re.compile(r"to=([^\s<]+)")
 _OPENS: Final = MUSE.lead.strip()
@@ -26,10 +26,11 @@ _BARE: Final = re.compile(r"\s(to=[^\s<]{1,400}" + re.escape(MESSAGE) + ")")
 _MAYBE_BARE: Final = re.compile(r"\s(?:t|to|to=[^\s<]{0,400}(?:<[|a-z]{0,9})?)?\Z")
 
 
-class RecipientReader(ChannelReader):
+class RecipientReader(HeadedReader):
     """Reads such answers. What is said to oneself is a thought, to any but a function the answer."""
 
-    _end: ClassVar = MORE
+    _head_ends: ClassVar = (MESSAGE,)
+    _ends: ClassVar = (MORE,)
     _marks: ClassVar = (MORE, START)
     _begins: ClassVar = (START, "to=", MESSAGE)
 
@@ -37,14 +38,14 @@ class RecipientReader(ChannelReader):
         super().__init__(functions)
         self._is_opened = True  # what opens the call of the message, if it stands there, is stepped over
 
-    def _said(self, head: str) -> tuple[Kind, str]:
+    def _said(self, head: str, mark: str) -> Message:
         found = _TO.search(head)
         recipient = found[1] if found is not None else "user"
         name, _, again = recipient.partition(".")
         self._is_opened = name not in self._functions or again not in ("", name)
         if not self._is_opened:
-            return "answer", START
-        return "thought" if recipient == "self" else "answer", ""
+            return Message("answer", START)
+        return Message("thought" if recipient == "self" else "answer")
 
     def _read_body(self) -> str:
         if not self._is_opened:
@@ -64,6 +65,3 @@ class RecipientReader(ChannelReader):
     def _kept(self) -> int:
         maybe = _MAYBE_BARE.search(self._held) if self._state == "thought" else None
         return max(super()._kept(), len(self._held) - maybe.start() if maybe is not None else 0)
-
-
-READERS: Final[Mapping[Heads, type[ChannelReader]]] = {"channels": ChannelReader, "recipients": RecipientReader}

@@ -4,6 +4,7 @@
     seed    the same, but that line breaks around a value are its own
     minimax <invoke name="f"> <parameter name="k">v</parameter> ... </invoke>
     atem    the same with <atem:invoke name="f">; the name may be doubled: f.f
+    kimi3   <|open|>call tool="f" index="1"<|sep|> <|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|> ...
     glm     f <arg_key>k</arg_key> <arg_value>v</arg_value> ... </tool_call>
 
 A value that can only be a text streams; any other is read to its end, and is the JSON it looks like if the schema allows that,
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from manyhands.text.detokenize import overlap
+from manyhands.text.reasoning import CLOSE, OPEN, SEP
 
 Schema = Mapping[str, Any]
 _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
@@ -31,7 +33,8 @@ _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some t
 class Tags:
     """How a dialect writes a call. Any of `ends` ends one: the first as the model is taught it, unless `begin` is "" (then the
     mark that ends calls does). `gap` is written before `value_open`. `is_padded`: line breaks around a value are not its own.
-    `is_doubled`: a name may be written twice, with a dot between.
+    `is_doubled`: a name may be written twice, with a dot between. `head_end` is written behind `name_end`, {n} being a
+    number, `line` behind each tag. `is_typed`: of each value its type is written too, as an attribute.
     """
 
     begin: str
@@ -44,6 +47,9 @@ class Tags:
     gap: str = ""
     is_padded: bool = False
     is_doubled: bool = False
+    head_end: str = "\n"
+    line: str = "\n"
+    is_typed: bool = False
 
     @property
     def all(self) -> frozenset[str]:
@@ -65,6 +71,18 @@ ATEM_TAGS: Final = Tags(
     "</atem:parameter>",
     ("</atem:invoke>", "</atem:function_calls>"),
     is_doubled=True,
+)
+KIMI3_TAGS: Final = Tags(
+    f'{OPEN}call tool="',
+    '"',
+    f'{OPEN}argument key="',
+    '"',
+    SEP,
+    f"{CLOSE}argument{SEP}",
+    (f"{CLOSE}call{SEP}", f"{CLOSE}tools{SEP}"),
+    head_end=f' index="{{n}}"{SEP}',
+    line="",
+    is_typed=True,
 )
 GLM_TAGS: Final = Tags("", "<", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ("</tool_call>",), "\n")
 

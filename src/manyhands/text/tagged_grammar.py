@@ -18,6 +18,9 @@ NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$defs", "definitions"}
 )
 _KEY: Final = r"/[^<>\"\s]+/"
+_NUMBER: Final = "/[1-9][0-9]{0,3}/"
+_TYPES: Final = {"integer": "number"}  # that are not called as in schemas
+_ALL: Final = frozenset({"string", "number", "boolean", "null", "object", "array"})
 _TEXT: Final = NOTES | {"type"}
 _OBJECT: Final = _TEXT | {"properties", "required", "additionalProperties"}
 
@@ -29,8 +32,9 @@ def tagged_rules(name: str, index: int, schema: Schema, tags: Tags, marks: Mappi
     body = [writer.parameter(at, key, one, key in required) for at, (key, one) in enumerate(known.items())]
     if not known and schema.get("additionalProperties", True) is not False:
         body = [writer.anything()]
-    head = marked(f"{tags.begin}{name}{tags.name_end.replace('<', '')}\n", marks)
-    end = marked(f"{tags.ends[0]}\n", marks) if tags.begin else ""
+    written = f"{tags.begin}{name}{tags.name_end.replace('<', '')}{tags.head_end}"
+    head = f" {_NUMBER} ".join(marked(part, marks) for part in written.split("{n}"))
+    end = marked(f"{tags.ends[0]}{tags.line}", marks) if tags.begin else ""
     return f"call_{index}: {' '.join(filter(None, [head, *body, end]))}\n" + "".join(writer.rules)
 
 
@@ -64,20 +68,25 @@ class _Rules:
             raise BadRequest(f"{key!r:.60} cannot be a parameter between tags: rename it, and give it a schema")
         name = f"parameter_{self._prefix}_{at}"
         self.rules.append(
-            f"{name}: {self._open(json.dumps(key, ensure_ascii=False))} {self._value(name, key, schema)}\n"
+            f"{name}: {self._open(json.dumps(key, ensure_ascii=False), schema)} {self._value(name, key, schema)}\n"
         )
         return name if is_required else f"({name})?"
 
     def anything(self) -> str:
         """Any parameters, of any value."""
         name = f"free_{self._prefix}"
-        self.rules.append(f"{name}: {self._open(_KEY)} {self._until_close(name)}\n")
+        self.rules.append(f"{name}: {self._open(_KEY, {})} {self._until_close(name)}\n")
         return f"({name})*"
 
-    def _open(self, key: str) -> str:
+    def _open(self, key: str, schema: Any) -> str:
         tags = self._tags
-        between = f"{tags.key_close}{tags.gap}{tags.value_open}"
-        return f"{marked(tags.key_open, self._marks)} {key} {marked(between, self._marks)}"
+        begin, open_value = marked(tags.key_open, self._marks), marked(tags.value_open, self._marks)
+        if not tags.is_typed:
+            between = f"{tags.key_close}{tags.gap}{tags.value_open}"
+            return f"{begin} {key} {marked(between, self._marks)}"
+        kinds = sorted({_TYPES.get(kind, kind) for kind in kinds_of(schema, self._root)} or _ALL)
+        types = " | ".join(json.dumps(f' type="{kind}"') for kind in kinds)
+        return f"{begin} {key} {json.dumps(tags.key_close)} ({types}) {open_value}"
 
     def _value(self, name: str, key: str, schema: Any) -> str:
         kinds = kinds_of(schema, self._root)
@@ -99,15 +108,15 @@ class _Rules:
     def _until_close(self, name: str) -> str:
         """A text, and the tag that ends it."""
         close = self._tags.value_close
-        if close in self._marks:
+        if any(mark in close for mark in self._marks):
             return f"TEXT {self._close()}"
         pad = "\n" if self._tags.is_padded else ""
         self.rules.append(f"{name}_text[lazy]: TEXT {json.dumps(pad + close)}\n")
-        return f'{name}_text "\\n"'
+        return f"{name}_text {marked(self._tags.line, self._marks)}".rstrip()
 
     def _close(self) -> str:
         pad = "\n" if self._tags.is_padded else ""
-        return marked(f"{pad}{self._tags.value_close}\n", self._marks)
+        return marked(f"{pad}{self._tags.value_close}{self._tags.line}", self._marks)
 
 
 def marked(text: str, marks: Mapping[str, int]) -> str:

@@ -41,8 +41,8 @@ EXAMPLE_SCHEMA = {
 _IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
 _HINT = "a label for the operator's books; it has no effect on the answer at OpenAI either, and is not kept"
 _EFFORT = (
-    "where the template has a switch: `none` turns thoughts off, others on; or a level, where it has levels; `none` of a model "
-    "that has no thoughts; else refused"
+    "where the template has a switch: `none` turns thoughts off, others on; or a level, where it has levels (Muse's "
+    "`reasoning_strength`, Kimi K3's `thinking_effort` too); `none` of a model that has no thoughts; else refused"
 )
 
 # -- types ------------------------------------------------------------------------------------------------------------

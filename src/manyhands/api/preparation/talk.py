@@ -14,6 +14,7 @@ from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.text.grammar import answer_grammar, behind_thought, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.headed_grammar import headed_grammar
 from manyhands.text.prompt import are_templates_read, encode_prompt, find_template, render_text
+from manyhands.text.reasoning import Heads
 from manyhands.text.received import ReceivedText, read_received
 from manyhands.text.template import RenderBudget, TooCostly
 
@@ -36,16 +37,14 @@ def talk(
     """A conversation by the chat template, with its grammar. `wishes`: as `sampling`; `wanted`: max_tokens, None for the
     default. Raises BadRequest, ContextOverflow, NeedsProcess."""
     check_tools(said, speaker)
-    grammar = _grammar(speaker, said)
+    prompt = _shortened(said, speaker, desk, wanted) if said.may_shorten else render(said, speaker, desk)
+    is_open = _ends_in_thought(speaker, said, prompt)
+    grammar = _grammar(speaker, said, is_open=is_open)
     if grammar is not None and wishes.get("manyhands", {}).get("ignore_eos", False):
         message = "manyhands.ignore_eos goes with neither response_format nor tools that are enforced"
         raise BadField(message, "manyhands")
-    prompt = _shortened(said, speaker, desk, wanted) if said.may_shorten else render(said, speaker, desk)
     params = sampling(wishes, speaker, room(speaker, prompt, wanted, desk.default_max_tokens), logprobs)
     functions = {f.name: f.parameters for f in said.functions} if said.tool_choice != "none" else {}
-    thinking, is_open = speaker.thinking, _ends_in_thought(speaker, said, prompt)
-    if grammar is not None and thinking is not None and is_open and thinking.close_id is None:
-        grammar = behind_thought(grammar, thinking.closes)
     return Prepared(
         speaker.name,
         wishes,
@@ -279,10 +278,22 @@ def _ours(wishes: Mapping[str, Any]) -> Object:
     return {**inner, **outer}
 
 
-def _grammar(speaker: Speaker, said: Conversation) -> str | None:
-    """What the answer must look like; None: anything."""
+def _grammar(speaker: Speaker, said: Conversation, *, is_open: bool) -> str | None:
+    """What the answer must look like, behind a thought that the prompt has begun and no one token ends; None: anything."""
+    grammar, thinking = _answer_grammar(speaker, said, is_open=is_open), speaker.thinking
+    if grammar is None or thinking is None or not is_open or thinking.close_id is not None:
+        return grammar
+    return grammar if _heads(speaker, said) is not None else behind_thought(grammar, thinking.closes)
+
+
+def _heads(speaker: Speaker, said: Conversation) -> Heads | None:
+    """What heads of messages say, where the answer begins with one."""
+    return speaker.thinking.heads if speaker.thinking is not None and not said.is_continued else None
+
+
+def _answer_grammar(speaker: Speaker, said: Conversation, *, is_open: bool) -> str | None:
     functions, choice = said.functions if said.tool_choice != "none" else (), said.tool_choice
-    heads = speaker.thinking.heads if speaker.thinking is not None and not said.is_continued else None
+    heads = _heads(speaker, said)
     if not functions and heads is None:
         return None if said.format is None else json_grammar(said.format or None)
     wanted = [f for f in functions if choice in ("auto", "required", f.name)]
@@ -292,9 +303,15 @@ def _grammar(speaker: Speaker, said: Conversation) -> str | None:
     try:
         schema, several = said.format or None, said.is_parallel and choice in ("required", "auto")
         if heads is not None:
-            is_free = said.format is None
             return headed_grammar(
-                heads, wanted, speaker.special, schema, is_free=is_free, forced=forced, parallel=several
+                heads,
+                wanted,
+                speaker.special,
+                schema,
+                is_free=said.format is None,
+                forced=forced,
+                parallel=several,
+                is_open=is_open,
             )
         assert speaker.dialect is not None
         if forced:
