@@ -46,6 +46,13 @@ _MROPE: Final = {"type": "mrope", "mrope_section": [2, 3, 3]}
 _INTERLEAVED: Final = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]}
 _QWEN2_TOWER: Final = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1}
 
+_AUDIO: Final = {
+    "patch_sizes": [4, 2],
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+    "num_hidden_layers": 2,
+    "out_hidden_size": 64,
+}
 _GEMMA4: Final = {
     "head_dim": 32,
     "global_head_dim": 64,
@@ -267,6 +274,13 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"head_dim": 32, "layer_rope_theta": [1e4, 0, 1e4, 0], "sliding_window": WINDOW},
         {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
     ),
+    "muse_spark": (
+        "muse_spark",
+        {"head_dim": 32, "layer_rope_theta": [5e5, 0, 5e5, 0], "sliding_window": WINDOW, "moe_hidden_size": 40}
+        | {"moe_intermediate_size": 24, "num_local_experts": 8, "num_experts_per_tok": 3}
+        | {"mlp_layer_types": ["dense", *["sparse"] * (LAYERS - 1)]},
+        {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
+    ),
     "mistral3": (
         "mistral3",
         {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
@@ -306,8 +320,10 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
 def make_multimodal(kind: str, out: Path, *, tied: bool = True, max_shard_bytes: int = 1 << 30) -> Path:
     """Write a checkpoint of one of KINDS, in fp32, with the tokenizer of tiny models; returns `out`."""
     model_type, text, tower = KINDS[kind]
+    tied = tied and kind != "muse_spark"  # which transformers does not tie
     text = {**_TEXT, **text, "tie_word_embeddings": tied}
-    config = AutoConfig.for_model(model_type, text_config=text, vision_config=tower, tie_word_embeddings=tied)
+    more = {"audio_config": _AUDIO} if kind == "muse_spark" else {}
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=tower, tie_word_embeddings=tied, **more)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     _fill(model, 0)
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)

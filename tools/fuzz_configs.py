@@ -292,6 +292,18 @@ OWN: dict[str, Options] = {
         "qk_scale_factor": [0.5, 3.87],
         "sliding_window": [1, 9],
     },
+    "muse_spark_text": {
+        "attention_bias": _BOOL,
+        "final_logit_softcapping": [2.0, 30.0],
+        "moe_hidden_size": [1, 24, 100],
+        "num_experts_per_tok": [1, 8],
+        "output_multiplier": [0.2, 1.0],
+        "post_norm_eps": [1e-8, 0.1],
+        "qk_scale_factor": [0.5, 5.47],
+        "residual_gate_temperature": [0.01, 2.0],
+        "routed_scaling_factor": [0.3, 2.5],
+        "sliding_window": [1, 9],
+    },
     "afmoe": {
         "attention_bias": _BOOL,
         "mup_enabled": _BOOL,
@@ -649,6 +661,7 @@ _ONE_TABLE = (
     "llama4_text",
     "apertus",
     "muse_glimmer_text",
+    "muse_spark_text",
     "nanochat",
     "olmo",
     "vaultgemma",
@@ -689,6 +702,7 @@ _FREE_HEADS = (
     "iquestcoder",
     "mellum",
     "muse_glimmer_text",
+    "muse_spark_text",
     "llama4_text",
     "laguna",
     "step3p5",
@@ -770,7 +784,7 @@ def options(draw: random.Random, family: str) -> Options:
         out["rope_parameters"] = scaling(draw, 16)
     if family in ("beam", "cohere_compass_text", "flint", "kolibri1", "step3p5"):
         out["layer_types"] = draw.choices(TYPES, k=out["layers"])
-    if family in ("axk2", "beam", "hy_v4", "step3p5"):
+    if family in ("axk2", "beam", "hy_v4", "muse_spark_text", "step3p5"):
         out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
     if family == "bailing_hybrid":
         kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])
@@ -841,9 +855,10 @@ def options(draw: random.Random, family: str) -> Options:
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT) and family not in ("dots3_note_text", "kimi_linear"):  # two tables; none
         out["rope_parameters"] = scaling(draw, hidden // heads)
-    if family == "muse_glimmer_text":
+    if family in ("muse_glimmer_text", "muse_spark_text"):
         bases = draw.choices([0, out["rope_parameters"]["rope_theta"]], k=out["layers"])
         out |= {"layer_rope_theta": bases, "layer_types": draw.choices(TYPES, k=out["layers"])}
+        out["tie_word_embeddings"] &= family == "muse_glimmer_text"
     if family in ("granite_swa", "granitemoe_swa"):
         out["layer_rope_theta"] = draw.choices([0, 1e3, 1e4], k=out["layers"])
     if family == "ministral3":

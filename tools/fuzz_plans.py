@@ -199,7 +199,7 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             gates = before if integer(0, 2) else None
             biases = [maybe(integer, experts * n) for n in (inner, inner, w[2] + odd)]
             biases[0] = biases[0] if gates is not None or odd else None
-            return kind, shape, gated(integer), (gates, before, after, *biases)
+            return kind, shape, (*gated(integer), 1e-5), (gates, before, after, *biases, maybe(integer, w[2] + odd))
         case library.CONVOLVE:
             taps = integer(1, 32 + odd)
             weights = reals(integer(1, 99), taps, w[0] + (integer(0, 9) == 0))

@@ -406,6 +406,20 @@ def test_experts_scale_sources_that_are_as_wide_as_their_results() -> None:
             add(6, scales)
 
 
+@pytest.mark.parametrize("width", [HIDDEN - 1, HIDDEN + 1, 0])
+def test_results_of_experts_are_normed_by_as_many_numbers_as_they_have(width: int) -> None:
+    plan, packed = Plan("scalar", "bf16", [HIDDEN, *WIDTHS[1:]], 0, "bf16", 600), several(3, 20, 16, HIDDEN)
+    matrices = packed, packed, several(4, 20, WIDTHS[6], 16)
+
+    def add(numbers: int) -> None:
+        tensors = (*matrices, None, None, None, np.zeros(numbers, np.float32))
+        plan.add(library.EXPERTS, (0, 5, 6, 20, 20, 16, 0, 1, 0), (1.0, 0.0, 0.0, 1e-8), tensors)
+
+    add(WIDTHS[6])
+    with pytest.raises(ModelError):
+        add(WIDTHS[6] + width - HIDDEN)
+
+
 def test_impossible_plans_and_matrices_are_refused() -> None:
     for widths in ([], [0], [1 << 25], [8] * 65):
         with pytest.raises(ModelError):

@@ -398,6 +398,33 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 1,
         },
     ),
+    "muse_spark, dense and sparse, biases, windows and positions apart": (
+        "muse_spark_text",
+        {
+            "attention_bias": True,
+            "hidden_act": "gelu_pytorch_tanh",
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "layer_rope_theta": [5e5, 0, 5e5, 0],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "num_experts_per_tok": 1,
+            "post_norm_eps": 0.1,
+            "qk_scale_factor": 1.5,
+            "residual_gate_temperature": 0.02,
+            "rms_norm_eps": 0.01,
+        },
+    ),
+    "muse_spark, all experts, one key head, strong cap": (
+        "muse_spark_text",
+        {
+            "final_logit_softcapping": 2.0,
+            "moe_hidden_size": 96,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 1,
+            "qk_scale_factor": 1.5,
+            "routed_scaling_factor": 0.7,
+            **rope("yarn", **YARN),
+        },
+    ),
     "nanochat, biases, no cap, linear rope": (
         "nanochat",
         {

@@ -18,6 +18,7 @@ from manyhands.program.ops import (
     Add,
     Admit,
     Attention,
+    Blend,
     ChannelDecay,
     Collapse,
     Compress,
@@ -321,6 +322,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert widths[op.source] == gate.inputs == op.up.inputs
             assert gate.outputs == op.up.outputs == op.down.inputs
             assert op.routes in widths and (not op.scales_source or op.down.outputs == widths[op.source])
+            assert op.norm is None or op.norm.shape == (op.down.outputs,)
             widths[op.target] = op.down.outputs
         case Multiply():
             if isinstance(op.by, str):
@@ -343,6 +345,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = widths[op.source]
         case Sparsify() | SoftCap():
             assert widths[op.target]
+        case Blend():
+            assert widths[op.source] == widths[op.target] == op.gate.outputs
         case Add():
             assert {widths[term.source] for term in op.terms} == {widths[op.target]}
 

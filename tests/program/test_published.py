@@ -358,6 +358,7 @@ def billions(program: Program) -> float:
         ("longcat_flash", 560),  # LongCat-Flash-Chat
         ("mistral4", 119),  # Mistral-Small-4-119B
         ("muse_glimmer_text", 28.1),  # Muse-Glimmer-30B without its tower of 1.9
+        ("muse_spark_text", 816),  # Muse-Spark-Open-816B-A42B
         ("phimoe", 42),  # Phi-3.5-MoE
         ("solar_open", 100),  # Solar-Open-100B
         ("step3p5", 196),  # Step-3.5-Flash, which has more heads in layers with a window
@@ -674,6 +675,13 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("muse_glimmer_text", "output_multiplier", 0.0),
         ("muse_glimmer_text", "qk_scale_factor", "x"),
         ("muse_glimmer_text", "query_pre_attn_scalar", 256),
+        ("muse_spark_text", "layer_rope_theta", [10000.0, 0, 500000.0]),
+        ("muse_spark_text", "mlp_layer_types", ["sparse", "dense"]),
+        ("muse_spark_text", "moe_hidden_size", 0),
+        ("muse_spark_text", "norm_topk_prob", False),
+        ("muse_spark_text", "num_experts_per_tok", 9),
+        ("muse_spark_text", "residual_gate_temperature", 0.0),
+        ("muse_spark_text", "tie_word_embeddings", True),
         ("nanochat", "final_logit_softcapping", 0.0),
         ("olmo", "clip_qkv", 8.0),
         ("olmo", "rms_norm_eps", 1e-5),

@@ -202,6 +202,7 @@ REFUSED = {
     "mellum": set(PLACES) - {"nowhere"},
     "cohere2_moe": {"old"},
     "mimo_v2_flash": set(PLACES) - {"nowhere"},
+    "muse_spark_text": {"beside"},
     "olmo3": {"without a base", "new", "in both"},
     "jamba": {"old", "without a base", "new", "in both"},
     "nemotron_h": {"old", "without a base", "new", "in both"},

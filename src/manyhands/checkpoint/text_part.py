@@ -123,6 +123,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "minimax_m3_vl": _Part(defaults={"model_type": "minimax_m3_vl_text"}),
     "mistral3": _Part(),
     "muse_glimmer": _Part(defaults={"model_type": "muse_glimmer_text"}),
+    "muse_spark": _Part(defaults={"model_type": "muse_spark_text"}),
     "nemotron_h_omni": _OMNI,
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),

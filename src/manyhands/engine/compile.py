@@ -38,6 +38,7 @@ from manyhands.program.ops import (
     RESIDUAL,
     Add,
     Attention,
+    Blend,
     ChannelDecay,
     Collapse,
     Compress,
@@ -144,12 +145,12 @@ class _Compiler:
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
         self.bound = {RESIDUAL: 0}  # by name: the register that holds it now
         self._wide: frozenset[str] = frozenset()  # tensors of the layer that are not rounded to small weights
-        self._last: Add | Spread | None = None  # the layer's last addition to the residual stream
+        self._last: Add | Blend | Spread | None = None  # the layer's last addition to the residual stream
 
     def begin_layer(self, layer: Layer) -> None:
         """Only the residual stream goes from a layer to the next."""
         self.bound, self._wide = {RESIDUAL: 0}, wide_weights(layer)
-        added = (op for op in reversed(layer.ops) if isinstance(op, Add | Spread) and op.target == RESIDUAL)
+        added = (op for op in reversed(layer.ops) if isinstance(op, Add | Blend | Spread) and op.target == RESIDUAL)
         self._last = next(added, None)
         self.layers.append(len(self.ops))
 

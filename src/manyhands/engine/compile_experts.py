@@ -43,8 +43,9 @@ def _(op: Experts, to: Emitter) -> None:
     numbers = (source, routes, target, op.experts, top_k, op.up.outputs, TYPES[ups.type])
     last = TYPES[downs.type], int(op.scales_source), op.identities
     shape = (*numbers, gate_function(gating), *last)
-    tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases)
-    to.emit(library.EXPERTS, shape, gate_numbers(gating), tensors)
+    scales = () if op.norm is None else (as_fp32(take(op.norm, to.read)) + np.float32(1.0),)
+    tensors = (None if gates is None else gates.array, ups.array, downs.array, *biases, *scales)
+    to.emit(library.EXPERTS, shape, (*gate_numbers(gating), op.norm_eps), tensors)
 
 
 def _biases(to: Emitter, op: Experts, weight: Weight | None) -> Array | None:

@@ -8,12 +8,13 @@ from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.filed import TableParts
 from manyhands.engine.library import TYPES, WIDE
-from manyhands.engine.weights import Stored, as_fp32, find, kept_type, take, xielu_numbers
+from manyhands.engine.weights import Stored, as_fp32, blend_numbers, find, kept_type, take, xielu_numbers
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
     Admit,
     AttendStreams,
+    Blend,
     Constant,
     Copy,
     Mix,
@@ -43,6 +44,7 @@ def _(op: Multiply, to: Emitter) -> None:
         to.emit(library.MULTIPLY, (source, by, to.target(op.target, to.width(op.source), [by])))
         return
     numbers = np.array(as_fp32(take(op.by, to.read)) if isinstance(op.by, Weight) else [op.by], np.float32)
+    numbers = numbers + np.float32(op.offset) if op.offset else numbers
     if len(numbers) == 1:
         to.emit(library.SOFTEN, (source,), (float(numbers[0]), 0.0))
     else:
@@ -76,6 +78,14 @@ def _(op: Constant, to: Emitter) -> None:
     target = to.target(op.target, count, [to.source(RESIDUAL)])
     numbers = (to.source(RESIDUAL), target, library.TYPES["bf16"], 0, 0, 1, 0, count)
     to.emit(library.PRODUCT, numbers, (), (zeros, np.array(op.numbers, np.float32)))
+
+
+@add_row.register
+def _(op: Blend, to: Emitter) -> None:
+    source, target = to.source(op.source), to.source(op.target)
+    for register, numbers in zip((target, source), blend_numbers(op, to.read), strict=True):
+        to.emit(library.MULTIPLY, (register, register, register), (), (numbers,))
+    to.emit(library.ADD, (source, int(to.rounds(op)), target), (1.0,))
 
 
 @add_row.register

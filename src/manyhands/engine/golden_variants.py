@@ -1,5 +1,5 @@
 """Golden digests of what some families alone ask of operations: attention in chunks, factors of the position behind a row's,
-experts whose sources are scaled, mixers, xIELU, gates of heads."""
+experts whose sources are scaled, or whose results are normed, mixers, xIELU, gates of heads."""
 
 from collections.abc import Callable
 from typing import Final
@@ -51,6 +51,24 @@ def identities(machine: BackEnd) -> bytes:
         ops.append((library.EXPERTS, (0, 2, 3, count, top_k, n, 0, 1, 0, 0, more), (1.0, 0.0, 0.0), matrices))
         widths = [count + more, 2 * top_k, k]
         found += [machine.run(reals(16, 33, k), kind, widths, ops, 3).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
+def normed_results(machine: BackEnd) -> bytes:
+    """Experts with gates and without, whose results are normed once they were multiplied; also of rows that are none."""
+    found, k, n, count = [], 40, 32, 5
+    for width, has_gates, eps in ((24, True, 1e-8), (7, False, 0.1), (300, True, 1e-5)):
+        ops = [product(80, 0, 1, count, k), (library.ROUTE, (1, 2, count, 3, 1, 1, 1, 1), (1.5, 1e-15), ())]
+        matrices = (
+            several(82, count, n, k) if has_gates else None,
+            several(90, count, n, k),
+            several(98, count, width, n),
+        )
+        tensors = (*matrices, None, None, None, reals(25, width))
+        ops.append((library.EXPERTS, (0, 2, 3, count, 3, n, 0, 1, 0), (1.0, 0.0, 0.0, eps), tensors))
+        x = reals(16, 33, k)
+        x[3], x[4, 5], x[5, 0] = 0, np.nan, np.inf
+        found += [machine.run(x, kind, [count, 6, width], ops, 3).tobytes() for kind in ("bf16", "f32")]
     return b"".join(found)
 
 
@@ -121,6 +139,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "position scales from one": later_scales,
     "experts of scaled sources": scaled_sources,
     "experts and identities": identities,
+    "experts of normed results": normed_results,
     "mixers": mixers,
     "ranks by logits": logits,
     "ranks of groups": groups,

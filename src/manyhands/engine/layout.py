@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Final
 
 NUMBERS: Final = 12  # of an operation, at most
-REALS: Final = 3
-TENSORS: Final = 6
+REALS: Final = 4
+TENSORS: Final = 7
 STATE_BLOCK: Final = 32  # positions of a block of states
 WIDE: Final = ("bf16", "f16", "f32")
 _SMALL: Final = "w8 w4 w4m w5 w5m w4k w5k w6k w4f w4z w4n w4x w3k w2k w4h w4s w4t w3s w2s".split()  # quants.py

@@ -23,13 +23,14 @@ from manyhands.engine.torch_compressed import run_compressed, seen_blocks, with_
 from manyhands.engine.torch_experts import run_experts
 from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped, xielu
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
-from manyhands.engine.torch_rows import attended_streams, position_factors, run_row
+from manyhands.engine.torch_rows import attended_streams, blend_numbers, position_factors, run_row
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
     RESIDUAL,
     Add,
     AttendStreams,
     Attention,
+    Blend,
     Embed,
     EntryIndex,
     ExpertRouting,
@@ -304,7 +305,7 @@ class _Layer:
         source, by = self.registers[op.source], self.weights[op.by, 0] if isinstance(op.by, Weight) else op.by
         if isinstance(by, str):
             by = self.registers[by].repeat_interleave(source.shape[1] // self.registers[by].shape[1], 1)
-        self.registers[op.target] = source * by
+        self.registers[op.target] = source * (by + op.offset if op.offset else by)
 
     @run.register
     def _(self, op: ScaleByPosition) -> None:
@@ -318,6 +319,12 @@ class _Layer:
     def _(self, op: AttendStreams) -> None:
         by = torch.stack([self.weights[weight, 0].flatten() for weight in op.weights]).prod(0)
         self.registers[op.target] = attended_streams(op, self.registers[op.source], by)
+
+    @run.register
+    def _(self, op: Blend) -> None:
+        kept, added = blend_numbers(op, self.weights[op.gate, 0])
+        source = self.registers[op.source] = self.registers[op.source] * added
+        self.registers[op.target] = self.round(self.registers[op.target] * kept + source)
 
     @run.register
     def _(self, op: Softplus) -> None:

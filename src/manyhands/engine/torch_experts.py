@@ -69,4 +69,8 @@ def _expert(op: Experts, run: LayerRun, expert: int, rows: Tensor) -> Tensor:
         inner = ACTIVATIONS[op.gating.activation](up)
     else:
         inner = gated(op.gating, product(rows, w[op.gate, expert], w.optional(op.gate_bias, expert)), up)
-    return product(run.round(inner), w[op.down, expert], w.optional(op.down_bias, expert))
+    result = product(run.round(inner), w[op.down, expert], w.optional(op.down_bias, expert))
+    if op.norm is None:
+        return result
+    result = result * (1.0 + w[op.norm, 0])
+    return result / torch.sqrt(result.square().mean(-1, keepdim=True) + op.norm_eps)

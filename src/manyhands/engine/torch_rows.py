@@ -9,6 +9,7 @@ from manyhands.engine.torch_functions import heads, soft_capped
 from manyhands.program.ops import (
     RESIDUAL,
     AttendStreams,
+    Blend,
     Constant,
     Copy,
     Mix,
@@ -58,6 +59,13 @@ def attended_streams(op: AttendStreams, rows: Tensor, by: Tensor) -> Tensor:
     streams = heads(rows[:, : op.streams * len(by)], op.streams)
     scores = (streams @ by) / (_mean_square(streams).squeeze(-1) + op.eps).sqrt()
     return (streams * scores.softmax(-1)[..., None]).sum(1)
+
+
+def blend_numbers(op: Blend, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """What keeps of the target, and what is added of the source, column by column."""
+    w = gate / op.temperature
+    added = torch.sigmoid(w)
+    return (torch.sigmoid(-w) * (1.0 + added)).clamp_min(op.least).sqrt(), added
 
 
 def _mean_square(rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from manyhands.engine.library import SIDE, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
-from manyhands.program.ops import ChannelDecay, Convolution, Decay, Rows, Taps, Weight, Xielu
+from manyhands.program.ops import Blend, ChannelDecay, Convolution, Decay, Rows, Taps, Weight, Xielu
 
 STRETCH: Final = 1 << 20  # numbers that a thread packs at a time: as fp32 4 MB, and some three times that on the way
 
@@ -147,6 +147,18 @@ def xielu_numbers(op: Xielu, read: Read) -> NDArray[np.float32]:
     rise, fall, beta, epsilon = (float(as_fp32(take(weight, read)).reshape(-1)[0]) for weight in op.numbers)
     grown = library.double("log", 1.0 + library.double("exp", np.array([rise, fall])))  # softplus of both
     return np.array([grown[0], beta + grown[1], beta, epsilon], np.float32)
+
+
+def blend_numbers(op: Blend, read: Read) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """What keeps of the target, and what is added of the source, column by column."""
+    w = as_fp32(take(op.gate, read)) / np.float32(op.temperature)
+    added, rest = (_sigmoid(each) for each in (w, -w))
+    return np.sqrt(np.maximum(rest * (np.float32(1.0) + added), np.float32(op.least))), added
+
+
+def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """In double, rounded to fp32."""
+    return (1.0 / (1.0 + library.double("exp", -x.astype(np.float64)))).astype(np.float32)
 
 
 def kept_type(stored_type: str, precision: Precision) -> str:

@@ -72,7 +72,8 @@ class Experts:
 
     expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias. If `gate` is
     None: down . round(activation(up . round(v) + up_bias)) + down_bias, where activation is the gating's. With
-    `scales_source` the sum is of expert(weight * source). Routes may name `identities` experts more: each gives its source.
+    `scales_source` the sum is of expert(weight * source). With a `norm` each expert's result v is normed before: v <- v (1 +
+    norm), then v / sqrt(mean(v^2) + norm_eps). Routes may name `identities` experts more: each gives its source.
     """
 
     source: str
@@ -88,3 +89,5 @@ class Experts:
     down_bias: Weight | None = None
     scales_source: bool = False
     identities: int = 0
+    norm: Weight | None = None
+    norm_eps: float = 0.0

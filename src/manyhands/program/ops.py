@@ -51,6 +51,7 @@ from manyhands.program.expert_ops import Gating as Gating
 from manyhands.program.expert_ops import Score as Score
 from manyhands.program.row_ops import Admit as Admit
 from manyhands.program.row_ops import AttendStreams as AttendStreams
+from manyhands.program.row_ops import Blend as Blend
 from manyhands.program.row_ops import Constant as Constant
 from manyhands.program.row_ops import Copy as Copy
 from manyhands.program.row_ops import Mix as Mix
@@ -159,11 +160,12 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class Multiply:
     """target = source * by. `by`: a register with a column for each of as many equal parts of a row (heads), or for all of it;
-    in place also a number, or a stored vector of one, or of a number for each column."""
+    in place also a number, or a stored vector of one, or of a number for each column, to each of which `offset` is added."""
 
     source: str
     by: str | Weight | float
     target: str
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,21 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
+class Blend:
+    """target = round(target * kept + source * added), column by column; source * added stays in source.
+
+    Of a stored number g, each step in fp32: w = g / temperature; added = sigmoid(w); kept = sqrt(max(sigmoid(-w) (1 + added),
+    least)). The sigmoids are computed in double. The target is the residual stream.
+    """
+
+    source: str
+    gate: Weight
+    temperature: float
+    least: float
+    target: str = "x"
+
+
+@dataclass(frozen=True, slots=True)
 class Rescale:
     """target = (source * size(like)) / size(source), sizes being sqrt(mean(v^2)), with at least `least` below the last root."""
 
@@ -167,4 +182,4 @@ class AttendStreams:
     eps: float
 
 
-RowOp = Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit | AttendStreams
+RowOp = Blend | Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit | AttendStreams

@@ -7,6 +7,7 @@ from manyhands.program.ops import (
     EXPERT,
     AttendStreams,
     Attention,
+    Blend,
     ChannelDecay,
     Collapse,
     Compress,
@@ -46,7 +47,7 @@ def op_weights(op: Op) -> Iterator[Weight]:
                 if part.bias is not None:
                     yield part.bias
         case Experts():
-            named = (op.gate, op.gate_bias, op.up, op.up_bias, op.down, op.down_bias)
+            named = (op.gate, op.gate_bias, op.up, op.up_bias, op.down, op.down_bias, op.norm)
             yield from (weight for weight in named if weight is not None)
         case LatentAttention():
             yield from (weight for weight in (op.key_weight, op.value_weight, op.sinks) if weight is not None)
@@ -68,6 +69,8 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield bias
         case Xielu():
             yield from op.numbers
+        case Blend():
+            yield op.gate
         case AttendStreams():
             yield from op.weights
         case LinearAttention(skip=Weight() as skip):

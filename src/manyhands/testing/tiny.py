@@ -21,6 +21,7 @@ from transformers.conversion_mapping import (
 )
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.models.muse_glimmer import MuseGlimmerTextConfig
+from transformers.models.muse_spark import MuseSparkTextConfig
 from transformers.models.step3p7 import Step3p7TextConfig
 from transformers.utils import logging
 
@@ -33,7 +34,7 @@ from manyhands.testing.tiny_configs import LFM3_KINDS, MORE, NEMOTRON_KINDS, REC
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
-from manyhands.testing.tiny_muse import MuseGlimmerForCausalLM
+from manyhands.testing.tiny_muse import MuseGlimmerForCausalLM, MuseSparkForCausalLM
 from manyhands.testing.tiny_step import Step3p5ForCausalLM, step
 from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 
@@ -41,6 +42,7 @@ from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 # MiniMax-M3 and Step-3.7 alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(MuseGlimmerTextConfig, MuseGlimmerForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(MuseSparkTextConfig, MuseSparkForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
 for _whole, _text in (("minimax_m3_vl", "MiniMaxM3VLForCausalLM"), ("step3p7", Step3p5ForCausalLM.__name__)):
     _names = [one for one in get_checkpoint_conversion_mapping(_whole) or [] if "^" not in str(one.source_patterns)]

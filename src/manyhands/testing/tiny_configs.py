@@ -23,7 +23,7 @@ from manyhands.testing.tiny_latent import (
     mla,
 )
 from manyhands.testing.tiny_minimax import lightning, minimax, minimax_m3, published_lightning
-from manyhands.testing.tiny_muse import glimmer
+from manyhands.testing.tiny_muse import glimmer, spark
 from manyhands.testing.tiny_unturned import beam, compass, flint, kolibri
 from manyhands.testing.tiny_v4 import small_v4
 
@@ -318,6 +318,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "ministral3": ("ministral3", _ministral3),
     "mistral4": ("mistral4", mistral4),
     "muse_glimmer_text": ("muse_glimmer_text", glimmer),
+    "muse_spark_text": ("muse_spark_text", spark),
     "nanochat": ("nanochat", lambda hidden: {}),
     "nemotron": ("nemotron", lambda hidden: {}),
     "nemotron_h": ("nemotron_h", _nemotron_h),

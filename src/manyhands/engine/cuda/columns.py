@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from manyhands.engine.cuda.launch import Launch, args, over_columns
+from manyhands.engine.cuda.device import CudaMemory
+from manyhands.engine.cuda.launch import Launch, Place, args, over_columns
 from manyhands.engine.cuda.room import Held, Room
-from manyhands.errors import ModelError
 
 
 def gate(room: Room, op: Held, rows: int) -> Iterator[Launch]:
@@ -26,12 +26,20 @@ def add(room: Room, op: Held, rows: int) -> Iterator[Launch]:
 
 
 def multiply(room: Room, op: Held, rows: int) -> Iterator[Launch]:
-    """A register by the numbers of another, part by part."""
+    """A register by the numbers of another, part by part; or by stored ones, one for each column."""
     source, by, target = op.numbers[:3]
+    width = room.widths[target]
     if op.tensors[0] is not None:
-        raise ModelError("a GPU does not multiply rows by stored numbers, one for each column")
-    places, width = (room.register(number) for number in (source, by, target)), room.widths[target]
+        yield stored(room.register(source), op.tensors[0], room.register(target), width, rows)
+        return
+    places = (room.register(number) for number in (source, by, target))
     yield over_columns("multiply", width, rows, args(*places, n=(width, width // room.widths[by])))
+
+
+def stored(source: Place, numbers: CudaMemory, target: Place, width: int, rows: int) -> Launch:
+    """Rows by stored numbers, one for each column: a gate without an activation, whose other rows are all the same."""
+    given = args(source, Place(numbers.address), target, n=(width, 0), reals=(1.0, 0.0, 0.0))
+    return over_columns("gate", width, rows, given)
 
 
 def scale(room: Room, op: Held, table: int, rows: int) -> Launch:

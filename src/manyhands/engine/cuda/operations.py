@@ -306,7 +306,7 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     grid = (len(parts) * panels, pairs, 1)
     yield Launch(f"expert_{TYPE_NAMES[kind]}", grid, args(given, chosen, n=numbers, parts=parts))
     if gate is not None:
-        yield over_columns("gate", inner, pairs, args(gates, ups, ups, n=(inner, activation), reals=op.reals))
+        yield over_columns("gate", inner, pairs, args(gates, ups, ups, n=(inner, activation), reals=op.reals[:3]))
     given = ups
     if down_kind >= SMALL:
         yield _group(room, given, inner, pairs)
@@ -316,6 +316,9 @@ def _experts(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     yield Launch(
         f"expert_{TYPE_NAMES[down_kind]}", (-(-hidden // SIDE), pairs, 1), args(given, chosen, n=numbers, parts=parts)
     )
+    if (factors := op.tensors[6]) is not None:
+        yield columns.stored(results, factors, results, hidden, pairs)
+        yield Launch("norm", (1, pairs, 1), args(results, out=results, n=(hidden,), reals=(op.reals[3], 0.0, 1.0)))
     own = room.register(source)
     summed = args(
         results,

@@ -16,6 +16,7 @@ from manyhands.engine.cuda.operations import FAST, Tiles
 from manyhands.engine.cuda.plan import CudaPlan, hold
 from manyhands.engine.cuda.span import CudaCache, CudaEnds, CudaSpan
 from manyhands.engine.golden_cases import CASES, POSITIONS, BackEnd, Op, Step
+from manyhands.engine.golden_mixes import CASES as MIX_CASES
 from manyhands.engine.golden_small import CASES as SMALL_CASES
 from manyhands.engine.golden_states import CASES as STATE_CASES
 from manyhands.engine.golden_variants import CASES as VARIANT_CASES
@@ -26,7 +27,8 @@ from manyhands.program.ops import Program
 # As in use; and so that cases, which have few rows and narrow keys, also run in the tiles of many rows, large and small, and
 # by the kernel of wide keys.
 PROVEN_TILES: Final = (FAST, Tiles(0, 0, 1, 0), Tiles(0, 0, 1 << 30, 0, 0, 0))
-PROVEN_CASES: Final = {**CASES, **STATE_CASES, **SMALL_CASES, **VARIANT_CASES}
+_COLUMNS: Final = "numbers of columns"  # which other models have too than those of streams
+PROVEN_CASES: Final = {**CASES, **STATE_CASES, **SMALL_CASES, **VARIANT_CASES, _COLUMNS: MIX_CASES[_COLUMNS]}
 
 
 def failures(device: CudaDevice, team: Team) -> list[str]:

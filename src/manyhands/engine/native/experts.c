@@ -106,6 +106,17 @@ static void gate_task(const void *argument, int64_t pair, void *scratch)
     prepare_pair(m, pair, up, m->inner, m->inners, m->inner_depth);
 }
 
+/* A result times numbers of its columns, then normed. */
+static void norm_task(const void *argument, int64_t pair, void *scratch)
+{
+    const Mixture *m = argument;
+    const Kernels *kernels = m->plan->kernels;
+    float *result = m->results + pair * whole(m->hidden);
+    (void)scratch;
+    kernels->gate(result, m->op->tensors[6].data, result, m->hidden, 0, 1, 0, 0);
+    kernels->norm(result, result, m->hidden, 0, (float)m->op->reals[3], 0, 0, 0);
+}
+
 static void sum_task(const void *argument, int64_t row, void *scratch)
 {
     const Mixture *m = argument;
@@ -178,6 +189,8 @@ static int run_rows(Plan *plan, Team *team, int64_t threads, const Op *op, int64
     failed = failed ? failed : team_run(team, members, before_task, &m, m.num_used * m.per_expert * m.matrices, SCRATCH_BYTES);
     failed = failed ? failed : team_run(team, members, gate_task, &m, m.pairs, 0);
     failed = failed ? failed : team_run(team, members, after_task, &m, m.num_used * m.per_expert, SCRATCH_BYTES);
+    if (op->tensors[6].data)
+        failed = failed ? failed : team_run(team, members, norm_task, &m, m.pairs, 0);
     return failed ? failed : team_run(team, members, sum_task, &m, rows, 0);
 }
 

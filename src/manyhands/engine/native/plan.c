@@ -32,7 +32,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 25; }
+EXPORT int mh_version(void) { return 27; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -197,8 +197,9 @@ static int check_route(const Plan *plan, const Op *op)
 }
 
 /* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs, scales_source, identities (what
- * routes name from `experts` on gives its source: as wide as the target, and not scaled); alpha, limit (below 0: of activated gates), offset; gates (or none, and no
- * reals are used), ups, downs packed one expert behind the other, their biases [experts, n] */
+ * routes name from `experts` on gives its source: as wide as the target, and not scaled); alpha, limit (below 0: of activated gates), offset, epsilon; gates (or none, and
+ * none of the first three is used), ups, downs packed one expert behind the other, their biases [experts, n], what results are multiplied by
+ * [width of the target] and then normed with epsilon (or null: neither) */
 static int check_experts(Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
@@ -219,7 +220,7 @@ static int check_experts(Plan *plan, const Op *op)
         return BAD_TENSOR;
     if (has_gates(op) ? t[0].bytes != n[3] * before : t[3].data != 0)
         return BAD_TENSOR;
-    if (!is_vector(t[3], n[3] * n[5]) || !is_vector(t[4], n[3] * n[5]) || !is_vector(t[5], n[3] * w[n[2]]))
+    if (!is_vector(t[3], n[3] * n[5]) || !is_vector(t[4], n[3] * n[5]) || !is_vector(t[5], n[3] * w[n[2]]) || !is_vector(t[6], w[n[2]]))
         return BAD_TENSOR;
     int64_t floats = plan_expert_floats(plan, op);
     plan->expert_floats = floats > plan->expert_floats ? floats : plan->expert_floats;

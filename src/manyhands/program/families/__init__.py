@@ -31,7 +31,7 @@ axk2       axk2
 dots3_note dots3_note_text
 unweighted olmo, nanochat
 olmo_hybrid olmo_hybrid
-muse       muse_glimmer_text
+muse       muse_glimmer_text, muse_spark_text
 qwen4_exp  qwen4_exp_text
 kimi_linear kimi_linear (attention_residuals: of Kimi K3)
 laguna     laguna
@@ -139,6 +139,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mistral4": "mistral4",
     "mixtral": "experts",
     "muse_glimmer_text": "muse",
+    "muse_spark_text": "muse",
     "nanochat": "unweighted",
     "nemotron": "layernorm",
     "nemotron_h": "nemotron_h",
