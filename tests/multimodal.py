@@ -92,6 +92,14 @@ _DEEPSEEK: Final = {
     "first_k_dense_replace": 1,
 }
 
+_LARGE4: Final = {
+    "no_rope_layer_interval": 3,
+    "final_logit_softcapping": 2.0,
+    "index_topk": 16,
+    "index_n_heads": 16,
+    "index_head_dim": 24,
+}
+
 _LLAMA4: Final = {
     "model_type": "llama4_text",
     "head_dim": 32,
@@ -266,6 +274,11 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "mistral4": (
         "mistral3",
         {"model_type": "mistral4", **_DEEPSEEK, "rope_parameters": {**_GROWING, "partial_rotary_factor": 0.5}},
+        {**_TOWER, "model_type": "pixtral"},
+    ),
+    "mistral_large4": (
+        "mistral_large4",
+        {"model_type": "mistral_large4_text", **_DEEPSEEK, **_LARGE4, "q_lora_rank": None},
         {**_TOWER, "model_type": "pixtral"},
     ),
     "minimax_m3": ("minimax_m3_vl", _M3, {**_TOWER, "image_size": 28}),

@@ -239,8 +239,10 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             shape = (*r[:4], heads, integer(1 - odd, 90), rate(integer), whole.chosen if integer(0, 2) else 0)
             return kind, shape, (0.1,), (maybe(integer, heads + odd),)
         case library.SCALE:
-            shape = (r[0], integer(1 - odd, 9), integer(0, 1 + odd), integer(0, 1 + odd))
-            return kind, shape, (float(integer(-odd, 3 + 2 * odd)),), ()
+            heads = integer(0, 1) and next(part for part in (4, 3, 1) if not w[0] % part) + odd
+            shape = (r[0], integer(1 - odd, 9), integer(0, 1 + odd), integer(0, 1 + odd) * (odd or not heads), heads)
+            numbers = tuple(reals(integer(1, 99), heads) for _ in range(2 * bool(heads)))
+            return kind, shape, (float(integer(-odd, 3 + 2 * odd)),), numbers
         case library.XIELU:
             return kind, (r[0],), (), (reals(integer(1, 99), 4 + odd),)
         case library.COPY:

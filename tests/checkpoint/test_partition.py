@@ -17,6 +17,7 @@ from manyhands.checkpoint.partition import (
     needed_tensors,
     span_tensors,
     tensor_bytes,
+    whole_layers,
 )
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError, ModelError
@@ -47,6 +48,8 @@ class Tensor:
         ("lm_head.weight", None),
         ("mtp.layers.0.w", None),
         ("model.mtp.layers.0.w", None),
+        ("mtp_dspark.layers.0.w", None),
+        ("lerope.alpha", None),
         ("model.xlayers.2.w", None),
         ("model.altup_projections.2.weight", 0),  # of Gemma 3n
         ("model.per_layer_model_projection.weight", 0),
@@ -83,6 +86,19 @@ def test_roles_of_the_ends(name: str, role: str) -> None:
 def test_span_takes_its_layers_only() -> None:
     assert span_tensors(NAMES, Span(1, 2)) == ["model.layers.1.attn.weight", "model.layers.1.mlp.weight"]
     assert len(span_tensors(NAMES, Span(10, 12))) == 4
+
+
+def test_what_all_layers_have_in_common_belongs_to_every_span_and_to_no_end() -> None:
+    """Learnt factors of rotary frequencies (Mistral Large 4)."""
+    names = ["lerope.alpha", *NAMES]
+    for span in (Span(0, 1), Span(3, 7)):
+        assert span_tensors(names, span) == ["lerope.alpha", *span_tensors(NAMES, span)]
+        assert needed_tensors(names, 12, span, False) == ["lerope.alpha", *needed_tensors(NAMES, 12, span, False)]
+    assert ends_tensors(names) == ends_tensors(NAMES)
+    assert needed_tensors(names, 12, None, True) == sorted(names)
+    assert whole_layers(names, set(NAMES), 12) == [] and whole_layers(names, set(names), 12) == [Span(0, 12)]
+    with pytest.raises(ModelError, match="layer 12"):
+        span_tensors(names, Span(12, 13))
 
 
 def test_missing_layer_is_named() -> None:
@@ -123,6 +139,7 @@ def test_layers_past_the_count_are_needed_by_no_node() -> None:
         "mtp.layers.0.w",
         "model.mtp_block.0.mlp.weight",
         "model.mtp.norm.w",
+        "mtp_dspark.layers.0.attention.wq.weight",
     ]
     assert needed_tensors(extra, 12, None, True) == sorted(NAMES)
 

@@ -315,6 +315,12 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ("multi_modal_projector.mm_input_projection_weight", None),
         ("model.multi_modal_projector.linear_1.weight", None),
         ("mm_projector.pre_norm.weight", None),
+        ("vision_encoder.transformer.layers.0.attention.wq.weight", None),  # and those behind it of Mistral Large 4
+        ("vision_language_adapter.w_in.weight", None),
+        ("pre_mm_projector_norm.weight", None),
+        ("patch_merger.merging_layer.weight", None),
+        ("layers.0.attention.wq.weight", "layers.0.attention.wq.weight"),
+        ("lerope.alpha", "lerope.alpha"),
         ("vision_tower.patch_embed.pos_emb.weight", None),
         (
             "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight_packed",

@@ -246,6 +246,12 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.XIELU, (0,), (), (np.zeros(3, np.float32),)),
     (library.SCALE, (0, 8, 2), (0.1,), ()),
     (library.SCALE, (0, 8, 1, 2), (0.1,), ()),
+    *((library.SCALE, (0, 1, 0, 0, heads), (0.0,), (np.zeros(heads, np.float32),) * 2) for heads in (3, 41, 80)),
+    (library.SCALE, (0, 1, 0, 0, -1), (0.0,), (np.zeros(1, np.float32),) * 2),
+    (library.SCALE, (0, 1, 0, 1, 4), (0.0,), (np.zeros(4, np.float32),) * 2),
+    (library.SCALE, (0, 1, 0, 0, 4), (0.0,), (np.zeros(4, np.float32),)),
+    (library.SCALE, (0, 1, 0, 0, 4), (0.0,), (np.zeros(4, np.float32), np.zeros(5, np.float32))),
+    (library.SCALE, (0, 1, 0, 0, 4), (0.0,), (None, np.zeros(4, np.float32))),
     (library.SCALE, (0, 8, 1, 1), (4.1,), ()),
     (library.SCALE, (0, 8, 1, 1), (math.nan,), ()),
     (library.MIX, (0, -1, 64, 20, 1, 1, 0, 0), (0.0,), ()),
@@ -283,6 +289,18 @@ def test_rows_are_scaled_by_their_positions_in_every_session() -> None:
         for name in library.supported():
             found = golden_cases.BackEnd(name, Team(1)).run(x, "f32", [1], [op], 0).view(np.float32)
             assert np.array_equal(found, x * np.array(factors)[:, None])
+
+
+@pytest.mark.parametrize("heads", [1, 5, 40])
+def test_each_head_is_scaled_by_its_own_factor_of_the_position(heads: int) -> None:
+    """scale log(1 + p) + bias in double, rounded once."""
+    x, scales, biases = reals(1, 60, 40), reals(2, heads, around=0), reals(3, heads, around=1)
+    logs = np.array([math.log(1 + position) for position in range(60)])
+    factors = (logs[:, None] * scales.astype(np.float64) + biases.astype(np.float64)).astype(np.float32)
+    op: Op = (library.SCALE, (0, 1, 0, 0, heads), (0.0,), (scales, biases))
+    for name in library.supported():
+        found = golden_cases.BackEnd(name, Team(1)).run(x, "f32", [1], [op], 0).view(np.float32)
+        assert np.array_equal(found, x * factors.repeat(40 // heads, axis=1))
 
 
 @pytest.mark.parametrize("parts", [1, 3, 5, 33, 165])

@@ -521,6 +521,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.0,
         },
     ),
+    "mistral_large4_text, biases, dense layers, tied, no yarn": (
+        "mistral_large4_text",
+        {
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "no_rope_layers": [0, 1, 1, 0, 1],
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+            "index_topk": 512,
+            "hidden_act": "gelu",
+            "final_logit_softcapping": 1.5,
+            "tie_word_embeddings": True,
+            **rope("default", rope_theta=500.0),
+        },
+    ),
+    "mistral_large4_text, shared choice, scale of scores": (
+        "mistral_large4_text",
+        {
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "index_topk": 400,
+            "no_rope_layer_interval": 1,
+            "first_k_dense_replace": 2,
+            **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7),
+        },
+    ),
     "phimoe, longrope, bias of the head, window": (
         "phimoe",
         {

@@ -45,6 +45,7 @@ from manyhands.program.ops import (
     Rescale,
     Rotary,
     ScaleByPosition,
+    ScaleHeads,
     SelectiveScan,
     SoftCap,
     Softplus,
@@ -228,8 +229,11 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert {part.weight.inputs for part in op.parts} == {widths[op.source]}
             assert all(part.bias is None or part.bias.outputs == part.weight.outputs for part in op.parts)
             widths.update((part.target, part.weight.outputs) for part in op.parts)
+        case ScaleHeads():
+            assert op.scales.outputs == op.biases.outputs and widths[op.target] % op.scales.outputs == 0
         case Rotary():
             assert widths[op.target] == op.heads * op.width
+            assert op.exponents is None or 2 * op.exponents.outputs == program.ropes[op.rope].width
             assert op.offset + program.ropes[op.rope].width <= op.width
         case ScaleByPosition():
             assert widths[op.target] and op.beta > 0 and op.length > 0 and op.offset in (0, 1)
@@ -247,7 +251,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case LatentAttention():
             assert widths[op.query] == op.heads * (op.width + op.rotary_width)
             cached = (op.latent, op.rotary, *((op.index.key,) if op.index else ()))
-            assert tuple(widths[name] for name in cached) == op.cache_widths
+            assert tuple(widths.get(name, 0) for name in cached) == op.cache_widths
             if op.index is not None:
                 assert widths[op.index.query] == op.index.heads * op.index.width
                 assert widths[op.index.weight] == op.index.heads

@@ -357,6 +357,7 @@ def billions(program: Program) -> float:
         ("mimo_v2_flash", 309),  # MiMo-V2-Flash
         ("longcat_flash", 560),  # LongCat-Flash-Chat
         ("mistral4", 119),  # Mistral-Small-4-119B
+        ("mistral_large4_text", 1050),  # Mistral-Large-4-1T-A52B, without its tower
         ("muse_glimmer_text", 28.1),  # Muse-Glimmer-30B without its tower of 1.9
         ("muse_spark_text", 816),  # Muse-Spark-Open-816B-A42B
         ("phimoe", 42),  # Phi-3.5-MoE
@@ -640,6 +641,23 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("longcat_flash", "zero_expert_num", 1024),
         ("longcat_flash", "zero_expert_type", "zero"),
         ("mistral4", "n_group", 2),
+        ("mistral_large4_text", "final_logit_softcapping", 0.0),
+        ("mistral_large4_text", "index_head_dim", 7),
+        ("mistral_large4_text", "index_topk", 0),
+        ("mistral_large4_text", "index_topk_pattern", "FF"),
+        ("mistral_large4_text", "indexer_types", ["shared", "full", "full"]),
+        ("mistral_large4_text", "kv_source_layers", [0, 0, 2]),
+        ("mistral_large4_text", "kv_source_layers", [0, 1]),
+        ("mistral_large4_text", "layer_types", ["full_attention"] * 3),
+        ("mistral_large4_text", "n_group", 2),
+        ("mistral_large4_text", "n_routed_experts", 1),
+        ("mistral_large4_text", "no_rope_layer_interval", 0),
+        ("mistral_large4_text", "no_rope_layers", [1, 1]),
+        ("mistral_large4_text", "norm_topk_prob", False),
+        ("mistral_large4_text", "num_experts", 4),
+        ("mistral_large4_text", "num_key_value_heads", 2),
+        ("mistral_large4_text", "q_lora_rank", 32),
+        ("mistral_large4_text", "topk_group", 2),
         ("solar_open", "first_k_dense_replace", 1),
         ("solar_open", "use_qk_norm", True),
         ("apertus", "hidden_act", "silu"),
@@ -1095,6 +1113,26 @@ def test_layers_of_granite_share_a_table_where_their_base_is_one() -> None:
 def rope_of(config: dict[str, Any], base: float) -> Rope:
     """The one table of the same model with one base frequency."""
     return build_program({**config, "layer_rope_theta": [base] * 3}).ropes[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"no_rope_layer_interval": 2},
+        {"no_rope_layers": [0, 1, 1]},
+        {"no_rope_layers": [0, 2, 0, 1], "no_rope_layer_interval": 1},
+    ],
+    ids=str,
+)
+def test_which_layers_of_mistral_large4_turn_is_what_transformers_says(given: dict[str, Any]) -> None:
+    """Nothing turns in the others, of an indexer neither; what turns has the checkpoint's factors of frequencies."""
+    config = {name: value for name, value in tiny("mistral_large4_text").items() if name != "no_rope_layers"} | given
+    theirs = CONFIG_MAPPING["mistral_large4_text"](**config).no_rope_layers
+    for turns, layer in zip(theirs, build_program(config).layers, strict=False):
+        found = {op.target: op.exponents and op.exponents.name for op in layer.ops if isinstance(op, Rotary)}
+        assert found == (dict.fromkeys(("q", "r", "iq", "ik"), "lerope.alpha") if turns else {})
+        assert layer.cache_widths == ((16, 8, 32) if turns else (16, 0, 32))
 
 
 def test_what_turns_of_a_head_of_mistral4_is_its_rotary_part() -> None:

@@ -2,8 +2,8 @@
 
 Layers are found by their place in the name (`model.layers.7.`, `transformer.h.7.`, `blocks.7.`). All other tensors
 belong to the ends, in three roles: "embed" (token and position embeddings), "head" (the output matrix; absent if it is
-tied to the embedding) and "norm" (the final norm, and whatever else has no layer). Layers past the model's count
-(multi-token prediction) belong to no span.
+tied to the embedding) and "norm" (the final norm, and whatever else has no layer); but for what all layers have in common,
+which belongs to every span. Layers past the model's count (multi-token prediction) belong to no span.
 """
 
 import math
@@ -26,7 +26,8 @@ NGRAMS: Final = re.compile(r"\.ngram_embedding\.shard_\d+\.weight$")
 _FILED: Final = re.compile(rf"^model\.embed_tokens_per_layer\.|{NGRAMS.pattern}")
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
-_UNUSED: Final = re.compile(r"^mtp\.|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
+_UNUSED: Final = re.compile(r"^mtp[._]|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
+_OF_EVERY: Final = re.compile(r"^lerope\.")  # what all layers have in common: learnt factors of rotary frequencies
 
 _BITS: Final[Mapping[Precision, float]] = {"w8": 8.5, "w4": 4.5}  # of a matrix's number
 # Of a number of blocks at w8 and w4, where they are held as they are stored (engine/quants.py). Scales of 6 bit take 8.
@@ -103,9 +104,13 @@ def _count(config: Mapping[str, Any], *keys: str, default: int | None = None) ->
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a tensor belongs to, None for the ends."""
+    """The layer that a tensor belongs to, None for the ends and for what all layers have in common."""
     match = None if _UNUSED.search(name) else _LAYER.search(name)
     return int(match[1]) if match else 0 if _FIRST.match(name) else None
+
+
+def _is_of_ends(name: str) -> bool:
+    return layer_of(name) is None and not _UNUSED.search(name) and not _OF_EVERY.match(name)
 
 
 def end_role(name: str) -> EndRole:
@@ -139,12 +144,14 @@ def whole_layers(names: Iterable[str], held: set[str], num_layers: int) -> list[
 
 
 def span_tensors(names: Iterable[str], span: Span) -> list[str]:
-    """The tensors of `span`, sorted. Raises ModelError naming the first layer that has none."""
-    found = sorted(name for name in names if (layer := layer_of(name)) is not None and span.start <= layer < span.end)
+    """The tensors of `span`, those that all layers have in common too, sorted. Raises ModelError naming the first layer that
+    has none of its own."""
+    given = list(names)
+    found = [name for name in given if (layer := layer_of(name)) is not None and span.start <= layer < span.end]
     absent = sorted(set(range(span.start, span.end)) - {layer_of(name) for name in found})
     if absent:
         raise ModelError(f"no tensors of layer {absent[0]} (as in model.layers.{absent[0]}.*): the checkpoint lacks it")
-    return found
+    return sorted([*found, *filter(_OF_EVERY.match, given)])
 
 
 def ends_tensors(names: Iterable[str], *, embed: bool = True, head: bool = True) -> list[str]:
@@ -153,7 +160,7 @@ def ends_tensors(names: Iterable[str], *, embed: bool = True, head: bool = True)
     A tied head is the embedding, which `head` alone then needs too.
     Raises ModelError if a wanted role has no tensor.
     """
-    roles = [(name, end_role(name)) for name in sorted(names) if layer_of(name) is None and not _UNUSED.search(name)]
+    roles = [(name, end_role(name)) for name in sorted(names) if _is_of_ends(name)]
     present = {role for _, role in roles}
     wanted: set[EndRole] = {"embed"} if embed else set()
     if head:
@@ -197,7 +204,7 @@ def ends_bytes(tensors: Iterable[Described], precision: Precision, wide: Contain
     """Bytes of memory that embedding, final norm and head take once loaded: at w4 embedding and head have 8 bits, and a tied
     head is held once. A second table of embeddings stays in its file (but for devices of torch, which hold it)."""
     kept: Precision = "w8" if precision == "w4" else precision
-    ends = (tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name))
+    ends = (tensor for tensor in tensors if _is_of_ends(tensor.name))
     return sum(tensor_bytes(tensor, kept, wide) for tensor in ends if not _FILED.search(tensor.name))
 
 

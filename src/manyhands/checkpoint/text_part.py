@@ -50,7 +50,7 @@ _ROTARY: Final = ("rope_scaling", "rope_parameters")
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
     r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|sound_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|projector|"
-    r"connector|merger|mlp1|patch_merge_mlp|vit_large_projector)\."
+    r"connector|merger|mlp1|patch_merge_mlp|vit_large_projector|pre_mm_projector_norm|patch_merger)\."
 )
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 _WHOLE_NAMES: Final = ("lm_head.", "backbone.")  # of a text model, without "model." before them
@@ -122,6 +122,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "minicpmv4_7": _MINICPMV,
     "minimax_m3_vl": _Part(defaults={"model_type": "minimax_m3_vl_text"}),
     "mistral3": _Part(),
+    "mistral_large4": _Part(defaults={"model_type": "mistral_large4_text"}),
     "muse_glimmer": _Part(defaults={"model_type": "muse_glimmer_text"}),
     "muse_spark": _Part(defaults={"model_type": "muse_spark_text"}),
     "nemotron_h_omni": _OMNI,

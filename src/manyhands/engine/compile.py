@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import singledispatchmethod
+from functools import cache, singledispatchmethod
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from manyhands.engine.weights import (
     kernel,
     matrices,
     matrix,
+    rope_rates,
     take,
     vector,
 )
@@ -62,6 +63,7 @@ from manyhands.program.ops import (
     Rotary,
     RowOp,
     ScaleByPosition,
+    ScaleHeads,
     SelectiveScan,
     Softplus,
     Spread,
@@ -139,7 +141,7 @@ class _Compiler:
         self._program, self.read, self.precision, self._back_end = program, read, precision, back_end
         self._memory, self._packer = Memory(), packer
         self.table: Stored | None = None  # the packed weight of the next product, if there is one already
-        self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
+        self._rates = cache(lambda rope, exponents: rope_rates(program.ropes[rope], exponents, read))
         self.ops: list[Emitted] = []
         self.layers: list[int] = []  # their first operations
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
@@ -234,7 +236,7 @@ class _Compiler:
 
     @add.register
     def _(self, op: Rotary) -> None:
-        rope, rates = self._program.ropes[op.rope], self._rates[op.rope]
+        rope, rates = self._program.ropes[op.rope], self._rates(*op.table)
         back = (op.back,) if op.back else ()
         numbers = self.source(op.target), op.heads, op.width, op.offset, len(rates), int(op.pairs), *back
         self.emit(library.ROTARY, numbers, (rope.factor,), (rates,))
@@ -337,7 +339,7 @@ class _Compiler:
         return op is self._last or not (self.has_codes or self.precision in SMALL_WEIGHTS)
 
     @add.register
-    def _(self, op: Multiply | ScaleByPosition | Xielu | RowOp) -> None:
+    def _(self, op: Multiply | ScaleByPosition | ScaleHeads | Xielu | RowOp) -> None:
         add_row(op, self)
 
     @add.register

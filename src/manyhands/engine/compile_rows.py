@@ -8,7 +8,7 @@ from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.filed import TableParts
 from manyhands.engine.library import TYPES, WIDE
-from manyhands.engine.weights import Stored, as_fp32, blend_numbers, find, kept_type, take, xielu_numbers
+from manyhands.engine.weights import Stored, as_fp32, blend_numbers, find, kept_type, take, vector, xielu_numbers
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -23,6 +23,7 @@ from manyhands.program.ops import (
     Op,
     Rescale,
     ScaleByPosition,
+    ScaleHeads,
     SoftCap,
     Sparsify,
     Weight,
@@ -54,6 +55,12 @@ def _(op: Multiply, to: Emitter) -> None:
 @add_row.register
 def _(op: ScaleByPosition, to: Emitter) -> None:
     to.emit(library.SCALE, (to.source(op.target), op.length, op.offset, int(op.is_power)), (op.beta,))
+
+
+@add_row.register
+def _(op: ScaleHeads, to: Emitter) -> None:
+    numbers = [vector([weight], to.read) for weight in (op.scales, op.biases)]
+    to.emit(library.SCALE, (to.source(op.target), 1, 0, 0, op.scales.outputs), (0.0,), numbers)
 
 
 @add_row.register

@@ -111,6 +111,16 @@ def powers(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def scaled_heads(machine: BackEnd) -> bytes:
+    """Heads of several widths, each times its own factor of the position, also below zero."""
+    found = []
+    for heads, width in ((5, 16), (16, 40), (3, 7), (9, 1)):
+        numbers = reals(33, heads, around=0), reals(34, heads, around=1)
+        ops: list[Op] = [(library.SCALE, (0, 1, 0, 0, heads), (0.0,), numbers)]
+        found += [machine.run(reals(17, 80, heads * width), kind, [1], ops, 0).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
 def xielus(machine: BackEnd) -> bytes:
     """The function of two alphas, at finite edges and between, of an epsilon below zero, far below and above."""
     edges = np.array([bits | sign for bits in EDGES[:6] for sign in (0, 1 << 31)], np.uint32).view(np.float32)
@@ -144,6 +154,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "ranks by logits": logits,
     "ranks of groups": groups,
     "powers of positions": powers,
+    "scales of heads": scaled_heads,
     "xielu": xielus,
     "gates of heads": head_gates,
 }

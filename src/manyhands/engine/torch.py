@@ -23,7 +23,7 @@ from manyhands.engine.torch_compressed import run_compressed, seen_blocks, with_
 from manyhands.engine.torch_experts import run_experts
 from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped, xielu
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
-from manyhands.engine.torch_rows import attended_streams, blend_numbers, position_factors, run_row
+from manyhands.engine.torch_rows import attended_streams, blend_numbers, head_factors, position_factors, run_row
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -47,6 +47,7 @@ from manyhands.program.ops import (
     Rotary,
     RowOp,
     ScaleByPosition,
+    ScaleHeads,
     Softplus,
     Weight,
     Xielu,
@@ -54,6 +55,7 @@ from manyhands.program.ops import (
 
 SCORES: Final = 1 << 24
 Angles = tuple[Tensor, Tensor]  # cos and sin [N, width / 2]
+Table = tuple[int, Weight | None]  # Rotary.table
 
 
 class TorchSpan:
@@ -68,7 +70,10 @@ class TorchSpan:
         self.layers = program.layers[span.start : span.end]
         self.dtype, self.device = dtype, device
         self._weights = [TorchWeights(layer.ops, read, dtype, device) for layer in self.layers]
-        self._tables = [RopeTable(rope, device) for rope in program.ropes]
+        self._rotaries = [op for layer in self.layers for op in layer.ops if isinstance(op, Rotary)]
+        self._tables = {
+            op.table: RopeTable(program.ropes[op.rope], device, op.exponents, read) for op in self._rotaries
+        }
 
     @torch.inference_mode()
     def new_cache(self, capacity: int, span: Span | None = None) -> TorchCache:
@@ -96,7 +101,7 @@ class TorchSpan:
             piece.cache.reserve(piece.start + piece.count)
         positions = torch.cat([torch.arange(p.start, p.start + p.count) for p in pieces]).to(self.device)
         end = max(piece.start + piece.count for piece in pieces)
-        backs = {(op.rope, op.back) for layer in self.layers for op in layer.ops if isinstance(op, Rotary)}
+        backs = {(op.table, op.back) for op in self._rotaries}
         angles = {pair: self._tables[pair[0]]((positions - pair[1]).clamp_min(0), end) for pair in backs}
         x, part = rows_ND.to(self.device).float(), self._part(span)
         for number, (layer, weights) in enumerate(zip(self.layers[part], self._weights[part], strict=True)):
@@ -165,7 +170,7 @@ class _Layer:
     def __init__(
         self,
         weights: TorchWeights,
-        angles: Mapping[tuple[int, int], Angles],
+        angles: Mapping[tuple[Table, int], Angles],
         positions_N: Tensor,
         pieces: Sequence[tuple[Piece, Iterator[Tensor]]],
     ) -> None:
@@ -211,7 +216,7 @@ class _Layer:
     @run.register
     def _(self, op: Rotary) -> None:
         whole = heads(self.registers[op.target], op.heads).clone()
-        turn(whole[..., op.offset :], *self.angles[op.rope, op.back], op.pairs)
+        turn(whole[..., op.offset :], *self.angles[op.table, op.back], op.pairs)
         self.registers[op.target] = whole.flatten(-2)
 
     @run.register
@@ -310,6 +315,12 @@ class _Layer:
     @run.register
     def _(self, op: ScaleByPosition) -> None:
         self.registers[op.target] = self.registers[op.target] * position_factors(op, self.positions_N)[:, None]
+
+    @run.register
+    def _(self, op: ScaleHeads) -> None:
+        factors = head_factors(self.positions_N, self.weights[op.scales, 0], self.weights[op.biases, 0])
+        rows = heads(self.registers[op.target], factors.shape[1])
+        self.registers[op.target] = (rows * factors[..., None]).flatten(-2)
 
     @run.register
     def _(self, op: RowOp) -> None:

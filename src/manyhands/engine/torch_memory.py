@@ -151,19 +151,22 @@ def _grown(tensor: Tensor, positions: int) -> Tensor:
 
 
 class RopeTable:
-    """cos and sin of one Rope, made by blocks as positions are asked for."""
+    """cos and sin of one Rope, with the `exponents` of its frequencies if there are some, made by blocks as positions are asked
+    for."""
 
-    def __init__(self, rope: Rope, device: str) -> None:
+    def __init__(self, rope: Rope, device: str, exponents: Weight | None, read: Read) -> None:
         self._rope = rope
         self._device = device
+        self._frequencies = torch.tensor(rope.frequencies, dtype=torch.float32)
+        if exponents is not None:
+            self._frequencies *= read(exponents.name).cpu().double().exp().float()
         self._made = torch.empty(2, 0, len(rope.frequencies), device=device)
 
     def __call__(self, positions_N: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """cos and sin [N, width / 2] of positions below `end`."""
         if end > self._made.shape[1]:
             end = -(-end // _ROPE_BLOCK) * _ROPE_BLOCK
-            frequencies = torch.tensor(self._rope.frequencies, dtype=torch.float32)
-            angles = (torch.arange(end, dtype=torch.float32)[:, None] * frequencies).double()
+            angles = (torch.arange(end, dtype=torch.float32)[:, None] * self._frequencies).double()
             made = torch.stack([angles.cos(), angles.sin()]) * self._rope.factor
             self._made = made.float().to(self._device)
         return self._made[0, positions_N], self._made[1, positions_N]

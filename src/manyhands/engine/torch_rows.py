@@ -33,6 +33,12 @@ def position_factors(op: ScaleByPosition, positions_N: Tensor) -> Tensor:
     return factors.float().to(positions_N.device)
 
 
+def head_factors(positions_N: Tensor, scales_H: Tensor, biases_H: Tensor) -> Tensor:
+    """What heads of rows at these positions are multiplied by [N, H]."""
+    logs, scales, biases = torch.log1p(positions_N.cpu().double()), scales_H.cpu().double(), biases_H.cpu().double()
+    return (logs[:, None] * scales + biases).float().to(positions_N.device)
+
+
 def run_row(op: RowOp, registers: Registers, rounded: Callable[[Tensor], Tensor]) -> None:
     """Does the operation."""
     match op:

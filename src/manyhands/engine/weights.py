@@ -14,7 +14,7 @@ from manyhands.engine.library import SIDE, Array
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
-from manyhands.program.ops import Blend, ChannelDecay, Convolution, Decay, Rows, Taps, Weight, Xielu
+from manyhands.program.ops import Blend, ChannelDecay, Convolution, Decay, Rope, Rows, Taps, Weight, Xielu
 
 STRETCH: Final = 1 << 20  # numbers that a thread packs at a time: as fp32 4 MB, and some three times that on the way
 
@@ -133,6 +133,15 @@ def kernel(op: Convolution, read: Read) -> NDArray[np.float32]:
     else:
         out[:: op.step] = as_fp32(take(op.weight, read)).reshape(-1, op.taps).T
     return out
+
+
+def rope_rates(rope: Rope, exponents: Weight | None, read: Read) -> NDArray[np.float32]:
+    """The frequencies of a table, each times exp (in double, rounded to fp32) of its exponent, if it has one."""
+    rates = np.array(rope.frequencies, np.float32)
+    if exponents is None:
+        return rates
+    stored = as_fp32(take(exponents, read)).astype(np.float64)
+    return rates * library.double("exp", stored).astype(np.float32)
 
 
 def decay_rates(op: Decay | ChannelDecay, width: int, read: Read) -> NDArray[np.float64] | NDArray[np.float32]:

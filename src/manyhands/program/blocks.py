@@ -5,7 +5,7 @@ A block reads one register and leaves its result in another. Names of tensors ar
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from manyhands.program.fields import Fields
@@ -79,21 +79,22 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Names of tensors below one path ("model.layers.3.")."""
+    """Names of tensors below one path ("model.layers.3."). `rename`: what the checkpoint calls them there."""
 
     path: str
+    rename: Callable[[str], str] = str
 
     def vector(self, name: str, size: int) -> Weight:
         """The vector `path + name`."""
-        return Weight(self.path + name, (size,))
+        return Weight(self.path + self.rename(name), (size,))
 
     def linear(self, name: str, outputs: int, inputs: int, rows: Rows | None = None) -> Weight:
         """The matrix `path + name + .weight`, stored as [outputs, inputs]."""
-        return Weight(f"{self.path}{name}.weight", (outputs, inputs), rows)
+        return Weight(self.path + self.rename(f"{name}.weight"), (outputs, inputs), rows)
 
     def part(self, target: str, name: str, outputs: int, inputs: int, bias: bool, rows: Rows | None = None) -> Part:
         """A product with the linear layer `name`, or with `rows` of it."""
-        vector = Weight(f"{self.path}{name}.bias", (outputs,), rows) if bias else None
+        vector = Weight(self.path + self.rename(f"{name}.bias"), (outputs,), rows) if bias else None
         return Part(target, self.linear(name, outputs, inputs, rows), vector)
 
 

@@ -59,6 +59,7 @@ from manyhands.program.row_ops import Ngrams as Ngrams
 from manyhands.program.row_ops import Rescale as Rescale
 from manyhands.program.row_ops import RowOp as RowOp
 from manyhands.program.row_ops import ScaleByPosition as ScaleByPosition
+from manyhands.program.row_ops import ScaleHeads as ScaleHeads
 from manyhands.program.row_ops import SoftCap as SoftCap
 from manyhands.program.row_ops import Sparsify as Sparsify
 from manyhands.program.row_ops import Xielu as Xielu
@@ -136,6 +137,7 @@ class Rotary:
 
     Halves: column i of the turning part goes with column i + rope.width / 2; `pairs`: column 2i with 2i + 1. For such a
     pair (a, b) and its cos c and sin s: a <- a c - b s, b <- b c + a s. A row at position p has the angles of p - `back`, or 0.
+    With `exponents` [rope.width / 2] each frequency is first multiplied by exp of its own, in fp32.
     """
 
     target: str
@@ -145,6 +147,12 @@ class Rotary:
     offset: int = 0
     pairs: bool = False
     back: int = 0
+    exponents: Weight | None = None
+
+    @property
+    def table(self) -> tuple[int, Weight | None]:
+        """What its frequencies are made of: operations that have it in common have the same."""
+        return self.rope, self.exponents
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,7 @@ Op = (
     | Experts
     | Multiply
     | ScaleByPosition
+    | ScaleHeads
     | RowOp
     | Add
 )

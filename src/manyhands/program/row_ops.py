@@ -46,6 +46,16 @@ class ScaleByPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleHeads:
+    """In place: head h of target, of as many equal parts as `scales` has numbers, times scales_h log(1 + p) + biases_h, p being
+    the row's position. The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32."""
+
+    target: str
+    scales: Weight
+    biases: Weight
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Columns [start, start + count) of source become the whole of target, or with `at` its columns [at, at + count): those of
     the residual stream are rounded. With a `width` target is written anew, that wide; other copies fill the rest."""

@@ -27,7 +27,9 @@ from manyhands.program.ops import (
     Op,
     Product,
     Program,
+    Rotary,
     Rows,
+    ScaleHeads,
     SelectiveScan,
     SoftCap,
     Softplus,
@@ -79,8 +81,10 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (op.rate, op.skip)
         case ExpertRouting():
             yield from (weight for weight in (op.correction, op.factors, op.table) if weight is not None)
-        case Multiply(by=Weight() as weight):
+        case Multiply(by=Weight() as weight) | Rotary(exponents=Weight() as weight):
             yield weight
+        case ScaleHeads():
+            yield from (op.scales, op.biases)
         case _:
             pass
 

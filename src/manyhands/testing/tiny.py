@@ -20,6 +20,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.mistral_large4 import MistralLarge4TextConfig
 from transformers.models.muse_glimmer import MuseGlimmerTextConfig
 from transformers.models.muse_spark import MuseSparkTextConfig
 from transformers.models.step3p7 import Step3p7TextConfig
@@ -34,6 +35,7 @@ from manyhands.testing.tiny_configs import LFM3_KINDS, MORE, NEMOTRON_KINDS, REC
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
+from manyhands.testing.tiny_large4 import MistralLarge4ForCausalLM
 from manyhands.testing.tiny_muse import MuseGlimmerForCausalLM, MuseSparkForCausalLM
 from manyhands.testing.tiny_step import Step3p5ForCausalLM, step
 from manyhands.testing.tiny_v4 import published_v4, v4_kinds
@@ -41,6 +43,7 @@ from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 # transformers does not find its first class by a name, and has no others; names of published tensors it has for the whole
 # MiniMax-M3 and Step-3.7 alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(MistralLarge4TextConfig, MistralLarge4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(MuseGlimmerTextConfig, MuseGlimmerForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(MuseSparkTextConfig, MuseSparkForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)

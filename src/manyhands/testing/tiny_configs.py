@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from manyhands.testing.tiny_large4 import large4
 from manyhands.testing.tiny_latent import WINDOW as WINDOW
 from manyhands.testing.tiny_latent import Overrides as Overrides
 from manyhands.testing.tiny_latent import (
@@ -37,14 +38,9 @@ def _gemma(hidden: int) -> Overrides:
 
 
 def _gemma4(hidden: int) -> Overrides:
-    heads = {
-        "head_dim": hidden // 2,
-        "global_head_dim": hidden,
-        "num_global_key_value_heads": 1,
-        "attention_k_eq_v": True,
-    }
+    heads = {"head_dim": hidden // 2, "global_head_dim": hidden, "num_global_key_value_heads": 1}
     experts = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": hidden // 2}
-    return {**heads, **experts, "hidden_size_per_layer_input": 0, "sliding_window": WINDOW}
+    return {**heads, **experts, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "sliding_window": WINDOW}
 
 
 def _gemma4_e4b(hidden: int) -> Overrides:
@@ -317,6 +313,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "ministral": ("ministral", lambda hidden: {"head_dim": hidden // 2, "sliding_window": WINDOW}),
     "ministral3": ("ministral3", _ministral3),
     "mistral4": ("mistral4", mistral4),
+    "mistral_large4_text": ("mistral_large4_text", large4),
     "muse_glimmer_text": ("muse_glimmer_text", glimmer),
     "muse_spark_text": ("muse_spark_text", spark),
     "nanochat": ("nanochat", lambda hidden: {}),

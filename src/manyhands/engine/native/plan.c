@@ -32,7 +32,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 27; }
+EXPORT int mh_version(void) { return 29; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -413,12 +413,19 @@ static int check_entries(Plan *plan, Op *op)
     return DONE;
 }
 
-static int check_scale(const Plan *plan, const Op *op) /* register, length, offset (0 or 1) of positions, is_power; beta */
+/* register, length, offset (0 or 1) of positions, is_power, heads (0: the row has one factor); beta; of heads scales, biases */
+static int check_scale(const Plan *plan, const Op *op)
 {
     if (!has(plan, op->numbers[0]))
         return BAD_REGISTER;
     if (op->numbers[2] < 0 || op->numbers[2] > 1 || op->numbers[3] < 0 || op->numbers[3] > 1)
         return BAD_SHAPE;
+    int64_t heads = op->numbers[4];
+    if (heads && (op->numbers[3] || !is_count(heads, MAX_HEADS) || plan->widths[op->numbers[0]] % heads))
+        return BAD_SHAPE;
+    for (int i = 0; heads && i < 2; i++)
+        if (!op->tensors[i].data || op->tensors[i].bytes != heads * 4)
+            return BAD_TENSOR;
     double most = op->numbers[3] ? MOST_POWER : MOST_BETA;
     return is_count(op->numbers[1], INT64_MAX) && op->reals[0] >= 0 && op->reals[0] <= most ? DONE : BAD_SHAPE;
 }

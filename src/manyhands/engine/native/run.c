@@ -57,6 +57,19 @@ static void multiply_row(const Plan *plan, const int64_t *n, int64_t row)
         plan->kernels->multiply(source + part * width, by[part], target + part * width, width);
 }
 
+/* Times the factor of a position, or each head times its own. n: register, length, offset, is_power, heads. */
+static void scale_row(const Plan *plan, const Op *op, int64_t position, int64_t row)
+{
+    const int64_t *n = op->numbers, width = n[4] ? plan->widths[n[0]] / n[4] : plan->widths[n[0]];
+    const float *scales = op->tensors[0].data, *biases = op->tensors[1].data;
+    float *x = row_of(plan, n[0], row);
+    if (!n[4])
+        plan->kernels->multiply(x, position_scale(op->reals[0], n[1], position, n[3]), x, width);
+    double log = n[4] ? position_log(n[1], position) : 0;
+    for (int64_t h = 0; h < n[4]; h++)
+        plan->kernels->multiply(x + h * width, (float)(scales[h] * log + biases[h]), x + h * width, width);
+}
+
 static void norm_row(const Plan *plan, const Op *op, int64_t row)
 {
     const int64_t *n = op->numbers;
@@ -137,7 +150,7 @@ static void do_row(const Job *job, int64_t row)
             multiply_row(plan, n, row);
         break;
     case SCALE:
-        kernels->multiply(row_of(plan, n[0], row), position_scale(reals[0], n[1], position_of(job, row) + n[2], n[3]), row_of(plan, n[0], row), plan->widths[n[0]]);
+        scale_row(plan, op, position_of(job, row) + n[2], row);
         break;
     case XIELU:
         kernels->xielu(row_of(plan, n[0], row), op->tensors[0].data, plan->widths[n[0]]);

@@ -88,11 +88,13 @@ void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t
     }
 }
 
+double position_log(int64_t length, int64_t position) { return log_of((double)(1 + position / length)); }
+
 float position_scale(double beta, int64_t length, int64_t position, int64_t is_power)
 {
     if (is_power)
         return (float)exp_of(beta * log_of(1 + (double)position / (double)length));
-    return (float)(1 + beta * log_of((double)(1 + position / length)));
+    return (float)(1 + beta * position_log(length, position));
 }
 
 void decay_row(const float *x, const double *rates, const float *bias, int64_t n, float *out)

@@ -23,6 +23,7 @@ latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2 (indexer: what choos
 latent_dense minicpm3, youtu
 longcat_flash longcat_flash
 mistral4   mistral4
+mistral_large4 mistral_large4_text
 llama4     llama4_text
 phimoe     phimoe
 apertus    apertus
@@ -137,6 +138,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "ministral3": "llama",
     "mistral": "llama",
     "mistral4": "mistral4",
+    "mistral_large4_text": "mistral_large4",
     "mixtral": "experts",
     "muse_glimmer_text": "muse",
     "muse_spark_text": "muse",

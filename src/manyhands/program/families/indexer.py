@@ -1,11 +1,11 @@
 """The indexer of latent attention, which chooses positions: its fields, products and operations."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Index, Part, Rotary
+from manyhands.program.ops import Index, Norm, Part, Rotary
 
 INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention")  # names of layers with an indexer
 MOST_CHOSEN: Final = (
@@ -25,7 +25,7 @@ class IndexStyle:
     offset: int = 0  # of what turns of a head
 
     @classmethod
-    def read(cls, f: Fields, rotary: int, context: int, *, pairs: bool) -> "IndexStyle":
+    def read(cls, f: Fields, rotary: int, context: int, *, pairs: bool) -> Self:
         """For heads of which `rotary` columns turn. Raises ModelError."""
         top_k = min(f.count("index_topk", 2048), context)
         if top_k > MOST_CHOSEN:
@@ -46,11 +46,17 @@ class IndexStyle:
 
     def late(self, n: TensorNames) -> Ops:
         """What follows the products."""
-        norm = NormStyle("layer", self.eps, bias=True)
-        return (
-            norm.op(n, "self_attn.indexer.k_norm", self.width, "ik", "ik"),
-            Rotary("iq", self.heads, self.width, 0, self.offset, self.pairs),
-            Rotary("ik", 1, self.width, 0, self.offset, self.pairs),
+        return (self.key_norm(n), *self.turned())
+
+    def key_norm(self, n: TensorNames) -> Norm:
+        """Of keys, before they turn."""
+        return NormStyle("layer", self.eps, bias=True).op(n, "self_attn.indexer.k_norm", self.width, "ik", "ik")
+
+    def turned(self) -> Ops:
+        """Rotary embedding of queries and keys."""
+        return tuple(
+            Rotary(register, heads, self.width, 0, self.offset, self.pairs)
+            for register, heads in (("iq", self.heads), ("ik", 1))
         )
 
     def op(self) -> Index:

@@ -101,6 +101,7 @@ def latent_attention(
     turns: bool = True,
     path: str = "self_attn",
     stretch: tuple[float, float] | None = None,
+    grown: Ops = (),
     gate: tuple[Part | None, Op] | None = None,
     sinks: str | None = None,
     out: str = "o_proj",
@@ -109,15 +110,14 @@ def latent_attention(
     key_norm: str | None = None,
 ) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key. An `index` takes
-    such queries. Without `turns` neither has a position. `stretch` multiplies queries, and normed latents. `gate`: a
-    product of "h", and what changes the result by it; without the product gates ("g") come as queries do. `table`: the number
-    of the rotary embedding. `key_norm`: of the rotary key before it turns."""
+    such queries. Without `turns` neither has a position. `stretch` multiplies queries, and normed latents; `grown` changes
+    queries that have turned. `gate`: a product of "h", and what changes the result by it; without the product gates ("g")
+    come as queries do. `table`: the number of the rotary embedding. `key_norm`: of the rotary key before it turns."""
     width, down = z.plain + z.rotary, f"{path}.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
     rotary = n.part("r", down, z.rank + z.rotary, s.hidden, bias, Rows(z.rank, z.rotary))
     early: tuple[Part, ...] = (
-        latent,
-        *((rotary,) if z.rotary else ()),
+        *((latent, rotary) if z.rotary else (latent,)),
         *(index.early(n, s) if index else ()),
         *((gate[0],) if gate and gate[0] else ()),
     )
@@ -130,6 +130,7 @@ def latent_attention(
         *((z.norm.op(n, key_norm, z.rotary, "r", "r"),) if key_norm else ()),
         *((Rotary("q", s.heads, width, table, offset=z.plain, pairs=pairs),) if turns else ()),
         *((Rotary("r", 1, z.rotary, table, pairs=pairs),) if turns else ()),
+        *grown,
         replace(_attend(s, z, scale, _keys_values(n, s, z, split, path), index), sinks=given, window=window),
         *((gate[1],) if gate else ()),
         Product("a", (n.part("a", f"{path}.{out}", s.hidden, s.heads * z.value, bias),)),
@@ -185,10 +186,10 @@ def _keys_values(n: TensorNames, s: Sizes, z: LatentSizes, split: bool, path: st
             Weight(value, (s.heads, z.value, z.rank), stacked=True),
         )
     stride = z.plain + z.value
-    name, stored = f"{n.path}{path}.kv_b_proj.weight", (s.heads * stride, z.rank)
+    name, stored = f"{path}.kv_b_proj", (s.heads * stride, z.rank)
     return (
-        Weight(name, stored, Rows(0, z.plain, stride, s.heads)),
-        Weight(name, stored, Rows(z.plain, z.value, stride, s.heads)),
+        n.linear(name, *stored, Rows(0, z.plain, stride, s.heads)),
+        n.linear(name, *stored, Rows(z.plain, z.value, stride, s.heads)),
     )
 
 
@@ -262,10 +263,10 @@ def glm_moe_dsa(f: Fields) -> Program:
     f.assume(index_n_heads=32)
     f.only("indexer_rope_interleave", True)
     f.ignore("index_share_for_mtp_iteration")
-    return _indexed(f, pairs=True, is_shared="shared" in _indexers(f, f.count("num_hidden_layers", high=1024)))
+    return _indexed(f, pairs=True, is_shared="shared" in indexers(f, f.count("num_hidden_layers", high=1024)))
 
 
-def _indexers(f: Fields, layers: int) -> list[str]:
+def indexers(f: Fields, layers: int) -> list[str]:
     """Which layers have an indexer ("full"), and which use the choice of the one before ("shared")."""
     step, offset = f.count("index_topk_freq", 1, low=0), f.count("index_skip_topk_offset", 2, low=0)
     kinds = ["shared" if max(i - offset + 1, 0) % max(step, 1) else "full" for i in range(layers)]

@@ -40,7 +40,7 @@ def llama4_text(f: Fields) -> Program:
     """Pairs turn; heads that turned are normed behind, without weights."""
     s, act, bias = Sizes.read(f, kv=False, head=128), f.activation(), f.flag("attention_bias")
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f, theta=500000.0)
-    turns, tuned, is_normed = _turns(f, s.layers), _tuning(f), f.flag("use_qk_norm", True)
+    turns, tuned, is_normed = turning(f, s.layers), _tuning(f), f.flag("use_qk_norm", True)
     chunks = _chunks(f, turns)
     sparse, dense = _sparse(f, s.layers), f.count("intermediate_size_mlp", 16384, high=1 << 20)
     route, is_each = _route(f, sparse), f.quantised("compressed-tensors") or f.stored("separate_gate_up")
@@ -74,7 +74,7 @@ def llama4_text(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
-def _turns(f: Fields, layers: int) -> list[bool]:
+def turning(f: Fields, layers: int) -> list[bool]:
     """Which layers have rotary positions."""
     every, given = f.count("no_rope_layer_interval", 4), f.whole_numbers("no_rope_layers")
     if given and len(given) < layers:
