@@ -84,7 +84,7 @@ def made(family: str, positions: int, **changed: object) -> Program:
 
 def lacks(program: Program) -> bool:
     """Whether no GPU computes it."""
-    return program.has_index or program.has_entries or program.has_scans or program.has_streams
+    return program.has_index or program.has_entries or program.has_scans or program.has_streams or program.has_biases
 
 
 def sizes(gpu: Gpu) -> Iterator[Both]:

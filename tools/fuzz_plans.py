@@ -162,8 +162,9 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             k, n = integer(1, w[0] // groups - c), integer(1, w[1] // groups - t)
             if groups == 1 and integer(0, 2):  # all columns, which other products read too, or whole blocks of 256
                 c, k = 0, w[0] // 256 * 256 or w[0]
-            number, packed = matrix(integer, n, k, groups)
-            columns = (c + odd, k, t, n, groups, integer(0, w[0] // groups), w[1] // groups)
+            is_shared = integer(0, 2) == 0
+            number, packed = matrix(integer, n, k, 1 if is_shared else groups)
+            columns = (c + odd, k, t, n, groups, integer(0, w[0] // groups), w[1] // groups, int(is_shared))
             return kind, (r[0], r[1], number, integer(0, 6), *columns), (), (packed, maybe(integer, n * groups))
         case library.ROTARY:
             return rotary(integer, whole, r[0], odd)
@@ -174,7 +175,8 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             window, coded = integer(-1, 1) * integer(1, 90), integer(0, 1) * (not latent or odd)
             seen = whole.chosen + odd if integer(0, 4) else 0
             window = (0 if latent or whole.block else integer(1, 40)) if seen and integer(0, 9) else window
-            shape = (*r[:4], heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded, seen)
+            added = whole.biases + odd if integer(0, 4) else 0
+            shape = (*r[:4], heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded, seen, added)
             return kind, shape, (0.1, integer(0, 1) * 2.0), (maybe(integer, heads + odd),)
         case library.ROUTE:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)

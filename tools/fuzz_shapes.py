@@ -26,6 +26,7 @@ class Shape:
     chosen: int = 0  # the register of chosen positions or entries, if there is one
     streams: int = 0
     block: int = 0  # positions of a block that an index chooses
+    biases: int = 0  # the register of what is added to scores, if there is one
 
 
 def shape_of(integer: Integer) -> Shape:
@@ -48,6 +49,8 @@ def shape_of(integer: Integer) -> Shape:
             many = heads * key_heads
             widths = [hidden, many * width, key_heads * width, key_heads * value, many * value, hidden, many]
             fitting = {**common, library.ATTENTION: (1, 2, 3, 4), library.MULTIPLY: (4, 6, 4, 0)}
+            if integer(0, 1):
+                return Shape([*widths, many * integer(1, 150)], many, key_heads, fitting, biases=7)
             return Shape(widths, many, key_heads, fitting)
         case 2:
             widths = [hidden, heads * width, width, hidden, heads * integer(1, width), hidden, 1]

@@ -39,7 +39,7 @@ Bytes = NDArray[np.uint8]
 
 def is_refused(program: Program) -> bool:
     """Whether no GPU computes it."""
-    return program.has_index or program.has_entries or program.has_scans or program.has_streams
+    return program.has_index or program.has_entries or program.has_scans or program.has_streams or program.has_biases
 
 
 FAMILIES = [name for name in golden_models.configs() if not is_refused(program(name))]

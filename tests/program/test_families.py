@@ -247,6 +247,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
                 assert (widths[op.index.key], widths[op.index.weight]) == (op.index.width, op.index.heads)
             elif op.index is not None:
                 assert op.index.heads == op.kv_heads
+            assert op.biases is None or (op.index is None and widths[op.biases] % op.heads == 0)
             widths[op.target] = op.heads * op.value_width
         case LatentAttention():
             assert widths[op.query] == op.heads * (op.width + op.rotary_width)
@@ -287,8 +288,9 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert widths[op.kept] in ((2 + op.streams) * op.streams, 2 * op.streams)
             assert op.streams * widths[op.source] <= widths[op.target]
         case GroupedProduct():
-            assert op.weight.inputs * op.groups == widths[op.source] and op.weight.outputs % op.groups == 0
-            widths[op.target] = op.weight.outputs
+            assert op.weight.inputs * op.groups == widths[op.source]
+            assert op.is_shared or op.weight.outputs % op.groups == 0
+            widths[op.target] = op.groups * op.width
         case Convolution():
             assert op.source != op.target and widths[op.source] == op.weight.outputs
             assert not isinstance(op.weight, Taps) or len(op.weight.values) == op.taps

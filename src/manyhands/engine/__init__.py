@@ -13,8 +13,8 @@ weights     matrices packed, vectors in fp32; quants: small ones, packing: packe
 mapped      tensors of a folder, mapped from its files; filed: those that stay there, as the table of file_table
 blocks      block types in numbers; grids and nvfp4 have theirs; quantised: those of quantised safetensors
 golden      the digests that a back end must reproduce; proofs: notes that it has
-golden_cases  what is digested; golden_small, golden_cache, golden_index, golden_states, golden_variants,
-            golden_compressed, golden_mixes, golden_scan, golden_words; golden_models
+golden_cases  what is digested; golden_biases, golden_small, golden_cache, golden_index, golden_states,
+            golden_variants, golden_compressed, golden_mixes, golden_scan, golden_words; golden_models
 devices     on which device a process computes
 cuda/       the same bits on NVIDIA GPUs
 torch       the same in torch, as oracle and for other devices: torch_functions, torch_memory, torch_compressed,

@@ -244,9 +244,10 @@ class _Compiler:
     @add.register
     def _(self, op: Attention) -> None:
         sources = [self.source(name) for name in (op.query, op.key, op.value)]
-        target = self.target(op.target, op.heads * op.value_width, sources)
+        biases = () if op.biases is None else (0, self.source(op.biases))
+        target = self.target(op.target, op.heads * op.value_width, [*sources, *biases])
         chosen, window = attended(self, op)
-        shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes), *chosen)
+        shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes), *chosen, *biases)
         sinks = vector([op.sinks] if op.sinks else [], self.read)
         self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
 

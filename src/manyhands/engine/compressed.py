@@ -49,13 +49,10 @@ def _(op: Spread, to: Emitter) -> None:
 
 @add_compressed.register
 def _(op: GroupedProduct, to: Emitter) -> None:
-    source, held = to.source(op.source), to.by_head(op.weight, op.groups, False)
-    target, outputs, inputs = (
-        to.target(op.target, op.weight.outputs, [source]),
-        op.weight.outputs // op.groups,
-        op.weight.inputs,
-    )
-    columns = (0, inputs, 0, outputs, op.groups, inputs, outputs)
+    source, inputs = to.source(op.source), op.weight.inputs
+    held = to.exact(op.weight) if op.is_shared else to.by_head(op.weight, op.groups, False)
+    target = to.target(op.target, op.groups * op.width, [source])
+    columns = (0, inputs, 0, op.width, op.groups, inputs, op.width, int(op.is_shared))
     to.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))
 
 

@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library, proofs
+from manyhands.engine.golden_biases import CASES as BIAS_CASES
 from manyhands.engine.golden_cache import CASES as CACHE_CASES
 from manyhands.engine.golden_cases import CASES, BackEnd, CompanyMatters
 from manyhands.engine.golden_compressed import CASES as COMPRESSED_CASES
@@ -37,7 +38,15 @@ CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: o
 
 Group = Literal["wide", "small", "cache"]
 GROUPS: Final[Mapping[Group, Mapping[str, Callable[[BackEnd], bytes]]]] = {
-    "wide": CASES | STATE_CASES | INDEX_CASES | VARIANT_CASES | COMPRESSED_CASES | MIX_CASES | SCAN_CASES | WORD_CASES,
+    "wide": CASES
+    | STATE_CASES
+    | INDEX_CASES
+    | VARIANT_CASES
+    | COMPRESSED_CASES
+    | MIX_CASES
+    | SCAN_CASES
+    | WORD_CASES
+    | BIAS_CASES,
     "small": SMALL_CASES | SMALL_WORDS,
     "cache": CACHE_CASES,
 }

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Final
 
-NUMBERS: Final = 12  # of an operation, at most
+NUMBERS: Final = 13  # of an operation, at most
 REALS: Final = 4
 TENSORS: Final = 7
 STATE_BLOCK: Final = 32  # positions of a block of states

@@ -15,8 +15,9 @@ class Touched(NamedTuple):
     is_whole: bool
 
 
-# Of attention's numbers: the register of chosen positions, of chosen entries; of a choice of experts by ids: theirs.
-CHOSEN: Final = {library.ATTENTION: 11, library.ATTEND_ENTRIES: 7, library.ROUTE: 8}
+# Places of registers that are read where one is named: of attention those of chosen positions and of what scores take besides,
+# of attention to entries that of chosen ones; of a choice of experts by ids theirs.
+OPTIONAL: Final = {library.ATTENTION: (11, 12), library.ATTEND_ENTRIES: (7,), library.ROUTE: (8,)}
 # By kind: places of the registers read among an operation's numbers, and of the one written.
 _PLACES: Final = {
     library.NORM: ((0,), 1),
@@ -57,8 +58,7 @@ def touched(kind: int, numbers: Sequence[int]) -> Touched:
     reads, writes = _PLACES[kind]
     if kind == library.NGRAMS:  # of all its tokens
         reads = (0, *range(8, 7 + numbers[2]))
-    if any(numbers[(place := CHOSEN.get(kind, len(numbers))) : place + 1]):
-        reads = (*reads, place)
+    reads = (*reads, *(place for place in OPTIONAL.get(kind, ()) if any(numbers[place : place + 1])))
     is_part = kind == library.COPY or (kind == library.PRODUCT and len(numbers) > 4)
     return Touched(tuple(numbers[place] for place in reads), numbers[writes], not is_part)
 

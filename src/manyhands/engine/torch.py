@@ -229,11 +229,22 @@ class _Layer:
             seen_TL = seen_TL if op.index is None else seen_blocks(self, op, op.index, rows, index_LI[0], seen_TL)
             keys, values = heads(keys_LK, op.kv_heads), heads(values_LK, op.kv_heads)
             scores = torch.einsum("tkgd,lkd->kgtl", query[rows], keys).flatten(0, 1)
-            weights, total = self.softmax(soft_capped(scores * op.scale, op.soft_cap), seen_TL, sinks)
+            scores = self._by_distance(op, rows, soft_capped(scores * op.scale, op.soft_cap))
+            weights, total = self.softmax(scores, seen_TL, sinks)
             grouped = weights.reshape(op.kv_heads, -1, *weights.shape[1:])
             mixed = torch.einsum("kgtl,lkd->kgtd", grouped, values).flatten(0, 1)
             out.append((mixed / total).transpose(0, 1).flatten(1))
         self.registers[op.target] = torch.cat(out)
+
+    def _by_distance(self, op: Attention, rows: slice, scores_HTL: Tensor) -> Tensor:
+        """Scores of some rows, with what is added to them, if anything is."""
+        if op.biases is None:
+            return scores_HTL
+        each = heads(self.registers[op.biases][rows], op.heads).transpose(0, 1)
+        distance = self.positions_N[rows, None] - torch.arange(scores_HTL.shape[2], device=each.device)
+        near = (distance >= 0) & (distance < each.shape[-1])
+        place = distance.clamp(0, each.shape[-1] - 1).expand(op.heads, -1, -1)
+        return scores_HTL + each.gather(-1, place).masked_fill(~near, 0.0)
 
     @run.register
     def _(self, op: LatentAttention) -> None:

@@ -72,8 +72,8 @@ def _(op: Spread, run: LayerRun) -> None:
 @run_compressed.register
 def _(op: GroupedProduct, run: LayerRun) -> None:
     parts = heads(run.round(run.registers[op.source]), op.groups)
-    weight = run.weights[op.weight, 0].float().view(op.groups, -1, op.weight.inputs)
-    run.registers[op.target] = torch.einsum("ngk,gok->ngo", parts, weight).flatten(1)
+    weight = run.weights[op.weight, 0].float().view(1 if op.is_shared else op.groups, -1, op.weight.inputs)
+    run.registers[op.target] = torch.einsum("ngk,gok->ngo", parts, weight.expand(op.groups, -1, -1)).flatten(1)
 
 
 @run_compressed.register

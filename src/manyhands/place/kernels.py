@@ -103,8 +103,10 @@ def _read_bytes(program: "Program", stored: Mapping[str, str], precision: Precis
                 routed = op.top_k
             weights = [part.weight for part in op.parts] if isinstance(op, Product) else []
             weights += _of_experts(op) * routed if isinstance(op, Experts) else []
-            weights += [op.weight] if isinstance(op, GroupedProduct) else []
-            found += [_packed(op.mix, stored, "fp32")] if isinstance(op, Collapse) else []
+            weights += [op.weight] if isinstance(op, GroupedProduct) and not op.is_shared else []
+            exact = [op.mix] if isinstance(op, Collapse) else []
+            exact += [op.weight] if isinstance(op, GroupedProduct) and op.is_shared else []
+            found += [_packed(weight, stored, "fp32") for weight in exact]
             if isinstance(op, LatentAttention):
                 weights += [op.key_weight, op.value_weight] * (op.heads if op.key_weight.stacked else 1)
             found += [_packed(weight, stored, "bf16" if weight.name in wide else precision) for weight in weights]

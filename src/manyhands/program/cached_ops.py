@@ -37,6 +37,8 @@ class Attention:
     [heads]: one more score a head, whose value is 0. Without window, a BlockIndex has a row see the positions of the blocks
     that it chooses alone; an EntryIndex those of the entries that it chooses, each of `rate` positions, and those behind its
     last entry, in order, as if they were positions 0, 1, ...
+    `biases` [heads * extent], head by head: a score of the position d before the row's takes number d, added last; none from
+    `extent` on. Not with an index.
     """
 
     query: str
@@ -54,6 +56,7 @@ class Attention:
     sinks: Weight | None = None
     index: BlockIndex | EntryIndex | None = None
     rate: int = 1
+    biases: str | None = None
 
     @property
     def cache_widths(self) -> tuple[int, ...]:

@@ -72,12 +72,19 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class GroupedProduct:
     """target: of each of `groups` equal parts of the rounded source, in order, the product with its rows of the weight
-    [groups * outputs of a part, inputs of a part]."""
+    [groups * outputs of a part, inputs of a part]. With `is_shared` all have the same rows, [outputs of a part, inputs of a
+    part], which are held as they are stored."""
 
     source: str
     target: str
     weight: Weight
     groups: int
+    is_shared: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of a part of the target."""
+        return self.weight.outputs if self.is_shared else self.weight.outputs // self.groups
 
 
 @dataclass(frozen=True, slots=True)

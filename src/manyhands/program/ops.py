@@ -330,6 +330,12 @@ class Program:
         return any(isinstance(op, Mix | Spread | AttendStreams) for layer in self.layers for op in layer.ops)
 
     @property
+    def has_biases(self) -> bool:
+        """Whether scores of attention in some layers take a number by distance."""
+        attending = (op for one in self.layers for op in one.ops if isinstance(op, Attention))
+        return any(op.biases is not None for op in attending)
+
+    @property
     def has_scans(self) -> bool:
         """Whether some layers have a selective scan."""
         return any(isinstance(op, SelectiveScan) for layer in self.layers for op in layer.ops)

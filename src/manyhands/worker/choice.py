@@ -46,7 +46,7 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
     if torch_device() is not None and program.has_states:
         raise ModelError(
             f"{program.family} has convolutions or linear attention, which {device} does not compute: leave --device out"
-            + ("" if program.has_scans else ", or give --device cuda")
+            + ("" if program.has_scans or program.has_biases else ", or give --device cuda")
         )
     if device is not None and (program.chooses_entries if torch_device() is not None else program.has_index):
         raise ModelError(
@@ -62,6 +62,10 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
     if device is not None and torch_device() is None and program.has_streams:
         raise ModelError(
             f"{program.family} has streams beside each other in a row, which {device} does not compute: leave --device out"
+        )
+    if device is not None and torch_device() is None and program.has_biases:
+        raise ModelError(
+            f"{program.family} adds to scores by distance, which {device} does not compute: leave --device out"
         )
     if caches_codes(precision) and any(
         isinstance(layer.attention, LatentAttention | CompressedAttention) for layer in program.layers

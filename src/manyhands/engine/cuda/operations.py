@@ -58,6 +58,8 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         raise ModelError("a GPU computes no gates of the kind situ")
     if kind == library.ROTARY and any(numbers[6:]):
         raise ModelError("a GPU turns no rows by the angles of positions before theirs")
+    if kind == library.ATTENTION and any(numbers[12:13]):
+        raise ModelError("a GPU adds nothing to scores by distance")
     if kind == library.INDEX:
         raise ModelError("a GPU does not compute an indexer that chooses positions")
     if kind in MIXES:
@@ -66,6 +68,8 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         return
     if numbers[0] == numbers[1]:  # blocks read rows while others write
         raise ModelError("a GPU computes no product that overwrites the rows it reads")
+    if any(numbers[11:12]):
+        raise ModelError("a GPU computes no products of groups that share weights")
     if numbers[2] >= SMALL and any(numbers[4:]):
         raise ModelError("a GPU computes no products of some columns with small weights")
 

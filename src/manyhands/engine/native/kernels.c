@@ -616,14 +616,16 @@ static V seen(V v, int64_t from, int64_t until)
     return load(lanes);
 }
 
-/* Scores of a row with a block -> scaled, -infinity where the row does not see; the maximum so far. */
-INLINE float score_row(const Kind *kind, int is_plain, float *scores, int64_t from, int64_t until, float max)
+/* Scores of a row with a block -> scaled, with `biases` (or null), -infinity where the row does not see; the maximum so far. */
+INLINE float score_row(const Kind *kind, int is_plain, float *scores, const float *biases, int64_t from, int64_t until, float max)
 {
     V top = set(max);
     for (int p = 0; p < BLOCK / LANES; p++) {
         V v = mul(load(scores + p * LANES), set(kind->scale));
         if (!is_plain && kind->soft_cap > 0)
             v = mul(hyperbolic(div_(v, set(kind->soft_cap))), set(kind->soft_cap));
+        if (!is_plain && biases)
+            v = add(v, load(biases + p * LANES));
         v = is_plain || (from <= p * LANES && until >= (p + 1) * LANES) ? v : seen(v, from - p * LANES, until - p * LANES);
         store(scores + p * LANES, v);
         top = more(v, top);
@@ -718,18 +720,31 @@ static inline int64_t first_seen(const Kind *kind, int64_t position)
     return kind->window && position >= kind->window ? position - kind->window + 1 : 0;
 }
 
+/* What row r adds to the scores of the block that begins at `begin` -> out; null where all of it lies beyond the extent. */
+static const float *block_biases(const Kind *kind, const Rows *rows, int64_t r, int64_t begin, float out[BLOCK])
+{
+    int64_t last = position_of(kind, rows, r) - begin; /* its own position's place, or beyond the block */
+    if (!kind->biases || last - (BLOCK - 1) >= kind->extent)
+        return 0;
+    const float *own = kind->biases + (rows->first + r) / kind->groups * kind->bias_stride + (rows->first + r) % kind->groups * kind->extent;
+    for (int64_t j = 0; j < BLOCK; j++)
+        out[j] = j <= last && last - j < kind->extent ? own[last - j] : 0;
+    return out;
+}
+
 /* The running softmax of rows [low, high) over one block: scores -> weights (rounded, but for codes); sums [panels][room][16], what came
  * before, are scaled. All maxima come before the weights: one row's tree takes long and leaves room for the others. */
 static void soften_rows(const Kind *kind, Rows *rows, int64_t low, int64_t high, int64_t block, int64_t panels, int64_t room, float *sums)
 {
-    const int64_t begin = block * BLOCK, is_plain = kind->soft_cap <= 0 && position_of(kind, rows, low) >= begin + BLOCK - 1 &&
+    const int64_t begin = block * BLOCK, is_plain = kind->soft_cap <= 0 && !kind->biases && position_of(kind, rows, low) >= begin + BLOCK - 1 &&
                                                     first_seen(kind, position_of(kind, rows, high - 1)) <= begin;
-    float max[TILE_ROWS];
+    float max[TILE_ROWS], biases[BLOCK];
     for (int64_t r = low; r < high && is_plain; r++)
-        max[r] = score_row(kind, 1, rows->scores + r * BLOCK, 0, BLOCK, rows->max[r]);
+        max[r] = score_row(kind, 1, rows->scores + r * BLOCK, 0, 0, BLOCK, rows->max[r]);
     for (int64_t r = low; r < high && !is_plain; r++) {
         int64_t position = position_of(kind, rows, r);
-        max[r] = score_row(kind, 0, rows->scores + r * BLOCK, first_seen(kind, position) - begin, position + 1 - begin, rows->max[r]);
+        max[r] = score_row(kind, 0, rows->scores + r * BLOCK, block_biases(kind, rows, r, begin, biases), first_seen(kind, position) - begin,
+                           position + 1 - begin, rows->max[r]);
     }
     for (int64_t r = low; r < high; r++) {
         const float *scores = rows->scores + r * BLOCK;

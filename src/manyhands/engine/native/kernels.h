@@ -62,6 +62,8 @@ typedef struct {
     int64_t is_latent; /* a value is the first value_width numbers of its key, and held once */
     int64_t has_codes; /* keys and values are held as codes of 8 bit, with a scale for 32; not latent */
     float scale, soft_cap;
+    const float *biases; /* of the first row and head: [extent], by the distance of a key; null for none. bias_stride: to the next row */
+    int64_t extent, bias_stride;
 } Kind;
 
 /* A key head of a session: in its blocks, `offset` bytes behind the beginning of each. has_panels (index alone): in panels of 16 keys each. */

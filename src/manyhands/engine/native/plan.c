@@ -96,7 +96,7 @@ Kind plan_kind(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
     return (Kind){.groups = n[4] / n[5], .width = n[6], .value_width = n[7], .window = n[11] ? 0 : n[8], .rounds = plan->rounds,
-                  .is_latent = n[9], .has_codes = n[10], .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
+                  .is_latent = n[9], .has_codes = n[10], .extent = n[12] ? plan->widths[n[12]] / n[4] : 0, .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
 }
 
 static int has(const Plan *plan, int64_t number) { return number >= 0 && number < plan->num_registers; }
@@ -131,7 +131,7 @@ static int has_slices(const Plan *plan, int64_t number, int64_t column, int64_t 
 }
 
 /* source, target, type, activation, source column, k, target column, n, groups (0: one), source step, target step: from a group's
- * columns to the next one's; weights packed, one group's behind the other's, biases [groups, n] */
+ * columns to the next one's; whether groups share weights; weights packed, one group's behind the other's, biases [groups, n] */
 static int check_product(Plan *plan, Op *op)
 {
     int64_t *n = op->numbers;
@@ -142,10 +142,10 @@ static int check_product(Plan *plan, Op *op)
         return BAD_SHAPE;
     if (!is_count(n[8], MAX_HEADS) || !has_slices(plan, n[0], n[4], n[5], n[8], n[9]) || !has_slices(plan, n[1], n[6], n[7], n[8], n[10]))
         return BAD_SHAPE;
-    if (n[8] > 1 && n[10] < n[7])
+    if ((n[8] > 1 && n[10] < n[7]) || n[11] < 0 || n[11] > 1)
         return BAD_SHAPE;
-    int64_t needed = mh_packed_bytes(n[2], n[7], n[5]), depth = ceil_div(n[5], DEPTH) * n[8];
-    if (!op->tensors[0].data || op->tensors[0].bytes / n[8] != needed || op->tensors[0].bytes % n[8] || !is_vector(op->tensors[1], n[7] * n[8]))
+    int64_t needed = mh_packed_bytes(n[2], n[7], n[5]), depth = ceil_div(n[5], DEPTH) * n[8], matrices = n[11] ? 1 : n[8];
+    if (!op->tensors[0].data || op->tensors[0].bytes / matrices != needed || op->tensors[0].bytes % matrices || !is_vector(op->tensors[1], n[7] * n[8]))
         return BAD_TENSOR;
     plan->depth = depth > plan->depth ? depth : plan->depth;
     return DONE;
@@ -295,8 +295,8 @@ static int keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
 /* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning
  * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
  * width is how many are chosen; latent, of one key head, without window; or of plain keys: with a window those of entries, each of as many
- * positions as it says, and the positions behind the last entry; without one, of each key head, those of blocks of the cache); scale, soft
- * cap (0: none); sinks */
+ * positions as it says, and the positions behind the last entry; without one, of each key head, those of blocks of the cache), the register of
+ * what is added to scores by distance (0: none; heads times their extent wide; not latent, and of all positions); scale, soft cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
@@ -317,6 +317,10 @@ static int check_attention(Plan *plan, Op *op)
     if (n[11] && plan->positions > MOST_CHOSEN_FROM)
         return BAD_SHAPE;
     const int64_t *w = plan->widths;
+    if (n[12] && (!has(plan, n[12]) || n[12] == n[3]))
+        return BAD_REGISTER;
+    if (n[12] && (n[9] || n[11] || w[n[12]] % n[4]))
+        return BAD_SHAPE;
     if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || (!n[9] && w[n[2]] != n[5] * n[7]) || w[n[3]] != n[4] * n[7])
         return BAD_SHAPE;
     if (!is_vector(op->tensors[0], n[4]))

@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "team.h"
 
-enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 4, MAX_TENSORS = 7, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
+enum { MAX_REGISTERS = 64, MAX_NUMBERS = 13, MAX_REALS = 4, MAX_TENSORS = 7, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
        MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12, MAX_POSITIONS = 1 << 28 };
 #define MOST_BETA 1e15 /* of a scale by positions: its factors are finite */
 #define MOST_POWER 4   /* likewise */

@@ -247,7 +247,7 @@ static void product_task(const void *argument, int64_t task, void *scratch)
         part++;
     const Op *op = job->op + part;
     const int64_t *n = op->numbers;
-    int64_t group = n[8] > 1 ? task / job->per_group : 0, bytes = op->tensors[0].bytes / n[8];
+    int64_t group = n[8] > 1 ? task / job->per_group : 0, bytes = n[11] ? 0 : op->tensors[0].bytes / n[8];
     const float *bias = op->tensors[1].data;
     Matrix matrix = {.type = n[2], .n = n[7], .k = n[5], .activation = n[3], .packed = (const char *)op->tensors[0].data + group * bytes,
                      .bias = bias ? bias + group * n[7] : 0};
@@ -287,6 +287,8 @@ static void attend_task(const void *argument, int64_t task, void *scratch)
     Keys keys = {s->blocks, job->op->cache + head * block_bytes(&kind)};
     const float *sinks = job->op->tensors[0].data;
     kind.groups = at_most(kind.groups - part * job->per_task, job->per_task);
+    if (n[12])
+        kind.biases = row_of(plan, n[12], row) + query * kind.extent, kind.bias_stride = stride_of(plan, n[12]);
     plan->kernels->attend(&kind, row_of(plan, n[0], row) + query * kind.width, stride_of(plan, n[0]), &keys, s->start + first,
                           at_most(s->count - first, ATTEND_ROWS), sinks ? sinks + query : 0,
                           row_of(plan, n[3], row) + query * kind.value_width, stride_of(plan, n[3]), scratch);
