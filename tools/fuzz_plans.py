@@ -242,7 +242,7 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             return kind, shape, (0.1,), (maybe(integer, heads + odd),)
         case library.SCALE:
             heads = integer(0, 1) and next(part for part in (4, 3, 1) if not w[0] % part) + odd
-            shape = (r[0], integer(1 - odd, 9), integer(0, 1 + odd), integer(0, 1 + odd) * (odd or not heads), heads)
+            shape = (r[0], integer(1 - odd, 9), integer(0, 1 + odd), integer(0, 2 + odd) * (odd or not heads), heads)
             numbers = tuple(reals(integer(1, 99), heads) for _ in range(2 * bool(heads)))
             return kind, shape, (float(integer(-odd, 3 + 2 * odd)),), numbers
         case library.XIELU:

@@ -11,6 +11,7 @@ from manyhands.engine.library import TYPES, WIDE
 from manyhands.engine.weights import Stored, as_fp32, blend_numbers, find, kept_type, take, vector, xielu_numbers
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
+    GROWTHS,
     RESIDUAL,
     Admit,
     AttendStreams,
@@ -54,7 +55,7 @@ def _(op: Multiply, to: Emitter) -> None:
 
 @add_row.register
 def _(op: ScaleByPosition, to: Emitter) -> None:
-    to.emit(library.SCALE, (to.source(op.target), op.length, op.offset, int(op.is_power)), (op.beta,))
+    to.emit(library.SCALE, (to.source(op.target), op.length, op.offset, GROWTHS.index(op.growth)), (op.beta,))
 
 
 @add_row.register

@@ -121,6 +121,15 @@ def scaled_heads(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def lengths(machine: BackEnd) -> bytes:
+    """Rows times the factors of positions by lengths, 1 of those below one."""
+    found = []
+    for beta, length in ((0.1, 32), (0.37, 1), (1e3, 3), (0.0, 5)):
+        ops: list[Op] = [(library.SCALE, (0, length, 1, 2), (beta,), ())]
+        found += [machine.run(reals(17, 80, 40), kind, [1], ops, 0).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
 def xielus(machine: BackEnd) -> bytes:
     """The function of two alphas, at finite edges and between, of an epsilon below zero, far below and above."""
     edges = np.array([bits | sign for bits in EDGES[:6] for sign in (0, 1 << 31)], np.uint32).view(np.float32)
@@ -155,6 +164,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "ranks of groups": groups,
     "powers of positions": powers,
     "scales of heads": scaled_heads,
+    "position scales by lengths": lengths,
     "xielu": xielus,
     "gates of heads": head_gates,
 }

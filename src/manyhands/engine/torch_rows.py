@@ -26,10 +26,12 @@ Registers = dict[str, Tensor]
 def position_factors(op: ScaleByPosition, positions_N: Tensor) -> Tensor:
     """What rows at these positions are multiplied by [N]."""
     positions = (positions_N + op.offset).cpu()  # some devices have no double
-    if op.is_power:
-        factors = (1.0 + positions.double() / op.length) ** op.beta
+    lengths = positions.double() / op.length
+    if op.growth == "power":
+        factors = (1.0 + lengths) ** op.beta
     else:
-        factors = 1.0 + op.beta * torch.log(1.0 + (positions // op.length).double())
+        grown = lengths.clamp_min(1.0) if op.growth == "lengths" else 1.0 + (positions // op.length).double()
+        factors = 1.0 + op.beta * torch.log(grown)
     return factors.float().to(positions_N.device)
 
 

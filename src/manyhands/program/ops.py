@@ -49,6 +49,7 @@ from manyhands.program.expert_ops import ExpertRouting as ExpertRouting
 from manyhands.program.expert_ops import Experts as Experts
 from manyhands.program.expert_ops import Gating as Gating
 from manyhands.program.expert_ops import Score as Score
+from manyhands.program.row_ops import GROWTHS as GROWTHS
 from manyhands.program.row_ops import Admit as Admit
 from manyhands.program.row_ops import AttendStreams as AttendStreams
 from manyhands.program.row_ops import Blend as Blend

@@ -6,8 +6,12 @@ several streams side by side (those of deepseek_v4 are in compressed_ops.py).
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final, Literal
 
 from manyhands.program.weight import Weight
+
+Growth = Literal["whole", "power", "lengths"]
+GROWTHS: Final[tuple[Growth, ...]] = ("whole", "power", "lengths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class Xielu:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByPosition:
-    """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position; if it `is_power`,
-    times (1 + (p + offset) / length) ** beta.
+    """In place: target times 1 + beta log(1 + floor((p + offset) / length)), p being the row's position; by "power" times
+    (1 + (p + offset) / length) ** beta, by "lengths" times 1 + beta log(max((p + offset) / length, 1)).
 
     The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32. `beta` is not negative, of
     a power at most 4; `length` counts positions; `offset` is 0 or 1.
@@ -42,7 +46,7 @@ class ScaleByPosition:
     beta: float
     length: int
     offset: int = 0
-    is_power: bool = False
+    growth: Growth = "whole"
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ KERNEL(multiply)
 }
 
 /* In place, times the factor of the row's position (position_scale in engine/native/tables.c), or each head by its own (scale_row in
- * run.c). n: width, length, offset, is_power, width of a head. reals: beta. tensors: of heads, or null, scales and biases. */
+ * run.c). n: width, length, offset, growth, width of a head. reals: beta. tensors: of heads, or null, scales and biases. */
 KERNEL(scale)
 {
     await_rows();
@@ -210,9 +210,12 @@ KERNEL(scale)
     const count_t at = column_of(), row = blockIdx.y;
     const count_t position = a.rows[row].position + a.n[2];
     const float *scales = (const float *)a.tensors[0], *biases = (const float *)a.tensors[1];
+    const double lengths = (double)position / (double)a.n[1];
     if (!threadIdx.x) {
-        const double log = a.n[3] ? logarithm_of(1 + (double)position / (double)a.n[1]) : logarithm_of((double)(1 + position / a.n[1]));
-        factor[0] = scales ? log : a.n[3] ? exponential_of(a.reals[0] * log) : 1 + a.reals[0] * log;
+        const double log = logarithm_of(a.n[3] == 1 ? 1 + lengths : a.n[3] == 2 ? lengths : (double)(1 + position / a.n[1]));
+        factor[0] = scales ? log : a.n[3] == 1 ? exponential_of(a.reals[0] * log) : 1 + a.reals[0] * log;
+        if (a.n[3] == 2 && position <= a.n[1])
+            factor[0] = 1;
     }
     __syncthreads();
     if (at >= a.n[0])

@@ -417,12 +417,12 @@ static int check_entries(Plan *plan, Op *op)
     return DONE;
 }
 
-/* register, length, offset (0 or 1) of positions, is_power, heads (0: the row has one factor); beta; of heads scales, biases */
+/* register, length, offset (0 or 1) of positions, growth, heads (0: the row has one factor); beta; of heads scales, biases */
 static int check_scale(const Plan *plan, const Op *op)
 {
     if (!has(plan, op->numbers[0]))
         return BAD_REGISTER;
-    if (op->numbers[2] < 0 || op->numbers[2] > 1 || op->numbers[3] < 0 || op->numbers[3] > 1)
+    if (op->numbers[2] < 0 || op->numbers[2] > 1 || op->numbers[3] < 0 || op->numbers[3] >= GROWTHS)
         return BAD_SHAPE;
     int64_t heads = op->numbers[4];
     if (heads && (op->numbers[3] || !is_count(heads, MAX_HEADS) || plan->widths[op->numbers[0]] % heads))
@@ -430,7 +430,7 @@ static int check_scale(const Plan *plan, const Op *op)
     for (int i = 0; heads && i < 2; i++)
         if (!op->tensors[i].data || op->tensors[i].bytes != heads * 4)
             return BAD_TENSOR;
-    double most = op->numbers[3] ? MOST_POWER : MOST_BETA;
+    double most = op->numbers[3] == BY_POWER ? MOST_POWER : MOST_BETA;
     return is_count(op->numbers[1], INT64_MAX) && op->reals[0] >= 0 && op->reals[0] <= most ? DONE : BAD_SHAPE;
 }
 

@@ -93,9 +93,11 @@ int64_t members_for(int64_t threads, int64_t work);
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows);
 /* exp(-rate softplus(x + bias)) of each column, or without rates softplus(x + bias), in double, rounded to fp32 (tables.c). */
 void decay_row(const float *x, const double *rates, const float *bias, int64_t n, float *out);
-/* log(1 + position / length, a whole number); 1 + beta times that, or (1 + position / length)^beta: in double, rounded to fp32 (tables.c). */
+/* log(1 + position / length, a whole number). Growth (SCALE): 1 + beta times that, (1 + position / length)^beta, or 1 + beta log(position /
+ * length), 1 where that is less; in double, the factors rounded to fp32 (tables.c). */
 double position_log(int64_t length, int64_t position);
-float position_scale(double beta, int64_t length, int64_t position, int64_t is_power);
+enum { BY_WHOLE, BY_POWER, BY_LENGTHS, GROWTHS };
+float position_scale(double beta, int64_t length, int64_t position, int64_t growth);
 /* cos and sin of the fp32 product of position and frequency, in double times factor, rounded to fp32 (tables.c). */
 void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t position, float *cos, float *sin);
 Kind plan_kind(const Plan *plan, const Op *op);

@@ -57,7 +57,7 @@ static void multiply_row(const Plan *plan, const int64_t *n, int64_t row)
         plan->kernels->multiply(source + part * width, by[part], target + part * width, width);
 }
 
-/* Times the factor of a position, or each head times its own. n: register, length, offset, is_power, heads. */
+/* Times the factor of a position, or each head times its own. n: register, length, offset, growth, heads. */
 static void scale_row(const Plan *plan, const Op *op, int64_t position, int64_t row)
 {
     const int64_t *n = op->numbers, width = n[4] ? plan->widths[n[0]] / n[4] : plan->widths[n[0]];

@@ -90,9 +90,11 @@ void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t
 
 double position_log(int64_t length, int64_t position) { return log_of((double)(1 + position / length)); }
 
-float position_scale(double beta, int64_t length, int64_t position, int64_t is_power)
+float position_scale(double beta, int64_t length, int64_t position, int64_t growth)
 {
-    if (is_power)
+    if (growth == BY_LENGTHS)
+        return (float)(position > length ? 1 + beta * log_of((double)position / (double)length) : 1);
+    if (growth == BY_POWER)
         return (float)exp_of(beta * log_of(1 + (double)position / (double)length));
     return (float)(1 + beta * position_log(length, position));
 }

@@ -139,6 +139,6 @@ def _gated(n: TensorNames, s: Sizes, ops: Ops, grows: bool) -> Ops:
     gate = n.linear("self_attn.gate_proj", s.heads * s.head, s.hidden)
     bias = Weight(f"{n.path}self_attn.gate_bias", (s.heads,), Rows(0, s.heads, copies=s.head))
     at = next(i for i, op in enumerate(inner) if isinstance(op, Attention))
-    growth = (ScaleByPosition("q", 0.1, 2048, offset=1, is_power=True),) if grows else ()
+    growth = (ScaleByPosition("q", 0.1, 2048, offset=1, growth="power"),) if grows else ()
     behind = Gate("g", "a", "a", Gating("sigmoid"))
     return (Product("h", (Part("g", gate, bias),)), *inner[:at], *growth, *inner[at:], behind, out)
