@@ -240,6 +240,24 @@ OWN: dict[str, Options] = {
         "attention_bias": _BOOL,
         "mlp_bias": _BOOL,
     },
+    "inkling_text": {
+        "head_dim": [8, 20, 33],
+        "swa_head_dim": [8, 33],
+        "swa_num_attention_heads": [2, 6],
+        "swa_num_key_value_heads": [1, 2],
+        "sliding_window_size": [1, 5, 16, 80],
+        "d_rel": [1, 5, 16, 40],
+        "rel_extent": [1, 7, 64, 200],
+        "log_scaling_n_floor": [None, 1, 7, 1000],
+        "log_scaling_alpha": [0.0, 0.1, 3.0],
+        "conv_kernel_size": [2, 5],
+        "n_shared_experts": [1, 3],
+        "num_experts_per_tok": [1, 3, 8],
+        "route_scale": [1.0, 8.0],
+        "logits_mup_width_multiplier": [1.0, 24.0],
+        "unpadded_vocab_size": [None, 260],
+        "hidden_act": ["silu", "gelu"],
+    },
     "falcon_h1": {
         "head_dim": [8, 20],
         "mamba_n_heads": [4, 16],
@@ -796,6 +814,10 @@ def options(draw: random.Random, family: str) -> Options:
         out["layer_types"] = draw.choices(TYPES, k=out["layers"])
     if family in ("axk2", "beam", "hy_v4", "muse_spark_text", "step3p5"):
         out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
+    if family == "inkling_text":
+        out["layer_types"] = draw.choices(["hybrid", "hybrid_sliding"], k=out["layers"])
+        out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
+        out["tie_word_embeddings"] = False
     if family == "bailing_hybrid":
         kinds = draw.choices(["linear_attention", "full_attention"], k=out["layers"])
         out |= {"layer_types": kinds, "tie_word_embeddings": False}

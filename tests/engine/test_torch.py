@@ -1,6 +1,7 @@
 """Every family and variant against transformers: fp32 logits, greedy ids, chunks and cache against one pass."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,9 +61,9 @@ def test_layers_make_nothing_beside_their_device(family: str, tmp_path: Path, mo
 
 def test_a_constant_is_the_same_in_every_row() -> None:
     """Of models with states, which torch refuses: what the operation says all the same."""
-    registers = {"x": torch.zeros(3, 5)}
-    run_row(Constant("c", (0.5, 0.1)), registers, lambda rows: rows)
-    assert registers["c"].tolist() == torch.tensor([[0.5, 0.1]] * 3).tolist()
+    run: Any = SimpleNamespace(registers={"x": torch.zeros(3, 5)})
+    run_row(Constant("c", (0.5, 0.1)), run)
+    assert run.registers["c"].tolist() == torch.tensor([[0.5, 0.1]] * 3).tolist()
 
 
 def rope(kind: str, **values: Any) -> dict[str, Any]:

@@ -321,8 +321,8 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             assert widths[op.gate] == widths[op.up]
             widths[op.target] = widths[op.up]
         case ExpertRouting():
-            assert widths[op.source] == op.experts
-            widths[op.target] = op.top_k
+            assert widths[op.source] == op.experts + op.always and not (op.always and op.groups > 1)
+            widths |= {op.target: op.top_k, op.shares: op.always}
         case Experts():
             gate = op.gate or op.up
             assert widths[op.source] == gate.inputs == op.up.inputs

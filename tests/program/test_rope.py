@@ -204,6 +204,7 @@ REFUSED = {
     "mimo_v2_flash": set(PLACES) - {"nowhere"},
     "muse_spark_text": {"beside"},
     "olmo3": {"without a base", "new", "in both"},
+    "inkling_text": set(PLACES) - {"nowhere"},
     "jamba": {"old", "without a base", "new", "in both"},
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},

@@ -40,7 +40,7 @@ _OF_IMAGES: Final = frozenset(
     audio_soft_tokens_per_image use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
     image_grid_pinpoints image_placeholder image_seq_length img_token_compression_config merged_hidden_size num_reward_heads
     out_hidden_size process_image_mode projector_bias projector_hidden_size understand_projector_stride video_token_index
-    vision_feature_select_strategy
+    vision_feature_select_strategy image_bos_token_id audio_bos_token_id
     """.split()
 )
 # Told to the recipe of qwen4_exp from here alone: transformers reads no such field.
@@ -49,8 +49,8 @@ _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
-    r"(?:model\.)?(?:visual|vision_\w+|audio_\w+|sound_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|projector|"
-    r"connector|merger|mlp1|patch_merge_mlp|vit_large_projector|pre_mm_projector_norm|patch_merger)\."
+    r"(?:model\.)?(?:visual|vision_\w+|audio|audio_\w+|sound_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|"
+    r"projector|connector|merger|mlp1|patch_merge_mlp|vit_large_projector|pre_mm_projector_norm|patch_merger)\."
 )
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 _WHOLE_NAMES: Final = ("lm_head.", "backbone.")  # of a text model, without "model." before them
@@ -112,6 +112,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
     "hyperclovax_vision_v2": _Part(),
     "idefics3": _IDEFICS3,
+    "inkling_mm_model": _Part(defaults={"model_type": "inkling_text"}),
     "internvl": _Part(images=_DOWNSAMPLED),
     "kimi_k25": _Part(defaults={"model_type": "deepseek_v3"}),
     "kimi_k3": _Part(),

@@ -126,14 +126,7 @@ def compile_head(
 class _Compiler:
     """Operations so far, with the widths of the registers that they use."""
 
-    def __init__(
-        self,
-        program: Program,
-        read: Read,
-        precision: Precision,
-        back_end: str,
-        packer: Packer,
-    ) -> None:
+    def __init__(self, program: Program, read: Read, precision: Precision, back_end: str, packer: Packer) -> None:
         self.has_codes, precision = caches_codes(precision), weight_precision(precision)
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")

@@ -9,7 +9,7 @@ from manyhands.engine.emitter import Emitter
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array
 from manyhands.engine.weights import as_fp32, take, vector, whole_numbers
 from manyhands.errors import ModelError
-from manyhands.program.ops import SCORES, ExpertRouting, Experts, Gating, Op, Weight
+from manyhands.program.ops import FIRST_RANK, SCORES, ExpertRouting, Experts, Gating, Op, Weight
 
 
 @singledispatch
@@ -20,13 +20,30 @@ def add_experts(op: Op, to: Emitter) -> None:
 
 @add_experts.register
 def _(op: ExpertRouting, to: Emitter) -> None:
-    """The choice of experts, by ranks or by ids."""
+    """The choice of experts, by ranks or by ids. Those that every row takes come first."""
     source, ids = to.source(op.source), (0, 0) if op.table is None else (to.source(op.ids), 1)
-    shape = (op.experts, op.top_k, SCORES.index(op.score), int(op.normalise), op.groups, op.top_groups)
-    vectors = [vector([weight] if weight else [], to.read) for weight in (op.correction, op.factors)]
+    experts, top_k = op.experts + op.always, op.top_k + op.always
+    shape = (experts, top_k, SCORES.index(op.score), int(op.normalise), op.groups, op.top_groups)
     table = () if op.table is None else (whole_numbers(op.table, to.read, op.experts),)
-    numbers = (source, to.target(op.target, 2 * op.top_k), *shape, *ids, int(op.is_by_best))
-    to.emit(library.ROUTE, numbers, (op.scale, op.epsilon), (*vectors, *table))
+    target = to.target(" all routes" if op.always else op.target, 2 * top_k)
+    tensors = (_correction(to, op), _factors(to, op), *table)
+    to.emit(library.ROUTE, (source, target, *shape, *ids, int(op.is_by_best)), (op.scale, op.epsilon), tensors)
+    if op.always:
+        to.emit(library.COPY, (target, to.target(op.shares, op.always), 1, 0, 1, op.always, 2, 1))
+        to.emit(library.COPY, (target, to.target(op.target, 2 * op.top_k), 2 * op.always, 0, 2 * op.top_k, 1, 0, 0))
+
+
+def _correction(to: Emitter, op: ExpertRouting) -> Array | None:
+    found = vector([op.correction] if op.correction else [], to.read)
+    if not op.always:
+        return found
+    first = np.full(op.always, FIRST_RANK, np.float32)
+    return np.concatenate([np.zeros(op.experts, np.float32) if found is None else found, first])
+
+
+def _factors(to: Emitter, op: ExpertRouting) -> Array | None:
+    found = vector([op.factors] if op.factors else [], to.read)
+    return np.repeat(found, op.experts + op.always) if found is not None and len(found) == 1 else found
 
 
 @add_experts.register

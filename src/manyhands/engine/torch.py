@@ -21,16 +21,14 @@ from manyhands.core import Span
 from manyhands.engine.span import Piece
 from manyhands.engine.torch_compressed import run_compressed, seen_blocks, with_streams
 from manyhands.engine.torch_experts import run_experts
-from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped, xielu
+from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
-from manyhands.engine.torch_rows import attended_streams, blend_numbers, head_factors, position_factors, run_row
+from manyhands.engine.torch_rows import run_row
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
     RESIDUAL,
     Add,
-    AttendStreams,
     Attention,
-    Blend,
     Embed,
     EntryIndex,
     ExpertRouting,
@@ -324,38 +322,8 @@ class _Layer:
         self.registers[op.target] = source * (by + op.offset if op.offset else by)
 
     @run.register
-    def _(self, op: ScaleByPosition) -> None:
-        self.registers[op.target] = self.registers[op.target] * position_factors(op, self.positions_N)[:, None]
-
-    @run.register
-    def _(self, op: ScaleHeads) -> None:
-        factors = head_factors(self.positions_N, self.weights[op.scales, 0], self.weights[op.biases, 0])
-        rows = heads(self.registers[op.target], factors.shape[1])
-        self.registers[op.target] = (rows * factors[..., None]).flatten(-2)
-
-    @run.register
-    def _(self, op: RowOp) -> None:
-        run_row(op, self.registers, self.round)
-
-    @run.register
-    def _(self, op: AttendStreams) -> None:
-        by = torch.stack([self.weights[weight, 0].flatten() for weight in op.weights]).prod(0)
-        self.registers[op.target] = attended_streams(op, self.registers[op.source], by)
-
-    @run.register
-    def _(self, op: Blend) -> None:
-        kept, added = blend_numbers(op, self.weights[op.gate, 0])
-        source = self.registers[op.source] = self.registers[op.source] * added
-        self.registers[op.target] = self.round(self.registers[op.target] * kept + source)
-
-    @run.register
-    def _(self, op: Softplus) -> None:
-        rows = self.registers[op.source] + (0.0 if op.bias is None else self.weights[op.bias, 0])
-        self.registers[op.target] = torch.nn.functional.softplus(rows)
-
-    @run.register
-    def _(self, op: Xielu) -> None:
-        self.registers[op.target] = xielu(self.registers[op.target], *(self.weights[one, 0] for one in op.numbers))
+    def _(self, op: RowOp | ScaleByPosition | ScaleHeads | Softplus | Xielu) -> None:
+        run_row(op, self)
 
     @run.register
     def _(self, op: Add) -> None:

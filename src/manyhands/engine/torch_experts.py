@@ -29,19 +29,23 @@ def _(op: ExpertRouting, run: LayerRun) -> None:
     logits = run.registers[op.source]
     scores, ranks = scored(op.score, logits)
     if op.correction is not None:
-        ranks = (logits if op.score == "logit" else scores) + run.weights[op.correction, 0]
+        ranks = (logits if op.score == "logit" else scores)[:, : op.experts] + run.weights[op.correction, 0]
     if op.table is None:
-        chosen = best(ranks, op)
+        chosen = best(ranks[:, : op.experts], op)
     else:
         table = run.weights[op.table, 0]
         chosen = table[ids_of(run.registers[op.ids], len(table))].long()
+    always = torch.arange(op.experts, op.experts + op.always, device=chosen.device).expand(len(chosen), -1)
+    chosen = torch.cat([always, chosen], -1)
     weights = mixed(logits, chosen, op.epsilon) if op.score == "mixer" else scores.gather(-1, chosen)
     if op.normalise and op.score == "softmax":
         weights = logits.gather(-1, chosen).softmax(-1)
     elif op.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + op.epsilon)
-    factors = 1.0 if op.factors is None else run.weights[op.factors, 0][chosen]
-    run.routes[op.target] = chosen, weights * op.scale * factors
+    factors = None if op.factors is None else run.weights[op.factors, 0]
+    weights = weights * op.scale * (1.0 if factors is None else factors if len(factors) == 1 else factors[chosen])
+    run.registers[op.shares] = weights[:, : op.always]
+    run.routes[op.target] = chosen[:, op.always :], weights[:, op.always :]
 
 
 @run_experts.register

@@ -7,6 +7,7 @@ from manyhands.program.weight import Activation, Weight
 
 Score = Literal["softmax", "sigmoid", "mixer", "root", "logit"]
 SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "mixer", "root", "logit")
+FIRST_RANK: Final = 1e30  # more than any other: the correction of experts that every row takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Gating:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRouting:
-    """From `source` [experts] (router products) choose `top_k` experts a row: target = pairs (expert, weight).
+    """From `source` [experts + always] (router products) choose `top_k` experts a row: target = pairs (expert, weight).
 
     score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
     lower number first). With groups: experts lie in `groups` equal runs, a run's rank is the sum of its two highest
@@ -45,6 +46,9 @@ class ExpertRouting:
     root: s = sqrt(source), else as sigmoid. logit: as sigmoid, but ranked by source + correction.
     With a `table` [tokens, top_k] of whole numbers the chosen ones are those of the token's row, in
     its order; the token's id is in the last four columns of `ids` (compressed_ops.py), 0 where it is none.
+    `always` more experts, the last of source, are of every row: their scores count among the chosen ones where those are
+    normalised, before them, and their weights [always], scaled likewise, are in `shares`; no route names them. Not with
+    groups or a table. `factors` may be one number, of all of them.
     With `may_lack_correction` a checkpoint that lacks the correction has none (tensors.py: without_corrections).
     """
 
@@ -64,6 +68,8 @@ class ExpertRouting:
     may_lack_correction: bool = field(default=False, repr=False)
     table: Weight | None = None
     ids: str = "x"
+    always: int = 0
+    shares: str = "shares"
 
 
 @dataclass(frozen=True, slots=True)

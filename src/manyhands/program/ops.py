@@ -44,6 +44,7 @@ from manyhands.program.compressed_ops import CompressedAttention as CompressedAt
 from manyhands.program.compressed_ops import EntryIndex as EntryIndex
 from manyhands.program.compressed_ops import GroupedProduct as GroupedProduct
 from manyhands.program.compressed_ops import Spread as Spread
+from manyhands.program.expert_ops import FIRST_RANK as FIRST_RANK
 from manyhands.program.expert_ops import SCORES as SCORES
 from manyhands.program.expert_ops import ExpertRouting as ExpertRouting
 from manyhands.program.expert_ops import Experts as Experts

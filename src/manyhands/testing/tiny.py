@@ -35,6 +35,7 @@ from manyhands.testing.tiny_configs import LFM3_KINDS, MORE, NEMOTRON_KINDS, REC
 from manyhands.testing.tiny_configs import NAMED_ANEW as NAMED_ANEW
 from manyhands.testing.tiny_configs import WINDOW as WINDOW
 from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
+from manyhands.testing.tiny_inkling import inkling_kinds, inkling_names
 from manyhands.testing.tiny_large4 import MistralLarge4ForCausalLM
 from manyhands.testing.tiny_muse import MuseGlimmerForCausalLM, MuseSparkForCausalLM
 from manyhands.testing.tiny_step import Step3p5ForCausalLM, step
@@ -50,6 +51,8 @@ AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=Tr
 for _whole, _text in (("minimax_m3_vl", "MiniMaxM3VLForCausalLM"), ("step3p7", Step3p5ForCausalLM.__name__)):
     _names = [one for one in get_checkpoint_conversion_mapping(_whole) or [] if "^" not in str(one.source_patterns)]
     register_checkpoint_conversion_mapping(_text, _names, overwrite=True)
+
+register_checkpoint_conversion_mapping("InklingForCausalLM", inkling_names(), overwrite=True)
 
 DTYPES: Final[dict[Precision, torch.dtype]] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 # Ids 0-255 are the bytes; then these, in this order.
@@ -254,6 +257,8 @@ def tiny_config(
         shape["shared_expert_intermediate_size"] = hidden
     if model_type == "step3p5":
         shape |= step(hidden, layers)
+    if model_type == "inkling_text":
+        shape |= inkling_kinds(layers)
     if model_type == "beam":
         shape["mlp_layer_types"] = ["sparse" if i else "dense" for i in range(layers)]
     if model_type == "qwen4_exp_text":
@@ -294,7 +299,7 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
 
     A tied head likes to repeat the token that it just read; a small embedding under a large final norm prevents that.
     """
-    tied = bool(model.config.tie_word_embeddings)
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))  # Inkling has no such field
     for name, tensor in model.state_dict().items():
         # Numbers that follow from the config.
         if name.endswith(_MADE) or (".ple_embedding." in name and not tensor.is_floating_point()):

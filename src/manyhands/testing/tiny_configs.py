@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from manyhands.testing.tiny_inkling import inkling
 from manyhands.testing.tiny_large4 import large4
 from manyhands.testing.tiny_latent import WINDOW as WINDOW
 from manyhands.testing.tiny_latent import Overrides as Overrides
@@ -154,12 +155,7 @@ def _ministral3(hidden: int) -> Overrides:
 
 
 def _granite(hidden: int) -> Overrides:
-    return {
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 2.0,
-        "residual_multiplier": 0.5,
-    }
+    return {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}
 
 
 def _granite_hybrid(hidden: int) -> Overrides:
@@ -290,6 +286,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "hy_v3": ("hy_v3", _hy),
     "hy_v4": ("hy_v4", hy_v4),
     "hyperclovax": ("hyperclovax", _hyperclovax),
+    "inkling_text": ("inkling_text", inkling),
     "internlm3": ("internlm3", lambda hidden: {"head_dim": hidden // 2, "qkv_bias": True, "bias": True}),
     "iquestcoder": ("iquestcoder", lambda hidden: {"head_dim": hidden // 2}),
     "jais2": ("jais2", lambda hidden: {}),
@@ -342,6 +339,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
-    *"bailing_hybrid bamba falcon_h1 granitemoehybrid_mamba jamba kimi_linear lfm2 lfm2_moe lfm3 nemotron_h".split(),
-    *"minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text".split(),
+    *"bailing_hybrid bamba falcon_h1 granitemoehybrid_mamba inkling_text jamba kimi_linear lfm2 lfm2_moe".split(),
+    *"lfm3 nemotron_h minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text qwen3_5_text".split(),
+    *"qwen3_next qwen4_exp_text".split(),
 )

@@ -44,6 +44,7 @@ deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
 hy_v4      hy_v4
 glm5_next  glm5_next_text (residual_streams: of deepseek_v4 too)
 bailing_hybrid bailing_hybrid
+inkling    inkling_text
 """
 
 from collections.abc import Callable, Mapping
@@ -112,6 +113,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "hy_v4": "hy_v4",
     "glm5_next_text": "glm5_next",
     "hyperclovax": "granite",
+    "inkling_text": "inkling",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "jais2": "layernorm",
