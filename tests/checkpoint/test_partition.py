@@ -1,5 +1,6 @@
 """Which tensor belongs where."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,13 @@ from manyhands.checkpoint.partition import (
     whole_layers,
 )
 from manyhands.core import Precision, Span
+from manyhands.engine import golden_models
 from manyhands.errors import CutError, ModelError
+from manyhands.program.families import build_program
+from manyhands.program.tensors import ends_tensors as of_ends
+from manyhands.program.tensors import layer_tensors
 
+GOLDEN: dict[str, dict[str, Any]] = json.loads(golden_models.FILE.read_text())
 ENDS = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
 LAYERS = [f"model.layers.{index}.{part}.weight" for index in range(12) for part in ("attn", "mlp")]
 NAMES = ENDS + LAYERS
@@ -57,6 +63,7 @@ class Tensor:
         ("model.layers.3.per_layer_projection.weight", 3),
         ("model.altup_unembed_projections.2.weight", None),
         ("model.embed_tokens_per_layer.weight", None),
+        ("model.llm.embed_norm.weight", 0),  # of Inkling
     ],
 )
 def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
@@ -77,6 +84,9 @@ def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
         ("model.something_new.weight", "norm"),
         ("model.embed_tokens_per_layer.weight", "embed"),
         ("model.altup_unembed_projections.0.weight", "norm"),
+        ("model.embedding_norm.weight", "norm"),  # of LFM2, in spite of its name
+        ("model.llm.embed.weight", "embed"),
+        ("model.llm.unembed.weight", "head"),
     ],
 )
 def test_roles_of_the_ends(name: str, role: str) -> None:
@@ -114,6 +124,20 @@ def test_untied_ends_split_into_embedding_and_head() -> None:
     assert not is_tied(NAMES)
 
 
+@pytest.mark.parametrize("family", GOLDEN)
+def test_a_node_with_a_part_has_what_its_program_reads(family: str) -> None:
+    """Of every family. One that fetched the ends of LFM2, or of OLMo, whose last norm has no weights, was told that there is
+    no norm."""
+    program = build_program({"model_type": family, **GOLDEN[family]})
+    ends = [of_ends(program, embed=embed, head=head) for embed, head in ((True, False), (False, True))]
+    layers = [set(layer_tensors(layer)) for layer in program.layers]
+    names = sorted({*ends[0], *ends[1]}.union(*layers))
+    for i, wanted in enumerate(layers):
+        assert wanted <= {*span_tensors(names, Span(i, i + 1))}
+    assert {*ends[0]} <= {*ends_tensors(names, head=False)} and {*ends[1]} <= {*ends_tensors(names, embed=False)}
+    assert needed_tensors(names, len(layers), None, True) == names
+
+
 def test_tied_head_needs_the_embedding_once() -> None:
     tied = [name for name in NAMES if name != "lm_head.weight"]
     both = ["model.embed_tokens.weight", "model.norm.weight"]
@@ -126,8 +150,8 @@ def test_tied_head_needs_the_embedding_once() -> None:
 def test_absent_ends_are_named() -> None:
     with pytest.raises(ModelError, match="no tensor for embed"):
         ends_tensors(["model.norm.weight"], head=False)
-    with pytest.raises(ModelError, match="no tensor for norm"):
-        ends_tensors(["lm_head.weight"], embed=False)
+    with pytest.raises(ModelError, match="no tensor for embed"):  # a tied head
+        ends_tensors(["model.norm.weight"], embed=False)
 
 
 def test_layers_past_the_count_are_needed_by_no_node() -> None:

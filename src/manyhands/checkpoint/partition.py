@@ -19,13 +19,17 @@ from manyhands.errors import CutError, ModelError
 EndRole = Literal["embed", "norm", "head"]
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
-# What makes a row of Gemma 3n out of embeddings, where layer 0 begins.
-_FIRST: Final = re.compile(r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm)\.")
+# What makes a row out of embeddings, where layer 0 begins: of Gemma 3n, of Inkling.
+_FIRST: Final = re.compile(
+    r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm|llm\.embed_norm)\."
+)
 # Tables whose rows are read from their files as they are asked for (engine/filed.py): of n-grams, a second one of embeddings.
 NGRAMS: Final = re.compile(r"\.ngram_embedding\.shard_\d+\.weight$")
 _FILED: Final = re.compile(rf"^model\.embed_tokens_per_layer\.|{NGRAMS.pattern}")
-_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output)\.")
-_EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|unembed)\.")
+_EMBED: Final = re.compile(
+    r"(?:^|\.)(?:embed(?!ding_norm\.)|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)"
+)
 _UNUSED: Final = re.compile(r"^mtp[._]|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
 _OF_EVERY: Final = re.compile(r"^lerope\.")  # what all layers have in common: learnt factors of rotary frequencies
 
@@ -157,16 +161,16 @@ def span_tensors(names: Iterable[str], span: Span) -> list[str]:
 def ends_tensors(names: Iterable[str], *, embed: bool = True, head: bool = True) -> list[str]:
     """The tensors of the ends, sorted: with `embed` the embeddings, with `head` the final norm and the head.
 
-    A tied head is the embedding, which `head` alone then needs too.
-    Raises ModelError if a wanted role has no tensor.
+    A tied head is the embedding, which `head` alone then needs too. A final norm may have no weights.
+    Raises ModelError if the embedding or the head has no tensor.
     """
     roles = [(name, end_role(name)) for name in sorted(names) if _is_of_ends(name)]
     present = {role for _, role in roles}
     wanted: set[EndRole] = {"embed"} if embed else set()
     if head:
         wanted |= {"norm", "head" if "head" in present else "embed"}
-    if absent := sorted(wanted - present):
-        raise ModelError(f"the checkpoint holds no tensor for {absent[0]} (of embed, norm, head)")
+    if absent := sorted(wanted - present - {"norm"}):
+        raise ModelError(f"the checkpoint holds no tensor for {absent[0]} (of embed, head)")
     return [name for name, role in roles if role in wanted]
 
 
