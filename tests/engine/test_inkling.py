@@ -11,9 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from manyhands.checkpoint.text_part import text_name
-from manyhands.core import Precision
+from manyhands.core import Precision, SamplingParams
 from manyhands.engine import library
 from manyhands.errors import ModelError
+from manyhands.origin.sampling import sampling
 from manyhands.program.families import build_program, read_program
 from manyhands.program.ops import Attention, ExpertRouting
 from manyhands.testing.tiny import _fill, make_tiny, tiny_config
@@ -132,6 +133,9 @@ def _as_published(said: dict[str, Any]) -> dict[str, Any]:
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         ({"swa_num_key_value_heads": 4}, "swa_num_key_value_heads is 4, a divisor of the 6 attention heads"),
         ({"rel_extent": 1 << 20}, "rel_extent is 1048576, at most 1048576 distances of all heads"),
+        ({"sliding_window_size": 1 << 24}, "sliding_window_size is 16777216, at most 1048576 distances of all heads"),
+        ({"conv_kernel_size": 33}, "conv_kernel_size is 33, a whole number from 1 to 32"),
+        ({"n_shared_experts": 33}, "n_shared_experts is 33, a whole number from 1 to 32"),
         ({"log_scaling_alpha": -0.5}, "log_scaling_alpha is -0.5, a number from 0"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9"),
         ({"n_shared_experts": 0}, "n_shared_experts is 0"),
@@ -143,6 +147,14 @@ def _as_published(said: dict[str, Any]) -> dict[str, Any]:
 def test_what_is_wrong_of_a_config_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         build_program({**tiny_config("inkling_text", layers=3).to_dict(), **changes})
+
+
+def test_a_last_hop_draws_of_the_ids_that_there_are_logits_of(tmp_path: Path) -> None:
+    """A published config counts 966 ids of padding, which have no logits: with ends at the edges each request failed."""
+    folder = make_tiny("inkling_text", tmp_path, layers=2, unpadded_vocab_size=260)
+    sampler = sampling(folder, has_head=True)(SamplingParams(max_tokens=1))
+    assert sampler.vocab_size == read_program(folder).vocab == 260
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 264
 
 
 def test_defaults_are_those_of_transformers() -> None:

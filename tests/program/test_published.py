@@ -1250,6 +1250,14 @@ def test_a_switch_that_is_null_is_off_as_in_transformers(family: str, field: str
     assert build_program(config) == build_program({**config, field: False})
 
 
+def test_experts_of_mistral_large_4_may_be_counted_as_mixtrals() -> None:
+    """As transformers takes them, by its map of attributes."""
+    config = tiny("mistral_large4_text")
+    other = {**config, "num_local_experts": config["n_routed_experts"]}
+    del other["n_routed_experts"]
+    assert build_program(other) == build_program(config)
+
+
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from manyhands.checkpoint.config_fields import read_facts
 from manyhands.core import SamplingParams
 from manyhands.origin.sampler import Sampler
+from manyhands.program.families import read_program
 
 
 def sampling(folder: Path, has_head: bool) -> Callable[[SamplingParams], Sampler]:
@@ -19,5 +19,5 @@ def sampling(folder: Path, has_head: bool) -> Callable[[SamplingParams], Sampler
         from manyhands.text.tokenizer import load_tokenizer
 
         eos = load_eos_ids(folder, load_tokenizer(folder))
-    vocab_size = read_facts(folder).vocab_size
+    vocab_size = read_program(folder).vocab  # of the head: a config may count padding too
     return lambda params: Sampler(params, vocab_size, eos)

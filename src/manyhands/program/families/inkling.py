@@ -47,7 +47,7 @@ def inkling_text(f: Fields) -> Program:
     _defaults(f)
     s, inner = _sizes(f)
     norm, rope, act = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f), Gating(f.activation())
-    attends, experts, taps = _attentions(f, s), _Mixture.read(f, s, inner, act), f.count("conv_kernel_size", 4, high=64)
+    attends, experts, taps = _attentions(f, s), _Mixture.read(f, s, inner, act), f.count("conv_kernel_size", 4, high=32)
     is_sparse = [kind == "sparse" for kind in _blocks(f, s.layers)]
     vocab = f.count("unpadded_vocab_size", s.vocab, high=1 << 22)
 
@@ -159,8 +159,9 @@ def _attentions(f: Fields, s: Sizes) -> list[_Attention]:
         raise f.refuse("swa_num_key_value_heads", f"a divisor of the {heads} attention heads is needed")
     width, window = f.count("swa_head_dim", 128, high=1 << 14), f.count("sliding_window_size", 512)
     relative, extent = f.count("d_rel", 16, high=1 << 12), f.count("rel_extent", 1024)
-    if max(heads * window, s.heads * extent) > _MOST_BIASES:
-        raise f.refuse("rel_extent", f"at most {_MOST_BIASES} distances of all heads are needed, also of windows")
+    for name, count in (("sliding_window_size", heads * window), ("rel_extent", s.heads * extent)):
+        if count > _MOST_BIASES:
+            raise f.refuse(name, f"at most {_MOST_BIASES} distances of all heads are needed")
     near = _Attention(s.hidden, heads, kv_heads, width, relative, window, window, ())
     full = _Attention(s.hidden, s.heads, s.kv_heads, s.head, relative, extent, None, _growth(f))
     return [near if is_near else full for is_near in _has_window(f, s.layers)]
@@ -203,7 +204,7 @@ class _Mixture:
     @classmethod
     def read(cls, f: Fields, s: Sizes, inner: int, act: Gating) -> "_Mixture":
         """Raises ModelError where more are chosen than there are."""
-        always, experts = (f.count("n_shared_experts", 2, high=64), f.count("n_routed_experts", 256, high=MOST_EXPERTS))
+        always, experts = (f.count("n_shared_experts", 2, high=32), f.count("n_routed_experts", 256, high=MOST_EXPERTS))
         if experts + always > MOST_EXPERTS:
             raise f.refuse("n_shared_experts", f"at most {MOST_EXPERTS} experts of both kinds are needed")
         top_k = f.count("num_experts_per_tok", 6, high=experts)
@@ -223,6 +224,7 @@ class _Mixture:
             correction=n.vector("mlp.gate.bias", self.experts),
             factors=n.vector("mlp.gate.global_scale", 1),
             always=self.always,
+            epsilon=2e-38,  # transformers has none: the smallest that is no denormal
         )
         shared = tuple(op for i in range(self.always) for op in self._shared(n, i))
         joined = Add(tuple(Term(f"s{i}") for i in range(self.always)), "m")

@@ -83,6 +83,7 @@ def mistral_large4_text(f: Fields) -> Program:
 
 
 def _defaults(f: Fields) -> None:
+    f.rename(n_routed_experts="num_local_experts")
     f.assume(max_position_embeddings=1 << 20, rope_parameters=_YARN, index_n_heads=32, moe_intermediate_size=6144)
     f.only("q_lora_rank", None)
 
@@ -130,6 +131,5 @@ def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
     f.only("n_group", 1)
     f.only("topk_group", 1)
     count, scale = f.count("n_routed_experts", 128, low=2, high=MOST_EXPERTS), f.number("routed_scaling_factor", 1.0)
-    f.only("num_local_experts", count)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", True, scale)
     return ExpertBlocks.read(f, route, listed_sparse(f, s.layers, f.count("first_k_dense_replace", 1, low=0)))
