@@ -44,6 +44,7 @@ ANSWERED = "Is 1 < 2?\n<|close|>think<|sep|><|open|>response<|sep|>"
 TOOLS_END = "<|close|>tools<|sep|>"
 CLOSED = "<|close|>response<|sep|>"
 PARIS, DAYS = ("place", "string", "Paris\n<i>"), ("days", "number", "3")
+TYPED = ("a&amp;&quot;", "string", "3"), ("b", "number", "3"), ("c", "string", "true")
 # Whether the prompt ends within a thought: (heads, text) -> what is read.
 CASES: dict[tuple[Heads, bool, str], Read] = {
     ("blocks", False, f"{THOUGHT}<|content_text|>Yes, 1 < 2.<|end_message|>"): ("Is 1 < 2?\n", "Yes, 1 < 2.", []),
@@ -61,6 +62,15 @@ CASES: dict[tuple[Heads, bool, str], Read] = {
     ("blocks", False, f"{THOUGHT}{block('{}', 'h')}"): ("Is 1 < 2?\n", '{"name":"h","args":{}}', []),  # there is none
     ("blocks", False, "<|content_thinking|>for ever <|end_mes"): ("for ever <|end_mes", "", []),
     ("blocks", False, f"{THOUGHT}<|content_tex"): ("Is 1 < 2?\n", "", []),
+    ("blocks", False, '<|content_text|>So.<|end_message|><|message_model|>f<|content_invoke_tool_json|>{"na'): (
+        "",
+        "So.",
+        [],
+    ),
+    ("blocks", False, "<|content_thinking|>hm<|content_text|>Yes"): ("hm", "Yes", []),  # without an end
+    ("blocks", True, f"hm{NEXT}<|content_text|>Yes"): ("hm", "Yes", []),
+    ("blocks", False, f"{THOUGHT}f<|content_invoke_tool_text|>ls -l<|end_message|>"): ("Is 1 < 2?\n", "ls -l", []),
+    ("blocks", False, f"{'x' * 700}<|content_text|>Yes"): ("", f"{'x' * 700}\n\nYes", []),
     ("blocks", False, ""): ("", "", []),
     ("sections", True, f"{ANSWERED}Yes, 1 < 2.{CLOSED}<|close|>message<|sep|>"): ("Is 1 < 2?\n", "Yes, 1 < 2.", []),
     ("sections", False, f"Yes{CLOSED}"): ("", "Yes", []),
@@ -80,7 +90,19 @@ CASES: dict[tuple[Heads, bool, str], Read] = {
         f"So.{call(DAYS, name='h')}{TOOLS_END}",
         [],
     ),
-    ("sections", False, f'So.{CLOSED}<|open|>tools<|sep|><|open|>call tool="f'): ("", 'So.<|open|>call tool="f', []),
+    ("sections", False, f'So.{CLOSED}<|open|>tools<|sep|><|open|>call tool="f'): ("", "So.", []),
+    ("sections", False, f"So.{CLOSED}<|open|>tools<|sep|>{call(DAYS)}<|close|>message<|sep|>"): (
+        "",
+        "So.",
+        [("f", '{"days": 3}')],
+    ),
+    ("sections", False, f"So.{CLOSED}and then{tag('tools', call(DAYS))}"): ("", "So.", [("f", '{"days": 3}')]),
+    ("sections", False, f"{CLOSED}{tag('tools', call(*TYPED, name='get_tide'))}"): (
+        "",
+        "",
+        [("get_tide", '{"a&\\"": "3", "b": 3, "c": "true"}')],
+    ),
+    ("sections", False, f"Use <|open|>{'x' * 700}<|sep|>ok"): ("", f"Use <|open|>{'x' * 700}<|sep|>ok", []),
     ("sections", False, ""): ("", "", []),
 }
 
@@ -128,11 +150,13 @@ def test_without_functions_a_call_is_text() -> None:
                 "<|content_text|>",
                 "<|content_thinking|>",
                 "<|content_invoke_tool_json|>",
+                "<|content_invoke_tool_text|>",
                 "<|end_message|>",
             },
         ),
         (
-            "{% if tools %}{{ '<|open|>' + 'argument' }}{% endif %}<|close|>{{ 'think' if thinking }}{{ thinking_effort }}",
+            "{% if tools %}{{ '<|open|>' + 'argument' }}{% endif %}<|close|>{{ 'think' if thinking else 'response' }}"
+            "{{ thinking_effort }}",
             KIMI3,
             "sections",
             {"<|open|>", "<|close|>", "<|sep|>"},
@@ -194,7 +218,7 @@ def test_blocks_are_held_to_a_grammar(grammars: Grammars) -> None:
     def takes(grammar: Any, said: str) -> bool:
         return accepts(grammar, ids("blocks", said))
 
-    one, text, none, other = block('{"a": 1}'), block('{"a": "x"}'), block("{}", "g"), block("{}", "h")
+    one, text, none, other = block('{"a":1}'), block('{"a":"x"}'), block("{}", "g"), block("{}", "h")
     free, forced = (compiled(grammars, "blocks", forced=forced, is_open=False) for forced in (False, True))
     either = compiled(grammars, "blocks", is_free=False, is_open=False)
     single = compiled(grammars, "blocks", forced=True, parallel=False, is_open=False)
@@ -205,6 +229,9 @@ def test_blocks_are_held_to_a_grammar(grammars: Grammars) -> None:
             assert not takes(grammar, f"{before}{text}<|end_message|>")
             assert not takes(grammar, f"{before}{other}<|end_message|>")
     assert not takes(single, f"{one}{NEXT}{none}<|end_message|>")
+    looked = f"{THOUGHT}<|content_text|>So.{NEXT}{one}<|end_message|>"
+    assert [takes(grammar, looked) for grammar in (free, forced, either)] == [True, False, False]
+    assert not takes(free, f"<|content_text|>So.{NEXT}{text}<|end_message|>")
     for said, wanted in (("Yes", [True, False, False]), ('{"a": 2}', [True, False, True])):
         for end in ("", "<|end_message|>"):
             assert [takes(g, f"{THOUGHT}<|content_text|>{said}{end}") for g in (free, forced, either)] == wanted
@@ -229,5 +256,8 @@ def test_sections_are_held_to_a_grammar(grammars: Grammars) -> None:
             assert not takes(grammar, f"{begun}{CLOSED}{tag('tools', call(('a', 'number', 'x')))}")
             assert not takes(grammar, f"{begun}{CLOSED}{tag('tools', call(name='h'))}")
         assert not takes(single, f"{begun}{CLOSED}{tag('tools', call(ONE) + call(TEXT, name='g', index=2))}")
+        looked = f"{begun}So.{CLOSED}{tag('tools', call(ONE))}"
+        assert [takes(grammar, looked) for grammar in (free, forced, either)] == [True, False, False]
+        assert not takes(free, f"{begun}So.{CLOSED}{tag('tools', call(TEXT))}")
         for said, wanted in (("Yes", [True, False, False]), ('{"a": 2}', [True, False, True])):
             assert [takes(g, f"{begun}{said}{CLOSED}{end}") for g in (free, forced, either)] == wanted

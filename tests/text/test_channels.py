@@ -179,19 +179,20 @@ def test_special_markers_are_tokens(grammars: Grammars) -> None:
 
 
 def test_a_head_without_end_is_not_kept() -> None:
-    """After 512 characters it is text: no more than that is held back."""
+    """After 640 characters it is text: no more than that is held back, and a mark."""
     reader, written, shown = ChannelReader(()), "<|channel|>" + "x" * 100, ""
     shown += reader.feed(written)[1]
     assert shown == ""
     for _ in range(100):
         written += "y" * 100
         shown += reader.feed("y" * 100)[1]
-        assert len(written) - len(shown) <= 512
+        assert len(written) - len(shown) <= 672
     assert shown + reader.finish()[1] == written
 
 
 def test_a_name_as_long_as_a_request_may_give_is_read() -> None:
     name = f"{'n' * 128}__{'t' * 128}"
     channels, tools = ChannelReader({name}), ToolReader(HARMONY, {name: {}})
-    _, text = channels.feed(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}")
+    said = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}"
+    text = "".join(channels.feed(char)[1] for char in said) + channels.finish()[1]
     assert tools.feed(text) == [CallStart(0, name), CallArguments(0, "{}")]

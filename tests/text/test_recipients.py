@@ -1,7 +1,6 @@
 """Answers that are messages to recipients (Muse): thoughts, the answer and calls, however the text is cut, and grammars."""
 
 import itertools
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +79,11 @@ CASES: dict[str, Read] = {
     " to=self<|message|>potato=x<|message|> to=": ("potato=x<|message|> to=", "", []),
     " to=self<|message|>for ever <|eo": ("for ever <|eo", "", []),
     " to=self<|message|>So.<|eom|>": ("So.", "", []),
+    call("days=3", to="functions.f", name="functions.f"): ("", "", [("f", '{"days": 3}')]),
+    " to=user<|message|>So.<|eom|><|start|>assis": ("", "So.", []),
+    " to=f<|message|><atem:func": ("", "", []),
+    f' to=user<|message|>So.{NEXT} to=f<|message|><atem:function_calls>\n<atem:invoke name="f': ("", "So.", []),
+    f" to={'x' * 700}<|message|>hi": ("", f" to={'x' * 700}<|message|>hi", []),
     " to=se": ("", "", []),
     "": ("", "", []),
 }
@@ -110,7 +114,7 @@ def test_of_a_thought_no_more_than_a_head_is_held_back() -> None:
     reader.feed(" to=self<|message|>")
     for place, char in enumerate(written):
         shown += reader.feed(char)[0]
-        assert place + 1 - len(shown) < 450
+        assert place + 1 - len(shown) < 600
     assert shown + reader.finish()[0] == written
 
 
@@ -158,6 +162,8 @@ def test_calls(grammars: Grammars) -> None:
             assert not accepts(grammar, list(f"{before}{call('a=x')}".encode()))
             assert not accepts(grammar, list(f"{before}{call('a=1', to='g')}".encode()))
             assert not accepts(grammar, list(f"{before}{call('a=1', to='h', name='h')}".encode()))
+    before = f"{THOUGHT} to=user<|message|>I look.{NEXT}"
+    assert [accepts(g, list(f"{before}{call('a=1')}".encode())) for g in (forced, free, either)] == [False, True, False]
     single = compiled(forced=True, parallel=False)
     assert not accepts(single, list(f"{call('a=1')}{NEXT}{call('a=1')}".encode()))
     said = f"{THOUGHT} to=user<|message|>Yes"
@@ -190,5 +196,6 @@ def test_what_tags_cannot_be_held_to_is_refused() -> None:
 def test_a_name_as_long_as_a_request_may_give_is_read() -> None:
     name = f"{'n' * 128}__{'t' * 128}"
     heads, tools = RecipientReader({name}), ToolReader(MUSE, {name: {}})
-    _, text = heads.feed(call(json.dumps("a") + "=1", to=f"{name}.{name}", name=f"{name}.{name}"))
+    said = f" to=self<|message|>Well,{call('a=1', to=f'{name}.{name}', name=f'{name}.{name}')}"  # a thought without its end
+    text = "".join(heads.feed(char)[1] for char in said)
     assert tools.feed(text)[0] == CallStart(0, name)

@@ -197,9 +197,9 @@ class Choice:
         thought, text = self._thoughts.finish()
         pieces = self._split(text)
         if self._tools is not None:
-            held = [] if self.is_cut else self._tools.finish()
-            # The beginning of a call, where nothing but calls can be, is no text.
-            pieces += [piece for piece in held if not (self._is_call and isinstance(piece, Content))]
+            pieces += [] if self.is_cut else self._tools.finish()
+        if self._is_call:  # the beginning of a call, where nothing but calls can be, is no text
+            pieces = [piece for piece in pieces if not isinstance(piece, Content)]
         return self._keep(Delta(thought, pieces))
 
     def _call_id(self) -> str:

@@ -2,6 +2,7 @@
 
     <|message_model|><|content_thinking|>a thought<|end_message|><|message_model|><|content_text|>the answer<|end_message|>
     <|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {...}}<|end_message|>
+    <|message_model|>f<|content_invoke_tool_text|>a call that is no JSON, which is part of the answer<|end_message|>
 
 The prompt ends with the first `<|message_model|>`. A call is passed on as its object behind CALL_BLOCK.
 """
@@ -9,23 +10,27 @@ The prompt ends with the first `<|message_model|>`. A call is passed on as its o
 from typing import ClassVar
 
 from manyhands.text.headed import HeadedReader, Message
-from manyhands.text.reasoning import CALL_BLOCK, END_BLOCK, MODEL, TEXT_BLOCK, THOUGHT_BLOCK
+from manyhands.text.reasoning import CALL_BLOCK, END_BLOCK, MODEL, TEXT_BLOCK, TEXT_CALL_BLOCK, THOUGHT_BLOCK
 
 
 class BlockReader(HeadedReader):
     """Reads such answers."""
 
-    _head_ends: ClassVar = (THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK)
+    _head_ends: ClassVar = (THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK, TEXT_CALL_BLOCK)
     _ends: ClassVar = (END_BLOCK,)
-    _marks: ClassVar = (END_BLOCK, MODEL, CALL_BLOCK)
-    _begins: ClassVar = (MODEL, THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK)
+    _marks: ClassVar = (END_BLOCK, MODEL, *_head_ends)
+    _begins: ClassVar = (MODEL, *_head_ends)
 
     def _begin(self) -> None:
+        """A head may begin with the name of a function."""
         start = self._held.lstrip()
-        calls = [f"{name}{CALL_BLOCK}" for name in self._functions]
-        if any(start.startswith(call) for call in calls):
+        name = start.partition("<")[0]
+        rest = start[len(name) :]
+        if name in self._functions and rest.startswith(CALL_BLOCK):
             self._state = "head"
-        elif not any(call.startswith(start) for call in calls):
+        elif name in self._functions and CALL_BLOCK.startswith(rest):
+            return
+        elif rest or not any(known.startswith(name) for known in self._functions):
             super()._begin()
 
     def _said(self, head: str, mark: str) -> Message:

@@ -6,9 +6,6 @@ llama3    {"name": "f", "parameters": {...}}                        the whole me
 mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may precede
 mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
 qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
-inkling   {"name": "f", "args": {...}}                         in a block, see blocks.py: each behind its name       (inkling)
-kimi3     <|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>
-          <|close|>call<|sep|>                                        in a section, see sections.py                (kimi k3)
 harmony   <|channel|>commentary to=functions.f<|message|>{...}       a message of its own, see channels.py        (gpt-oss)
 seed      <seed:tool_call><function=f><parameter=k>v</parameter></function></seed:tool_call>                   (seed-oss)
 minimax   <minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call> (minimax-m2)
@@ -24,6 +21,9 @@ granite   <|tool_call|>[{"name": "f", "arguments": {...}}, ...]     text may pre
 phi4      <|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>                                 (phi-4-mini)
 hunyuan   <tool_calls>[{"name": "f", "arguments": {...}}]</tool_calls>                                  (hunyuan-a13b)
 command   <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]<|END_ACTION|>  (command r7b, a)
+inkling   {"name": "f", "args": {...}}                         in a block, see blocks.py: each behind its name       (inkling)
+kimi3     <|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>
+          <|close|>call<|sep|>                                        in a section, see sections.py                (kimi k3)
 """
 
 import re
@@ -33,8 +33,20 @@ from typing import Any, Literal
 
 from manyhands.text.calls import JsonCall, NamedCall
 from manyhands.text.literals import GEMMA4_NOTATION, PYTHON_NOTATION, LiteralCall, Notation
-from manyhands.text.reasoning import CALL_BLOCK, CHANNEL, CLOSE, OPEN, SEP, START, template_of, variables_of
-from manyhands.text.tagged import ATEM_TAGS, GLM_TAGS, KIMI3_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, TaggedCall, Tags
+from manyhands.text.reasoning import (
+    CALL_BLOCK,
+    CHANNEL,
+    CLOSE,
+    OPEN,
+    SEP,
+    START,
+    Heads,
+    find_heads,
+    template_of,
+    variables_of,
+)
+from manyhands.text.tagged import TaggedCall
+from manyhands.text.tags import ATEM_TAGS, GLM_TAGS, KIMI3_TAGS, MINIMAX_TAGS, QWEN3_TAGS, SEED_TAGS, Tags
 
 Schema = Mapping[str, Any]
 
@@ -62,6 +74,7 @@ class Dialect:
     after: Literal["start", "gap", "text"] = "gap"  # where the reader is after a call
     tags: Tags | None = None
     notation: Notation | None = None
+    is_compact: bool = False  # arguments are written without spaces
     is_put: bool = False  # a reader of heads puts `marker` before a call: it is no text
     is_begun: bool = False  # the prompt ends with the first `marker`; no white space stands between one and a call
 
@@ -153,7 +166,9 @@ KIMI3 = Dialect(
     tags=KIMI3_TAGS,
     is_put=True,
 )
-INKLING = Dialect("inkling", CALL_BLOCK, "", ('{"name":"{name}","args":',), "}", after="text", is_put=True)
+INKLING = Dialect(
+    "inkling", CALL_BLOCK, "", ('{"name":"{name}","args":',), "}", after="text", is_compact=True, is_put=True
+)
 GRANITE = replace(MISTRAL, name="granite", marker="<|tool_call|>")
 PHI4 = replace(GRANITE, name="phi4", close="<|/tool_call|>")
 HUNYUAN = replace(PHI4, name="hunyuan", marker="<tool_calls>", close="</tool_calls>")
@@ -169,6 +184,13 @@ COMMAND = Dialect(
     skipped="[,]",
 )
 PYTHON_TAG = "<|python_tag|>"
+# By what heads of messages say, and what a template names that teaches calls.
+_HEADED: Mapping[Heads, tuple[Dialect, str]] = {
+    "channels": (HARMONY, "functions."),
+    "recipients": (MUSE, MUSE.lead.strip()),
+    "blocks": (INKLING, INKLING.marker),
+    "sections": (KIMI3, "argument"),
+}
 
 
 def find_dialect(tokenizer: Any) -> Dialect | None:
@@ -180,14 +202,8 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
         return PHI4
     if "tools" not in variables_of(tokenizer):
         return None
-    if CHANNEL in template and "functions." in template:
-        return HARMONY
-    if MUSE.lead.strip() in template:
-        return MUSE
-    if INKLING.marker in template:
-        return INKLING
-    if OPEN in template and CLOSE in template and "argument" in template:
-        return KIMI3
+    if (heads := find_heads(tokenizer)) is not None and (known := _HEADED[heads])[1] in template:
+        return known[0]
     if HERMES.marker in template:
         return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
     for dialect in (SEED, MINIMAX, GEMMA4, OLMO3, KIMI, GRANITE, HUNYUAN, COMMAND):

@@ -145,7 +145,7 @@ def call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[s
     form = dialect.forms[0].replace("{name}", function.name)
     head = [_NUMBER if part == "{n}" else marked(part, marks) for part in re.split(r"(\{n\})", form)]
     parts = filter(None, [*head, f"args_{index}", marked(dialect.tail, marks)])
-    return f"call_{index}: {' '.join(parts)}\nargs_{index}: {json_rule(schema)}\n"
+    return f"call_{index}: {' '.join(parts)}\nargs_{index}: {json_rule(schema, compact=dialect.is_compact)}\n"
 
 
 def marker_rule(text: str, marks: Mapping[str, int]) -> str:

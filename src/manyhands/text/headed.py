@@ -11,7 +11,8 @@ from typing import ClassVar, Final, Literal
 from manyhands.text.detokenize import overlap
 from manyhands.text.reasoning import START
 
-_MAX_HEAD: Final = 512  # characters; a name has at most 258 (calls.py)
+_MAX_HEAD: Final = 640  # characters; a name has at most 258 (calls.py), and may be doubled
+_MAX_MARK: Final = 32  # characters of what ends one
 Kind = Literal["thought", "answer"]
 State = Literal["start", "head", Kind]
 
@@ -78,16 +79,18 @@ class HeadedReader:
 
     def _is_head(self, text: str) -> bool:
         rest = text.strip().removeprefix(START).removeprefix("assistant").lstrip()
-        return not rest or any(rest.startswith(mark) or mark.startswith(rest) for mark in self._begins)
+        return "assistant".startswith(rest) or any(
+            rest.startswith(mark) or mark.startswith(rest) for mark in self._begins
+        )
 
     def _read_head(self) -> str:
         """A head that is complete begins a message; returns how a call begins."""
-        found = first_of(self._held, self._head_ends)
-        if found is None and len(self._held) > _MAX_HEAD:  # it is none
-            head, self._state, self._held = self._held, "answer", ""
-            return self._spaced("answer", head)
-        if found is None:
+        found = first_of(self._held[: _MAX_HEAD + _MAX_MARK], self._head_ends)
+        if found is None and len(self._held) < _MAX_HEAD + _MAX_MARK:
             return ""
+        if found is None or found[0] > _MAX_HEAD:  # it is none
+            head, self._held, self._state = self._held[:_MAX_HEAD], self._held[_MAX_HEAD:], "answer"
+            return self._spaced("answer", head)
         place, mark = found
         head, self._held = self._held[:place], self._held[place + len(mark) :]
         said = self._said(head, mark)

@@ -42,6 +42,7 @@ class _Form(NamedTuple):
     write: Callable[[int, Function, Marks, bool], str]  # the rules of a call, `said_{at}` the first
     rules: tuple[str, ...] = ()
     after: str = ""  # behind the last call
+    before: str = ""  # an answer before the first call
 
 
 def headed_grammar(
@@ -62,7 +63,8 @@ def headed_grammar(
     Raises BadRequest for a schema that the dialect cannot be held to.
     """
     form = _FORMS[heads](marks, is_open)
-    said = ([] if forced else [form.answer]) + ([_calls(form, parallel)] if functions else [])
+    before = f"({form.before})? " if form.before and is_free and not forced else ""
+    said = ([] if forced else [form.answer]) + ([before + _calls(form, parallel)] if functions else [])
     rules = [f"start: {form.thoughts} ({' | '.join(said)})", *form.rules, "TEXT: /(.|\\n)*/"]
     is_token = any(mark in form.end for mark in marks)
     rules.append(
@@ -113,6 +115,7 @@ def _recipients(marks: Marks, is_open: bool) -> _Form:
         "call",
         f'{end} {start} "assistant" call',
         _to_function,
+        before=f'" to=user" {message} closed {start} "assistant"',
     )
 
 
@@ -124,7 +127,15 @@ def _to_function(at: int, function: Function, marks: Marks, forced: bool) -> str
 
 def _blocks(marks: Marks, is_open: bool) -> _Form:
     end, model, text, thought = (marker_rule(mark, marks) for mark in (END_BLOCK, MODEL, TEXT_BLOCK, THOUGHT_BLOCK))
-    return _Form(END_BLOCK, f"({thought} closed {model})*", f"{text} body {end}?", "call", f"{model} call", _in_block)
+    return _Form(
+        END_BLOCK,
+        f"({thought} closed {model})*",
+        f"{text} body {end}?",
+        "call",
+        f"{model} call",
+        _in_block,
+        before=f"{text} closed {model}",
+    )
 
 
 def _in_block(at: int, function: Function, marks: Marks, forced: bool) -> str:
@@ -146,6 +157,7 @@ def _sections(marks: Marks, is_open: bool) -> _Form:
         "call",
         _in_section,
         after=f" {closed} ({ended})?",
+        before="body",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from manyhands.text.dialects import GEMMA4, GLM4, HARMONY, KIMI, MISTRAL, MISTRAL11, PHI4, Dialect, find_dialect
+from manyhands.text.dialects import GEMMA4, GLM4, KIMI, MISTRAL, MISTRAL11, PHI4, Dialect, find_dialect
 from manyhands.text.reasoning import variables_of
 from manyhands.text.template import MAX_KEPT, ChatTemplate, RenderBudget
 
@@ -76,7 +76,7 @@ def _probe(template: ChatTemplate, named: tuple[tuple[str, str], ...], arguments
 def _with_calls(message: Mapping[str, Any], dialect: Dialect, habits: _Habits) -> Mapping[str, Any]:
     """A message of the assistant with its calls as the template takes them, or within its text where it writes none."""
     functions = [call["function"] for call in message["tool_calls"]]
-    if not habits.writes_calls and dialect.forms and dialect is not HARMONY:
+    if not habits.writes_calls and dialect.forms and not dialect.is_put:
         calls = write_calls(dialect, [(f["name"], _json(f["arguments"])) for f in functions])
         return {
             **{key: value for key, value in message.items() if key != "tool_calls"},

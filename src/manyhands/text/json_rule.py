@@ -12,6 +12,7 @@ from typing import Any, Final
 Schema = Mapping[str, Any]
 # As json.dumps writes: no room for endless white space, and what models have read most of.
 STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+COMPACT: Final = {**STYLE, "item_separator": ",", "key_separator": ":"}
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")  # schemas by name
 _LISTS: Final = ("anyOf", "allOf", "prefixItems", "items")
 _SINGLE: Final = ("items", "additionalProperties")
@@ -24,13 +25,13 @@ class _Joined(Exception):
     """Several schemas say of one value what it may have: none of them lists all."""
 
 
-def json_rule(schema: Schema) -> str:
-    """JSON by a schema."""
+def json_rule(schema: Schema, *, compact: bool = False) -> str:
+    """JSON by a schema; `compact`: without spaces."""
     try:
         schema = _closed(schema)
     except _Joined:
         pass
-    return "%json " + json.dumps({**schema, "x-guidance": STYLE})
+    return "%json " + json.dumps({**schema, "x-guidance": COMPACT if compact else STYLE})
 
 
 def _closed(schema: Any) -> Any:

@@ -22,12 +22,13 @@ CHANNEL, MESSAGE, START, END, CONSTRAIN = "<|channel|>", "<|message|>", "<|start
 MORE = "<|eom|>"  # ends a message behind which the turn goes on, where heads name recipients
 MODEL, END_BLOCK = "<|message_model|>", "<|end_message|>"
 THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"
+TEXT_CALL_BLOCK = "<|content_invoke_tool_text|>"
 OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 Heads = Literal["channels", "recipients", "blocks", "sections"]
 _HEADS: Mapping[Heads, tuple[str, ...]] = {
     "channels": (CHANNEL, MESSAGE, START, END, CONSTRAIN),
     "recipients": (MESSAGE, START, MORE),
-    "blocks": (MODEL, END_BLOCK, THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK),
+    "blocks": (MODEL, END_BLOCK, THOUGHT_BLOCK, TEXT_BLOCK, CALL_BLOCK, TEXT_CALL_BLOCK),
     "sections": (OPEN, CLOSE, SEP),
 }
 # Variables by which templates are told whether to think: the usual one, and that of deepseek v3.1 and granite.
@@ -65,6 +66,12 @@ def find_thinking(tokenizer: Any) -> Thinking | None:
     return None
 
 
+def find_heads(tokenizer: Any) -> Heads | None:
+    """What heads of messages say in answers of the model of this tokenizer; None if they have none."""
+    headed = _headed(template_of(tokenizer), None)
+    return headed.heads if headed is not None else None
+
+
 def _headed(template: str, switch: str | None) -> Thinking | None:
     """How a model thinks whose answers are messages with heads."""
     if CHANNEL in template and MESSAGE in template:
@@ -73,7 +80,7 @@ def _headed(template: str, switch: str | None) -> Thinking | None:
         return Thinking(f" to=self{MESSAGE}", MORE, None, None, None, "recipients")
     if THOUGHT_BLOCK in template:
         return Thinking(THOUGHT_BLOCK, END_BLOCK, None, None, None, "blocks")
-    if OPEN in template and CLOSE in template and "think" in template:
+    if OPEN in template and CLOSE in template and "response" in template:
         return Thinking(f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}", None, None, switch, "sections")
     return None
 

@@ -8,12 +8,14 @@ The prompt ends with what opens the first section. The section of calls is passe
 """
 
 from collections.abc import Collection
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from manyhands.text.detokenize import overlap
 from manyhands.text.dialects import KIMI3
-from manyhands.text.headed import HeadedReader, Message
+from manyhands.text.headed import HeadedReader, Message, first_of
 from manyhands.text.reasoning import CLOSE, OPEN, SEP
+
+_CALLS_END: Final = (KIMI3.close, f"{CLOSE}message{SEP}")
 
 
 class SectionReader(HeadedReader):
@@ -28,7 +30,7 @@ class SectionReader(HeadedReader):
         super().__init__(functions, "thought" if is_open else "answer")
 
     def _said(self, head: str, mark: str) -> Message | None:
-        section = head.strip()
+        section = head[max(head.rfind(OPEN), head.rfind(CLOSE), 0) :].strip()
         if section == f"{OPEN}tools" and self._functions:
             return Message("answer", KIMI3.marker)
         if section in (f"{OPEN}think", f"{OPEN}response"):
@@ -38,8 +40,11 @@ class SectionReader(HeadedReader):
     def _next_head(self) -> tuple[int, int] | None:
         if not self._is_call:
             return super()._next_head()
-        place = self._held.find(KIMI3.close)
-        return None if place < 0 else (place + len(KIMI3.close),) * 2
+        found = first_of(self._held, _CALLS_END)
+        if found is None:
+            return None
+        place, end = found
+        return place + len(end) * (end == KIMI3.close), place + len(end)
 
     def _kept(self) -> int:
-        return overlap(self._held, KIMI3.close) if self._is_call else super()._kept()
+        return max(overlap(self._held, end) for end in _CALLS_END) if self._is_call else super()._kept()

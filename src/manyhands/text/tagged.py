@@ -1,23 +1,16 @@
 """Calls whose values stand between tags, bare: read as they come, and made JSON by the function's schema. Sans-I/O.
 
-    qwen3   <function=f> <parameter=k> v </parameter> ... </function>
-    seed    the same, but that line breaks around a value are its own
-    minimax <invoke name="f"> <parameter name="k">v</parameter> ... </invoke>
-    atem    the same with <atem:invoke name="f">; the name may be doubled: f.f
-    kimi3   <|open|>call tool="f" index="1"<|sep|> <|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|> ...
-    glm     f <arg_key>k</arg_key> <arg_value>v</arg_value> ... </tool_call>
-
 A value that can only be a text streams; any other is read to its end, and is the JSON it looks like if the schema allows that,
 else a text. What stands between a value and the next tag is no part of the call.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from html import unescape
 from typing import Any, Final
 
 from manyhands.text.detokenize import overlap
-from manyhands.text.reasoning import CLOSE, OPEN, SEP
+from manyhands.text.tags import Tags
 
 Schema = Mapping[str, Any]
 _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
@@ -25,76 +18,21 @@ _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 # lead back multiply, and a request may bring 8,000 of them.
 MAX_LOOKS: Final = 4096
 MAX_SPACE: Final = 8  # characters between a name and what stands behind it
+MAX_NAMED: Final = 520  # of a name and its namespace
+_MAX_HEAD: Final = 256  # of what stands between a key and its value
 _AT_ONCE: Final = 256  # characters: what is held is cut at each step, so a long text would be copied again and again
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some templates write them
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """How a dialect writes a call. Any of `ends` ends one: the first as the model is taught it, unless `begin` is "" (then the
-    mark that ends calls does). `gap` is written before `value_open`. `is_padded`: line breaks around a value are not its own.
-    `is_doubled`: a name may be written twice, with a dot between. `head_end` is written behind `name_end`, {n} being a
-    number, `line` behind each tag. `is_typed`: of each value its type is written too, as an attribute.
-    """
-
-    begin: str
-    name_end: str
-    key_open: str
-    key_close: str
-    value_open: str
-    value_close: str
-    ends: tuple[str, ...]
-    gap: str = ""
-    is_padded: bool = False
-    is_doubled: bool = False
-    head_end: str = "\n"
-    line: str = "\n"
-    is_typed: bool = False
-
-    @property
-    def all(self) -> frozenset[str]:
-        return frozenset({self.key_open, self.value_open, self.value_close, *self.ends} - {""})
-
-
-_FUNCTION, _PARAMETER = ("<function=", ">"), ("<parameter=", ">", "", "</parameter>")
-QWEN3_TAGS: Final = Tags(*_FUNCTION, *_PARAMETER, ("</function>", "</tool_call>"), "\n", is_padded=True)
-SEED_TAGS: Final = Tags(*_FUNCTION, *_PARAMETER, ("</function>", "</seed:tool_call>"))
-MINIMAX_TAGS: Final = Tags(
-    '<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", ("</invoke>", "</minimax:tool_call>")
-)
-ATEM_TAGS: Final = Tags(
-    '<atem:invoke name="',
-    '">',
-    '<atem:parameter name="',
-    '">',
-    "",
-    "</atem:parameter>",
-    ("</atem:invoke>", "</atem:function_calls>"),
-    is_doubled=True,
-)
-KIMI3_TAGS: Final = Tags(
-    f'{OPEN}call tool="',
-    '"',
-    f'{OPEN}argument key="',
-    '"',
-    SEP,
-    f"{CLOSE}argument{SEP}",
-    (f"{CLOSE}call{SEP}", f"{CLOSE}tools{SEP}"),
-    head_end=f' index="{{n}}"{SEP}',
-    line="",
-    is_typed=True,
-)
-GLM_TAGS: Final = Tags("", "<", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ("</tool_call>",), "\n")
 
 
 class HeadedCall:
     """What calls share that begin with a name, not with JSON: the text of the arguments, and the name (calls.py says what a
     reader is). A subclass has a method for each state, which returns whether it got on."""
 
-    def __init__(self, begin: str, name_end: str, functions: Mapping[str, Schema], *, is_doubled: bool = False) -> None:
+    def __init__(
+        self, begin: str, name_end: str, functions: Mapping[str, Schema], *, has_namespace: bool = False
+    ) -> None:
         self._begin, self._name_end, self._functions = begin, name_end, functions
-        self._written = {name: name for name in functions}  # as a call may say it
-        self._written |= {f"{name}.{name}": name for name in functions} if is_doubled else {}
+        self._has_namespace = has_namespace
         self.raw = ""  # until the name is complete
         self.name: str | None = None
         self.is_done = self.is_told = False
@@ -126,8 +64,8 @@ class HeadedCall:
         name, end = self.raw[len(self._begin) :], self._name_end
         if not name:
             return True
-        if name.endswith(end) and (whole := name.removesuffix(end).rstrip()) in self._written:
-            self.name, self._state = self._written[whole], "between"
+        if name.endswith(end) and (known := self._known(name.removesuffix(end).rstrip())) is not None:
+            self.name, self._state = known, "between"
             self._fresh.append("{")
             if end == "<":  # it begins the next tag
                 self._held = char + self._held
@@ -138,17 +76,25 @@ class HeadedCall:
 
     def _may_be_name(self, name: str) -> bool:
         """Whether it begins one that a function has, perhaps with white space and the beginning of what ends names."""
-        if name[-1] in _NAME and any(known.startswith(name) for known in self._written):
+        if self._has_namespace:
+            said = name[: len(name) - overlap(name, self._name_end)]
+            return len(said) <= MAX_NAMED and not set(said) - _NAME
+        if name[-1] in _NAME and any(known.startswith(name) for known in self._functions):
             return True
         begun = name[: len(name) - overlap(name, self._name_end)].rstrip()
-        return begun in self._written and len(name) <= len(begun) + MAX_SPACE
+        return self._known(begun) is not None and len(name) <= len(begun) + MAX_SPACE
+
+    def _known(self, said: str) -> str | None:
+        """The function that a call names so."""
+        name = said.rpartition(".")[2] if self._has_namespace else said
+        return name if name in self._functions else None
 
 
 class TaggedCall(HeadedCall):
     """Reads one call whose values stand between tags."""
 
     def __init__(self, tags: Tags, functions: Mapping[str, Schema]) -> None:
-        super().__init__(tags.begin, tags.name_end, functions, is_doubled=tags.is_doubled)
+        super().__init__(tags.begin, tags.name_end, functions, has_namespace=tags.has_namespace)
         self._tags = tags
         self._seen: set[str] = set()
         self._value = _Value("", frozenset(), is_padded=False)
@@ -165,18 +111,24 @@ class TaggedCall(HeadedCall):
     def _in_key(self) -> bool:
         key, found, after = self._held.partition(self._tags.key_close)
         if found:
-            self._begin_value(key.strip())
+            self._begin_value(unescape(key) if self._tags.is_typed else key.strip())
             self._held, self._state = after, "open" if self._tags.value_open else "value"
         return bool(found)
 
     def _in_open(self) -> bool:
         """Between a key and its value."""
-        found = self._seek((self._tags.value_open, *self._tags.ends))
-        if found == self._tags.value_open:
+        if self._tags.is_typed:
+            said, found, _ = self._held.partition(self._tags.value_open)
+            if not found and len(said) < _MAX_HEAD:
+                return False
+            if ' type="string"' in said:
+                self._value = _Value(self._value.key, frozenset({"string"}), is_padded=self._tags.is_padded)
+        mark = self._seek((self._tags.value_open, *self._tags.ends))
+        if mark == self._tags.value_open:
             self._state = "value"
-        elif found is not None:
+        elif mark is not None:
             self._end()
-        return found is not None
+        return mark is not None
 
     def _in_value(self) -> bool:
         close = self._tags.value_close

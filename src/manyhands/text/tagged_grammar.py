@@ -6,11 +6,13 @@ schema is refused, and so is one that says more of an object than its properties
 
 import json
 from collections.abc import Mapping
+from html import escape
 from typing import Any, Final
 
 from manyhands.errors import BadRequest
 from manyhands.text.json_rule import json_rule
-from manyhands.text.tagged import Tags, kinds_of
+from manyhands.text.tagged import kinds_of
+from manyhands.text.tags import Tags
 
 Schema = Mapping[str, Any]
 # What may be said of a value without changing which are allowed.
@@ -67,9 +69,8 @@ class _Rules:
         if not key.strip() or set(key) & set('<>"\n\r') or not isinstance(schema, Mapping | bool):
             raise BadRequest(f"{key!r:.60} cannot be a parameter between tags: rename it, and give it a schema")
         name = f"parameter_{self._prefix}_{at}"
-        self.rules.append(
-            f"{name}: {self._open(json.dumps(key, ensure_ascii=False), schema)} {self._value(name, key, schema)}\n"
-        )
+        written = json.dumps(escape(key, quote=False) if self._tags.is_typed else key, ensure_ascii=False)
+        self.rules.append(f"{name}: {self._open(written, schema)} {self._value(name, key, schema)}\n")
         return name if is_required else f"({name})?"
 
     def anything(self) -> str:

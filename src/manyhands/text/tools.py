@@ -70,7 +70,9 @@ class ToolReader:
         is_call = self._state == "call"
         begun = self._give_back() + (self._call.raw if is_call else "")
         text, self._held = begun + self._held, ""
-        if self._state == "start" and self.num_calls:
+        if self._dialect.is_put and (self._state == "gap" or (is_call and not self._call.is_told)):
+            text = ""  # a head said that it is a call
+        elif self._state == "start" and self.num_calls:
             text = text.strip(_SPACE + self._dialect.skipped)
         elif self._call.is_told if is_call else self.num_calls and (self._state == "gap" or not text.strip()):
             text = ""

@@ -72,8 +72,7 @@ def _effort(thinking: str | None, level: str | None, speaker: Speaker) -> str | 
     """The effort as the template can be told it; None where it can be told nothing, or nothing was asked."""
     if speaker.level is not None and thinking != "disabled":
         return level
-    has_switch = speaker.thinking is not None and speaker.thinking.switch is not None
-    if not has_switch or thinking in (None, "adaptive", "between_tools"):
+    if not speaker.can_be_thoughtless or thinking in (None, "adaptive", "between_tools"):
         return None
     return "none" if thinking == "disabled" else "medium"
 

@@ -54,11 +54,12 @@ def effort_of(think: bool | str | None, speaker: Speaker) -> str | None:
     if not can_think:
         raise BadField(f"think: model {speaker.name!r} does not support thinking: leave it out", "think")
     has_switch = speaker.thinking is not None and speaker.thinking.switch is not None
-    if not has_switch and think is False:
+    if think is False and not speaker.can_be_thoughtless:
         raise BadField(f"think: model {speaker.name!r} always thinks: leave it out", "think")
     if not has_switch and speaker.level is None:
         return None
-    return "none" if think is False else "medium" if think is True else think
+    usual = "high" if has_switch and speaker.level is not None else "medium"  # Kimi K3 has low, high and max
+    return "none" if think is False else usual if think is True else think
 
 
 def _format(wanted: Any) -> Mapping[str, Any] | None:

@@ -41,6 +41,16 @@ class Speaker:
     recommended: dict[str, float] = field(default_factory=dict)  # text/generation_config.py
     is_plain: bool = True  # texts may be tokenised on the event loop (text/tokenizer_parts.py)
 
+    @property
+    def has_level_none(self) -> bool:
+        """Whether no thoughts are a level too, as of Inkling."""
+        return self.level is not None and self.thinking is not None and self.thinking.heads == "blocks"
+
+    @property
+    def can_be_thoughtless(self) -> bool:
+        """Whether the template can be told that the model shall not think."""
+        return self.has_level_none or (self.thinking is not None and self.thinking.switch is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class PreparationDesk:

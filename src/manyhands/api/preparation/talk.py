@@ -18,11 +18,11 @@ from manyhands.text.reasoning import Heads
 from manyhands.text.received import ReceivedText, read_received
 from manyhands.text.template import RenderBudget, TooCostly
 
-# What the gateway itself passes to a chat template.
 # What may be tokenised on the event loop: so many letters, or a fifth as many characters that may each be a token of their own
 # (digits, which take 3 us each). Some milliseconds.
 INLINE_COST: Final = 16 << 10
 _ALONE: Final = re.compile("[^A-Za-z]")
+# What the gateway itself passes to a chat template.
 OWN_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -210,7 +210,7 @@ def _own_variables(speaker: Speaker, given: Mapping[str, Any]) -> Object:
 def _effort_variables(speaker: Speaker, effort: str | None) -> Object:
     if effort is None or (effort == "none" and speaker.thinking is None and speaker.level is None):
         return {}
-    if speaker.level is not None and effort != "none":
+    if speaker.level is not None and (effort != "none" or speaker.has_level_none):
         return {speaker.level: effort}
     if speaker.thinking is not None and speaker.thinking.switch is not None:
         return {speaker.thinking.switch: effort != "none"}
@@ -287,8 +287,9 @@ def _grammar(speaker: Speaker, said: Conversation, *, is_open: bool) -> str | No
 
 
 def _heads(speaker: Speaker, said: Conversation) -> Heads | None:
-    """What heads of messages say, where the answer begins with one."""
-    return speaker.thinking.heads if speaker.thinking is not None and not said.is_continued else None
+    """What heads of messages say, where the answer begins with one: an answer that goes on is within a message."""
+    heads = speaker.thinking.heads if speaker.thinking is not None else None
+    return None if said.is_continued and heads != "sections" else heads
 
 
 def _answer_grammar(speaker: Speaker, said: Conversation, *, is_open: bool) -> str | None:
@@ -300,6 +301,9 @@ def _answer_grammar(speaker: Speaker, said: Conversation, *, is_open: bool) -> s
     is_strict, forced = any(f.is_strict for f in functions), choice not in ("none", "auto")
     if not forced and not is_strict and said.format is None:
         return None
+    if functions and heads is None and speaker.thinking is not None and speaker.thinking.heads is not None:
+        goes_on = "where an answer goes on from the last message calls of this model cannot be enforced"
+        raise BadField(f"tools: {goes_on}: send tool_choice none, or auto without strict and response_format", "tools")
     try:
         schema, several = said.format or None, said.is_parallel and choice in ("required", "auto")
         if heads is not None:
