@@ -20,7 +20,7 @@ EXPERT_FAMILIES = (
     "bailing_hybrid", "bailing_hybrid_limited", "kimi_linear", "deepseek_v4", "mimo_v2_flash", "mimo_v2_flash_fused",
     "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
     "step3p5", "step3p5_plain",
-    "minimax_m3_vl_text",
+    "minimax_m3_vl_text", "minimax", "minimax_part",
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",
@@ -37,11 +37,17 @@ SPLIT_FAMILIES = (
     "kimi_k3",
     "kimi_k3_plain",
 )  # as newer converters write them
-SAME_FILES = dict.fromkeys(("deepseek_v2", "glm4_moe_lite"), "deepseek_v3")  # families that share an architecture
+# Families that share an architecture, or have another name with their publisher.
+SAME_FILES = {"deepseek_v2": "deepseek_v3", "glm4_moe_lite": "deepseek_v3", "minimax": "minimax_text_01"}
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
     "mscale_all_dim": 0.7,
 }  # fmt: skip
+_LIGHTNING = {  # one factor of all residual streams, and transformers' epsilon of lightning attention's norm
+    **dict.fromkeys(("linear_attn_alpha_factor", "full_attn_alpha_factor", "mlp_alpha_factor"), 1.5),
+    **dict.fromkeys(("linear_attn_beta_factor", "full_attn_beta_factor", "mlp_beta_factor"), 1.0),
+    "rms_norm_eps": 1e-6,
+}
 # What a GGUF file cannot say otherwise, and what tiny models have not of themselves.
 EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
@@ -88,6 +94,8 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {
         "swiglu_limit": 7.0, "index_local_blocks": 1, "intermediate_size": 96, "shared_intermediate_size": 96,
     },
+    "minimax": _LIGHTNING,
+    "minimax_part": {**_LIGHTNING, "layer_types": ["linear_attention", "full_attention"] * 2},
     "afmoe": {"global_attn_every_n_layers": 4},
     "laguna": {
         "layer_types": ["full_attention", *["sliding_attention"] * 3], "mlp_layer_types": ["dense", *["sparse"] * 3],
@@ -458,11 +466,23 @@ def _minimax_m3(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _minimax_01(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """Of the one without a list half of a head's columns turn, and every second layer has softmax attention."""
+    linear = np.array([kind == "linear_attention" for kind in config["layer_types"]])
+    is_part = config["tiny_family"] == "minimax_part"
+    part = {"full_attention_interval": 2, "rope.dimension_count": config["head_dim"] // 2}
+    return {
+        "residual_scale": config["mlp_alpha_factor"],
+        **(part if is_part else {"attention.recurrent_layers": linear}),
+    }
+
+
 _MIXTURES = {
     "bailingmoe2": lambda config, rope: {
         "expert_gating_func": 2,
         "expert_shared_feed_forward_length": config["moe_intermediate_size"],
     },
+    "minimax-01": _minimax_01,
     "minimax-m3": _minimax_m3,
     "hy_v3": _hy_v3,
     "afmoe": lambda config, rope: {"expert_gating_func": 2, "expert_weights_norm": True},

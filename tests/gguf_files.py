@@ -198,7 +198,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
         family = re.sub(
-            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu|limited)$",
+            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu|limited|part)$",
             "",
             family,
         )
@@ -338,6 +338,8 @@ def _pieces(
     path, _, last = name.rpartition(".")
     if path.endswith(".conv.conv"):
         yield name, array[:, 0]
+    elif config["model_type"] == "minimax":
+        yield name.replace("self_attn.out_proj", "self_attn.o_proj"), array
     elif name.endswith("kv_b_proj.weight") and config["is_split"]:
         plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
         heads = array.reshape(-1, plain + value, array.shape[1])

@@ -20,7 +20,7 @@ from tests.gguf_files import tiny_gguf
 FAMILIES = (
     "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
     "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe", "bailing_hybrid", "step3p5_plain",
-    "glm4_moe_fused", "minimax_m3_vl_text",
+    "glm4_moe_fused", "minimax_m3_vl_text", "minimax",
 )  # fmt: skip
 
 
@@ -81,6 +81,11 @@ def config(found: Gguf) -> dict[str, Any]:
         ("minimax_m3_vl_text", {"minimax-m3__expert_weights_norm": False}, "weights_norm is False; served is True"),
         ("minimax_m3_vl_text", {"minimax-m3__attention__indexer__top_k": 0}, "top_k is 0; a whole number from 1"),
         ("minimax_m3_vl_text", {"minimax-m3__attention__indexer__types": 1}, "indexer.types' is not known here"),
+        ("minimax", {"minimax-01__residual_scale": None}, "residual_scale is None; a number is needed"),
+        ("minimax", {"minimax-01__attention__recurrent_layers": None}, r"attn_qkv \[1\] are not those of lightning"),
+        ("minimax", {"minimax-01__attention__recurrent_layers": np.array([True])}, "a switch for each of 3 layers"),
+        ("minimax", {"minimax-01__full_attention_interval": 0}, "interval is 0; a whole number from 1"),
+        ("minimax", {"minimax-01__expert_weights_scale": 2.0}, "expert_weights_scale is 2.0; served is 1.0"),
         ("hy_v3", {"hy_v3__expert_gating_func": 1}, "not chosen by sigmoid"),
         ("hy_v3", {"hy_v3__expert_weights_norm": False}, "expert_weights_norm is False; served is True"),
         ("hy_v3", {"hy_v3__expert_shared_feed_forward_length": 33}, "33 wide together, no multiple of 32"),

@@ -95,10 +95,11 @@ def _program(f: Fields) -> Program:
     f.only("rotary_dim", table.width)
     f.only("postnorm", True)
     f.ignore("block_size")  # positions that transformers sums at once
+    out = "self_attn.o_proj" if f.stored("linear_as_output") else "self_attn.out_proj"
 
     def layer(n: TensorNames, i: int) -> Ops:
         is_linear = kinds[i] == _LINEAR
-        body = _lightning(n, s, act, i) if is_linear else attention(n, s, style, "x", "a")
+        body = _lightning(n, s, act, i, out) if is_linear else attention(n, s, style, "x", "a")
         name, path = _FACTORS[not is_linear], "block_sparse_moe"
         experts = each_expert(n, f"{path}.experts", ("w1", "w3", "w2"), s, s.inner, count, act)
         return (
@@ -116,8 +117,8 @@ def _program(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [table], EndsStyle(), layer)
 
 
-def _lightning(n: TensorNames, s: Sizes, act: Activation, i: int) -> Ops:
-    """From "x" to "a": sums that decay at each position, a norm of all heads at once, a gate."""
+def _lightning(n: TensorNames, s: Sizes, act: Activation, i: int, out: str) -> Ops:
+    """From "x" to "a": sums that decay at each position, a norm of all heads at once, a gate, the product `out`."""
     width, parts = s.heads * s.head, list[Part]()
     for number, name in enumerate("qkv"):
         rows = Rows(number * s.head, s.head, 3 * s.head, s.heads)
@@ -131,7 +132,7 @@ def _lightning(n: TensorNames, s: Sizes, act: Activation, i: int) -> Ops:
         LinearAttention("q", "k", "v", "decay", "one", "o", *shape, is_sum=True),
         Norm("o", "o", "rms", _EPS, (n.vector("self_attn.norm.weight", width),)),
         Gate("g", "o", "o", Gating("sigmoid")),
-        Product("o", (n.part("a", "self_attn.out_proj", s.hidden, width, False),)),
+        Product("o", (n.part("a", out, s.hidden, width, False),)),
     )
 
 
