@@ -21,6 +21,7 @@ EXPERT_FAMILIES = (
     "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
     "step3p5", "step3p5_plain",
     "minimax_m3_vl_text", "minimax", "minimax_part",
+    "phimoe", "phimoe_plain",
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",
@@ -96,6 +97,15 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     },
     "minimax": _LIGHTNING,
     "minimax_part": {**_LIGHTNING, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "phimoe": {
+        "lm_head_bias": True, "router_jitter_noise": 0.01, "max_position_embeddings": 131072,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096,
+            "short_factor": [1 + i / 16 for i in range(8)], "long_factor": [1 + i / 4 for i in range(8)],
+            "short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122,
+        },
+    },
+    "phimoe_plain": {"lm_head_bias": True, "router_jitter_noise": 0.01, "sliding_window": 9},  # as Phi-mini-MoE
     "afmoe": {"global_attn_every_n_layers": 4},
     "laguna": {
         "layer_types": ["full_attention", *["sliding_attention"] * 3], "mlp_layer_types": ["dense", *["sparse"] * 3],
@@ -222,6 +232,7 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
         "expert_weights_norm": "norm_topk_prob", "expert_shared_count": "num_shared_experts",
     },
     "qwen3vlmoe": {"expert_feed_forward_length": "moe_intermediate_size"},
+    "phimoe": {"attention.sliding_window": "sliding_window"},
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size", "rope.dimension_count": "rotary_dim"},
     "ernie4_5-moe": {
         "expert_count": "moe_num_experts", "expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval",
@@ -477,7 +488,16 @@ def _minimax_01(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _phimoe(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """The factor of tables is not the checkpoint's."""
+    context, original = config["max_position_embeddings"], rope.get("original_max_position_embeddings", 4096)
+    factor = float(np.sqrt(1 + np.log(context / original) / np.log(original))) if "short_factor" in rope else None
+    scaled = {} if factor is None else {"rope.scaling.attn_factor": factor}
+    return {"rope.scaling.original_context_length": original, **scaled}
+
+
 _MIXTURES = {
+    "phimoe": _phimoe,
     "bailingmoe2": lambda config, rope: {
         "expert_gating_func": 2,
         "expert_shared_feed_forward_length": config["moe_intermediate_size"],

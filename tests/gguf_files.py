@@ -238,6 +238,11 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     if name in ("llama_tied", "apertus", "step3p5") or arch == "gemma4":
         factors = still_columns(config) if arch == "gemma4" else _frequencies(config)
         made.append(("rope_freqs.weight", "F32", factors.shape, factors))
+    made += [
+        (f"rope_factors_{kind}.weight", "F32", (len(found),), np.array(found, np.float32))
+        for kind in ("long", "short")
+        if (found := (config.get("rope_parameters") or {}).get(f"{kind}_factor"))
+    ]
     lists = xielu_lists(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}
     return write_gguf(path, {**_facts(config, arch), **tokenizer_facts(folder), **lists}, made), folder
 

@@ -20,7 +20,7 @@ from tests.gguf_files import tiny_gguf
 FAMILIES = (
     "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "minimax_m2", "dots1", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe",
     "hy_v3", "afmoe", "laguna", "mellum", "cohere2_moe", "bailing_hybrid", "step3p5_plain",
-    "glm4_moe_fused", "minimax_m3_vl_text", "minimax",
+    "glm4_moe_fused", "minimax_m3_vl_text", "minimax", "phimoe", "phimoe_plain",
 )  # fmt: skip
 
 
@@ -81,6 +81,7 @@ def config(found: Gguf) -> dict[str, Any]:
         ("minimax_m3_vl_text", {"minimax-m3__expert_weights_norm": False}, "weights_norm is False; served is True"),
         ("minimax_m3_vl_text", {"minimax-m3__attention__indexer__top_k": 0}, "top_k is 0; a whole number from 1"),
         ("minimax_m3_vl_text", {"minimax-m3__attention__indexer__types": 1}, "indexer.types' is not known here"),
+        ("phimoe_plain", {"phimoe__rope__scaling__factor": 2.0}, "scaled otherwise than those of Phi-3.5-MoE"),
         ("minimax", {"minimax-01__residual_scale": None}, "residual_scale is None; a number is needed"),
         ("minimax", {"minimax-01__attention__recurrent_layers": None}, r"attn_qkv \[1\] are not those of lightning"),
         ("minimax", {"minimax-01__attention__recurrent_layers": np.array([True])}, "a switch for each of 3 layers"),
@@ -202,6 +203,25 @@ def test_the_first_files_of_glm_4_7_flash_do_not_say_that_sigmoids_choose(
 @pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v2"])
 def test_the_choice_of_experts_says_which_deepseek_a_file_is_of(family: str, files: dict[str, bytes]) -> None:
     assert config(change(files[family]))["model_type"] == family
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"phimoe__context_length": 65536},
+        {"phimoe__rope__scaling__original_context_length": 2048},
+        {"phimoe__rope__scaling__attn_factor": 1.25},
+    ],
+)
+def test_a_scaling_of_phimoe_whose_factor_is_not_known_is_refused(
+    facts: dict[str, Any], files: dict[str, bytes]
+) -> None:
+    """Files state another factor than checkpoints, and these state the same one once."""
+    raw = files["phimoe"]
+    made = config_json(change(raw), lambda tensor: raw[tensor.start : tensor.end])
+    assert build_program(json.loads(made)).ropes[0].factor == 1.243163121016122
+    with pytest.raises(ModelError, match=r"scaled otherwise than those of Phi-3\.5-MoE, whose factor no file states"):
+        config_json(change(raw, **facts), lambda tensor: raw[tensor.start : tensor.end])
 
 
 def test_a_file_of_glm_says_whether_heads_have_norms_and_products_biases(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from manyhands.checkpoint.gguf_latent import bailing3
 from manyhands.checkpoint.gguf_latent_names import LING3, LING3_ENDS
 from manyhands.checkpoint.gguf_minimax import MINIMAX_01
 from manyhands.checkpoint.gguf_names import DOTS1, MINIMAX_M2, QWEN3_MOE
+from manyhands.checkpoint.gguf_phimoe import PHIMOE
 
 _GATES: Final = {"per-head": False, "per-element": True}  # whether each column of a head has one
 _HY_V3: Final = {
@@ -298,6 +299,7 @@ MIXTURES: Final[Mapping[str, Architecture]] = {
         "minimax_m3_vl_text", "MiniMaxM3VLForCausalLM", _MINIMAX_M3, minimax_m3, (PLUS_ONE,), biases=(CORRECTED,)
     ),
     "minimax-01": MINIMAX_01,
+    "phimoe": PHIMOE,
 }
 MIXTURE_VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
     "cohere2moe": ("attention.layer_norm_rms_epsilon", _cohere2_moe("rms_norm_eps")),
