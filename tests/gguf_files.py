@@ -48,6 +48,8 @@ OTHER_NAMES = {
     "llama_internlm": "internlm2",
     "llama_pangu": "pangu-embedded",
     "granite_minicpm": "minicpm",
+    "hunyuan_v1_dense_maincoder": "maincoder",
+    "stablelm_orion": "orion",
     "kimi_k3": "kimi-k3",
     "kimi_k3_plain": "kimi-k3",
 }
@@ -83,6 +85,12 @@ _FIXED: dict[str, dict[str, Any]] = {
     "granite_swa": {"layer_rope_theta": [0.0, 10000.0, 0.0, 10000.0]},
     "granite_minicpm": {"attention_multiplier": 0.25},
     "llama_pangu": {"attention_bias": True},
+    "hunyuan_v1_dense_maincoder": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True,
+    },
+    "stablelm_orion": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    },
     "gemma3n_text": {"intermediate_size": 96},
     "gemma3n_text_plain": {  # what llama.cpp takes for granted: all of the first layers cut gates off, and none shares keys
         "num_hidden_layers": 4, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95] * 4, "intermediate_size": 96,
@@ -198,7 +206,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
         family = re.sub(
-            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu|limited|part)$",
+            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu|limited|part|maincoder|orion)$",
             "",
             family,
         )
@@ -378,6 +386,8 @@ def _pieces(
     elif PAIRS in conventions and ("q_proj" in name or "k_proj" in name):
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         yield name, array.reshape(-1, 2, head // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    elif PAIRS in conventions and path.endswith(("query_layernorm", "key_layernorm")):  # behind the rotary embedding
+        yield name, np.ascontiguousarray(array.reshape(2, -1).T).reshape(-1)
     elif last == "gate_up_proj" and config["model_type"] == "llama4_text":
         for part, rows in zip(("gate_proj", "up_proj"), np.split(array, 2, axis=2), strict=True):
             yield f"{path}.{{expert}}.{part}.weight", rows.swapaxes(1, 2)

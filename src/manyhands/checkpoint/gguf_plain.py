@@ -72,6 +72,11 @@ def deci(keys: GgufKeys, config: Config) -> Config:
     return {"block_configs": blocks, "num_key_value_heads": None, "intermediate_size": None}
 
 
+def orion(keys: GgufKeys, config: Config) -> Config:
+    """Orion-14B: stablelm with layers one after the other, whose heads turn whole."""
+    return stated("use_parallel_residual", "qk_layernorm", "use_qkv_bias")(keys, config)
+
+
 def muse_glimmer(keys: GgufKeys, config: Config) -> Config:
     """Muse Glimmer (text): layers with a window have positions, the others have none."""
     if "rope_scaling" in config:
@@ -111,6 +116,18 @@ PLAIN: Final[Mapping[str, Architecture]] = {
         names.MUSE_GLIMMER,
         muse_glimmer,
         (PAIRS, PLUS_ONE, SCALED),
+    ),
+    "maincoder": Architecture(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", names.HUNYUAN, conventions=(PAIRS,), biases=()
+    ),
+    "orion": Architecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        names.LLAMA,
+        orion,
+        eps="layer_norm_eps",
+        ends=names.BIASED_ENDS,
+        biases=(NORMS,),
     ),
     "jais2": Architecture(
         "jais2",

@@ -277,7 +277,8 @@ def hunyuan_attention(f: Fields, s: Sizes) -> tuple[AttentionStyle, NormStyle, R
     f.ignore(*HUNYUAN_UNUSED)
     norm, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
     names = ("self_attn.query_layernorm", "self_attn.key_layernorm")
+    pairs = f.stored("interleaved_rope")
     style = AttentionStyle(
-        head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, norm_names=names, norm_last=True
+        head_scale(s.head), pairs=pairs, bias=bias, out_bias=bias, head_norm=norm, norm_names=names, norm_last=True
     )
     return style, norm, RopeReader(f, stretched=True)
