@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_architecture import Architecture
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
-from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, SCALED, TILED
+from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, SCALED, STRETCHED, TILED
 from manyhands.engine.golden_small import put_half
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
@@ -39,6 +39,7 @@ from tests.gguf_hybrids import (
     nemotron_pieces,
     rates_and_kernels,
 )
+from tests.gguf_indexed import of_layer, stretched
 from tests.kimi_k3 import make_kimi_k3
 
 # Files of the same recipe under another name.
@@ -354,10 +355,12 @@ def _pieces(
     elif config["model_type"] == "minimax":
         yield name.replace("self_attn.out_proj", "self_attn.o_proj"), array
     elif name.endswith("kv_b_proj.weight") and config["is_split"]:
-        plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
+        plain, value = (of_layer(config, name)[width] for width in ("qk_nope_head_dim", "v_head_dim"))
         heads = array.reshape(-1, plain + value, array.shape[1])
         yield name.replace("kv_b", "k_b"), heads[:, :plain].swapaxes(1, 2)
         yield name.replace("kv_b", "v_b"), heads[:, plain:]
+    elif STRETCHED in conventions:
+        yield name, stretched(name, array, config)
     elif path.startswith("model.altup_"):
         yield re.sub(r"\d+", "{expert}", name), array
     elif last == "gate_up_proj" and config["tiny_family"] == "mistral4_air":

@@ -24,7 +24,7 @@ EXACT = (
     "gemma3n_text",
 )
 # Of what the checkpoint stores the file has exp, products or factors, rounded.
-ROUNDED = ("kimi_linear", "kimi_k3", "kimi_k3_plain", "jamba", "apertus")
+ROUNDED = ("dots3_note_text", "kimi_linear", "kimi_k3", "kimi_k3_plain", "jamba", "apertus")
 
 
 @pytest.mark.parametrize("family", [*EXACT, *ROUNDED])
@@ -41,6 +41,7 @@ def test_ids_are_those_of_the_checkpoint_that_a_file_was_made_of(family: str, tm
     [
         ("glm_moe_dsa", "Q8_0"),
         ("mistral4", "Q4_0"),
+        ("dots3_note_text", "Q8_0"),
         ("kimi_linear", "Q8_0"),
         ("kimi_k3", "MXFP4"),
         ("deepseek_v4", "Q8_0"),

@@ -54,13 +54,13 @@ from manyhands.checkpoint.gguf_experts import (
     qwen3_moe,
     qwen3_vl_moe,
 )
+from manyhands.checkpoint.gguf_indexed import INDEXED
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
-from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, deepseek32, glm_dsa, kimi_k3, kimi_linear, mistral4
+from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, kimi_k3, kimi_linear, mistral4
 from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_mixtures import MIXTURE_VARIANTS, MIXTURES
 from manyhands.checkpoint.gguf_plain import PLAIN, PLAIN_VARIANTS
 
-_INDEXED: Final = (None, ("exp_probs_b", "indexer.k_norm"))
 _ROUTED: Final = (None, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 
 
@@ -265,17 +265,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "command-r": Architecture("cohere", "CohereForCausalLM", names.QWEN3, cohere, eps="layer_norm_eps"),
     "olmo": Architecture("olmo", "OlmoForCausalLM", names.LLAMA, olmo, (PAIRS,), eps="layer_norm_eps", biases=()),
     "exaone-moe": Architecture("exaone_moe", "ExaoneMoeForCausalLM", names.EXAONE_MOE, exaone_moe, biases=(CORRECTED,)),
-    "deepseek32": Architecture(
-        "deepseek_v32",
-        "DeepseekV32ForCausalLM",
-        latent.DEEPSEEK32,
-        deepseek32,
-        latent=True,
-        biases=(_INDEXED,),
-    ),
-    "glm-dsa": Architecture(
-        "glm_moe_dsa", "GlmMoeDsaForCausalLM", latent.DEEPSEEK32, glm_dsa, latent=True, biases=(_INDEXED,)
-    ),
+    **INDEXED,
     "mistral4": Architecture("mistral4", "Mistral4ForCausalLM", latent.MISTRAL4, mistral4, latent=True, biases=()),
     "kimi-linear": Architecture(
         "kimi_linear",

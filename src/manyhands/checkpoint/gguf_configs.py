@@ -20,6 +20,7 @@ TILED: Final = "tiled_heads"  # value head h of linear attention reads key head 
 LINEAR: Final = "linear_as_output"  # a product in place of attention has the name of what follows attention
 FUSED: Final = "fused_scores"  # of attention residuals: one vector, norm times projection
 SCALED: Final = "scaled_head_norms"  # norms of queries have weights: the factor of queries; those of keys have ones
+STRETCHED: Final = "stretched_norms"  # norms of latents hold weights times what latents are multiplied by
 APART: Final = "separate_qkv_z"  # queries, keys, values of linear attention are one tensor, its gates another
 
 

@@ -12,7 +12,7 @@ _MAX_LAYERS: Final = 1 << 10
 _SHARED_FROM: Final = 1 << 20  # the context from which on a glm-dsa without indexer.types is GLM-5.2
 
 
-def _latents(keys: GgufKeys, config: Config) -> Config:
+def latents(keys: GgufKeys, config: Config) -> Config:
     """Sizes of latent attention, which newer files describe as attention with one key head; and its yarn."""
     is_split = "attn_k_b.weight" in keys.tensors
     suffix = "_length_mla" if is_split else "_length"
@@ -29,7 +29,7 @@ def _latents(keys: GgufKeys, config: Config) -> Config:
 
 def deepseek2(keys: GgufKeys, config: Config) -> Config:
     """DeepSeek-V2 and V3; GLM-4.7-Flash is computed as V3 is. V2 chooses experts by softmax, which most files do not say."""
-    return {**_latents(keys, config), **beside_shared(keys), **_choice(keys, config)}
+    return {**latents(keys, config), **beside_shared(keys), **_choice(keys, config)}
 
 
 def _choice(keys: GgufKeys, config: Config) -> Config:
@@ -62,15 +62,19 @@ def _scaled_with_log(keys: GgufKeys, scaling: Config | None) -> Config | None:
     return scaling | {"mscale": mscale, "mscale_all_dim": mscale}
 
 
+def indexer(keys: GgufKeys) -> Config:
+    """What chooses positions: its heads, their width, and how many it chooses."""
+    names = {"n_heads": "head_count", "head_dim": "key_length", "topk": "top_k"}
+    return {f"index_{field}": keys.count(f"attention.indexer.{name}") for field, name in names.items()}
+
+
 def deepseek32(keys: GgufKeys, config: Config) -> Config:
     """DeepSeek-V3.2: V3 with an indexer."""
     by_sigmoid(keys, SIGMOID)
     return {
-        **_latents(keys, config),
+        **latents(keys, config),
         **beside_shared(keys),
-        "index_n_heads": keys.count("attention.indexer.head_count"),
-        "index_head_dim": keys.count("attention.indexer.key_length"),
-        "index_topk": keys.count("attention.indexer.top_k"),
+        **indexer(keys),
     }
 
 
@@ -89,7 +93,7 @@ def mistral4(keys: GgufKeys, config: Config) -> Config:
     _check_softmax(keys, "mistral4")
     if keys.count("expert_group_count", 1) > 1:
         raise keys.refused("its experts are chosen by softmax in groups, which mistral4 does not")
-    made = _latents(keys, config)
+    made = latents(keys, config)
     scaling = made.pop("rope_scaling") or {"rope_type": "default"}
     length = scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     keys.only("attention.temperature_length", length)
@@ -122,8 +126,8 @@ def deepseek4(keys: GgufKeys, config: Config) -> Config:
     ratios = keys.get("attention.compress_ratios")
     if not isinstance(ratios, np.ndarray) or len(ratios) < layers:
         raise keys.refused(f"its attention.compress_ratios are not a number for each of {layers} layers")
-    limit = _one_limit(keys, "swiglu_clamp_exp")
-    _one_limit(keys, "swiglu_clamp_shexp", limit)
+    limit = one_limit(keys, "swiglu_clamp_exp")
+    one_limit(keys, "swiglu_clamp_shexp", limit)
     return {
         "num_hidden_layers": layers,
         "intermediate_size": inner,
@@ -139,16 +143,14 @@ def deepseek4(keys: GgufKeys, config: Config) -> Config:
         "num_experts_per_tok": keys.count("expert_used_count"),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "num_hash_layers": keys.count("hash_layer_count", least=0),
-        "index_n_heads": keys.count("attention.indexer.head_count"),
-        "index_head_dim": keys.count("attention.indexer.key_length"),
-        "index_topk": keys.count("attention.indexer.top_k"),
+        **indexer(keys),
         "hc_mult": keys.count("hyper_connection.count"),
         "hc_sinkhorn_iters": keys.count("hyper_connection.sinkhorn_iterations"),
         "hc_eps": keys.number("hyper_connection.epsilon"),
     }
 
 
-def _one_limit(keys: GgufKeys, name: str, default: float | None = None) -> float:
+def one_limit(keys: GgufKeys, name: str, default: float | None = None) -> float:
     """What gates are held below, in all layers."""
     value = keys.get(name, default)
     found = (
@@ -167,7 +169,7 @@ def kimi_linear(keys: GgufKeys, config: Config) -> Config:
     blocks = beside_shared(keys)
     blocks["num_local_experts"] = blocks.pop("n_routed_experts")
     return {
-        **_latents(keys, config),
+        **latents(keys, config),
         **blocks,
         "norm_topk_prob": True,
         "layer_types": kinds,
@@ -194,7 +196,7 @@ def kimi_k3(keys: GgufKeys, config: Config) -> Config:
     linear, width = _k3_linear(keys, config), keys.count("expert_latent_length", 0, least=0)
     bound = keys.number("activation.situ_linear_beta")
     return {
-        **_latents(keys, config),
+        **latents(keys, config),
         **{_K3_FIELDS.get(name, name): value for name, value in beside_shared(keys).items()},
         "hidden_act": "situ",
         "activation_situ_beta": keys.number("activation.situ_beta"),
@@ -231,12 +233,12 @@ def bailing3(keys: GgufKeys, config: Config) -> Config:
     by_sigmoid(keys)
     keys.only("kda.safe_gate", True)
     whole, blocks = config["num_hidden_layers"], beside_shared(keys)
-    latents, kinds = _latents(keys, config), mixed_layers(keys, config, "linear_attention")
-    layers = latents["num_hidden_layers"]
+    made, kinds = latents(keys, config), mixed_layers(keys, config, "linear_attention")
+    layers = made["num_hidden_layers"]
     blocks |= {"num_local_experts": blocks.pop("n_routed_experts"), "layer_types": kinds[:layers]}
     keys.only("expert_shared_feed_forward_length", blocks["moe_intermediate_size"])
     return {
-        **latents,
+        **made,
         **blocks,
         "expert_swiglu_limit_list": keys.numbers("swiglu_clamp_exp", whole, 0.0)[:layers],
         "share_expert_swiglu_limit_list": keys.numbers("swiglu_clamp_shexp", whole, 0.0)[:layers],

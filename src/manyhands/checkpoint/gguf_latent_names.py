@@ -26,6 +26,11 @@ DEEPSEEK32: Final = {
     "indexer.k_norm": "self_attn.indexer.k_norm",
     "indexer.proj": "self_attn.indexer.weights_proj",
 }
+DOTS3_NOTE: Final = {
+    **DEEPSEEK32,
+    "attn_gate": "self_attn.g_proj",
+    "attn_k_norm": "self_attn.k_rope_only_layernorm",
+}
 MISTRAL4: Final = {
     **DEEPSEEK2,
     **{f"ffn_{part}_exps.weight": f"mlp.experts.{part}_proj" for part in ("gate_up", "gate", "up", "down")},

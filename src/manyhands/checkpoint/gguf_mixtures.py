@@ -179,10 +179,10 @@ def _step35_attention(keys: GgufKeys, config: Config, kinds: Sequence[str]) -> C
     full |= {name: full[name][:pairs] for name in ("short_factor", "long_factor") if name in full}
     full["partial_rotary_factor"], tables["sliding_attention"]["partial_rotary_factor"] = turned / 2, turned
     nulls = dict.fromkeys(("rope_theta", "rope_scaling", "partial_rotary_factor"))
-    return {**nulls, "rope_parameters": tables, **_heads_by_type(keys, config, kinds)}
+    return {**nulls, "rope_parameters": tables, **heads_by_type(keys, config, kinds)}
 
 
-def _heads_by_type(keys: GgufKeys, config: Config, kinds: Sequence[str]) -> Config:
+def heads_by_type(keys: GgufKeys, config: Config, kinds: Sequence[str]) -> Config:
     heads: dict[str, int] = {}
     for kind, count in zip(kinds, keys.counts("attention.head_count", config["num_hidden_layers"], 0), strict=False):
         if heads.setdefault(kind, count) != count:

@@ -43,7 +43,8 @@ def dots3_note_text(f: Fields) -> Program:
     """Fields as they were published, or as transformers writes them."""
     _own_names(f)
     s, norm, rope = sizes(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f)
-    types, bias, split = _types(f, s.layers), f.flag("attention_bias"), f.stored("split_kv_b")
+    types, bias = _types(f, s.layers), f.flag("attention_bias")
+    split, is_stretched = f.stored("split_kv_b"), f.stored("stretched_norms")
     full, blocks = _full(f, s, norm, rope), _blocks(f, s)
     sliding = _sliding(f, types, full)
     kinds = {_INDEXED: full, _FULL: replace(full, index=None), _SLIDING: sliding}
@@ -51,7 +52,7 @@ def dots3_note_text(f: Fields) -> Program:
 
     def layer(n: TensorNames, i: int) -> Ops:
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
-        first = Branch(_attention(n, kinds[types[i]], bias, split), "a", before)
+        first = Branch(_attention(n, kinds[types[i]], bias, split, is_stretched), "a", before)
         return sequential(first, blocks.branch(n, s, norm, i))
 
     return assemble(f, s, norm, rope, tables, EndsStyle(), layer)
@@ -136,12 +137,13 @@ def _tables(f: Fields, rope: RopeReader, types: list[str], full: int, sliding: i
     return tables
 
 
-def _attention(n: TensorNames, kind: _Kind, bias: bool, split: bool) -> Ops:
+def _attention(n: TensorNames, kind: _Kind, bias: bool, split: bool, is_stretched: bool) -> Ops:
+    """`is_stretched`: weights of the norms of latents are multiplied by the root that scales these."""
     s, z = kind.s, kind.z
     gate = Part("g", n.linear("self_attn.g_proj", s.heads, s.hidden), activation="sigmoid"), Multiply("a", "g", "a")
     stretch = (s.hidden / (z.query_rank or s.hidden)) ** 0.5, (s.hidden / z.rank) ** 0.5
     own: dict[str, Any] = {"index": kind.index, "table": kind.table, "window": kind.window}
-    own |= {"key_norm": "self_attn.k_rope_only_layernorm", "gate": gate, "stretch": stretch}
+    own |= {"key_norm": "self_attn.k_rope_only_layernorm", "gate": gate, "stretch": None if is_stretched else stretch}
     return latent_attention(n, s, z, head_scale(z.plain + z.rotary), pairs=True, bias=bias, split=split, **own)
 
 

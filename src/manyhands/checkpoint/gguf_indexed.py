@@ -1,0 +1,78 @@
+"""Architectures of GGUF with an indexer in latent attention: what their metadata adds to that of gguf_latent.py, and their
+table."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from manyhands.checkpoint import gguf_latent_names as names
+from manyhands.checkpoint.gguf_architecture import Architecture
+from manyhands.checkpoint.gguf_configs import STRETCHED, layer_types, stated_windows
+from manyhands.checkpoint.gguf_experts import beside_shared, by_sigmoid
+from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+from manyhands.checkpoint.gguf_latent import deepseek32, glm_dsa, indexer, latents
+from manyhands.checkpoint.gguf_mixtures import heads_by_type
+
+_BIASES: Final = ((None, ("exp_probs_b", "indexer.k_norm")),)
+
+
+def dots3note(keys: GgufKeys, config: Config) -> Config:
+    """dots3-note (text), in the fields of its published config, without the layer that guesses tokens ahead."""
+    by_sigmoid(keys)
+    made, blocks = latents(keys, config), beside_shared(keys)
+    windows = stated_windows(keys, made["num_hidden_layers"])
+    if keys.switches("attention.indexer.types", len(windows)) != [not on for on in windows]:
+        raise keys.refused("its layers with an indexer (attention.indexer.types) are not those without a window")
+    kinds, inner = layer_types(windows), blocks["moe_intermediate_size"]
+    heads = heads_by_type(keys, config, kinds)
+    keys.only("expert_shared_feed_forward_length", inner)
+    return {
+        **made,
+        **blocks,
+        **indexer(keys),
+        **_in_windows(keys, config["head_dim"], heads["num_sliding_attention_heads"], made["q_lora_rank"]),
+        "shared_experts_intermediate_size": inner,
+        "num_attention_heads": heads["num_attention_heads"],
+        "num_key_value_heads": heads["num_attention_heads"],
+        "layer_types": kinds,
+        "sliding_window": keys.count("attention.sliding_window"),
+    }
+
+
+def _in_windows(keys: GgufKeys, rotary: int, heads: int, query_rank: int | None) -> Config:
+    """Latent attention of layers with a window, of which `rotary` columns turn, as in the others."""
+    for name in ("key_length_swa", "value_length_swa"):  # of heads that share keys
+        keys.get(f"attention.{name}")
+    keys.only("rope.dimension_count_swa", rotary)
+    width = keys.count("attention.key_length_mla_swa")
+    own = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": keys.count("attention.kv_lora_rank_swa"),
+        "head_dim": width,
+        "qk_nope_head_dim": width - rotary,
+        "qk_rope_head_dim": rotary,
+        "v_head_dim": keys.count("attention.value_length_mla_swa"),
+        "rope_theta": keys.number("rope.freq_base_swa"),
+    }
+    return {f"swa_{field}": value for field, value in own.items()}
+
+
+INDEXED: Final[Mapping[str, Architecture]] = {
+    "deepseek32": Architecture(
+        "deepseek_v32", "DeepseekV32ForCausalLM", names.DEEPSEEK32, deepseek32, latent=True, biases=_BIASES
+    ),
+    "glm-dsa": Architecture(
+        "glm_moe_dsa", "GlmMoeDsaForCausalLM", names.DEEPSEEK32, glm_dsa, latent=True, biases=_BIASES
+    ),
+    "dots3note": Architecture(
+        "dots3_note_text",
+        "Dots3NoteForCausalLM",
+        names.DOTS3_NOTE,
+        dots3note,
+        (STRETCHED,),
+        latent=True,
+        varied=True,
+        biases=_BIASES,
+    ),
+}

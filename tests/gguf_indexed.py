@@ -1,0 +1,66 @@
+"""Models with an indexer in latent attention, as llama.cpp's converter writes them: dots3-note."""
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Piece = tuple[str, NDArray[np.float32]]
+
+# What a GGUF file cannot say otherwise: latents of queries, and what turns, are as wide with a window as without.
+DOTS3: dict[str, Any] = {
+    "index_head_dim": 64,  # a Hadamard matrix of llama.cpp
+    "shared_experts_intermediate_size": 32,
+    "swa_q_lora_rank": 32,
+    "swa_head_dim": 24,
+    "swa_qk_nope_head_dim": 16,
+}
+
+
+def of_layer(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The config with what it says of the layer of this tensor alone."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return {**config, **config.get("per_layer_config", {}).get(found[1] if found else "", {})}
+
+
+def stretched(name: str, array: NDArray[np.float32], config: dict[str, Any]) -> NDArray[np.float32]:
+    """The norm of a latent with what the latent is multiplied by."""
+    is_latent = name.endswith(("q_a_layernorm.weight", "kv_a_layernorm.weight"))
+    return array * np.float32((config["hidden_size"] / len(array)) ** 0.5) if is_latent else array
+
+
+def by_halves(name: str, array: NDArray[np.float32], width: int, rotary: int) -> NDArray[np.float32]:
+    """A tensor of dots3-note's indexer, of heads so wide, with the first columns of rotary pairs before the second ones: so
+    llama.cpp turns them, the publisher and transformers by pairs."""
+    if "indexer." not in name or "proj" in name:
+        return array
+    heads = array.reshape(-1, width, *array.shape[1:])
+    parts = heads[:, :rotary:2], heads[:, 1:rotary:2], heads[:, rotary:]
+    return np.concatenate(parts, 1).reshape(array.shape)
+
+
+def dots3_facts(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """A layer that guesses tokens ahead comes last, with a window: its tensors may be absent."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    layers = [of_layer(config, f"model.layers.{i}.") for i in range(len(slides))]
+    own = layers[slides.index(True)]
+    full, sliding = config["kv_lora_rank"], own["kv_lora_rank"]
+    rotary = own["qk_rope_head_dim"]
+    return {
+        "block_count": len(slides) + 1,
+        "nextn_predict_layers": 1,
+        "attention.head_count": np.array([one["num_attention_heads"] for one in (*layers, own)], np.int32),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": np.array(slides),
+        "attention.indexer.types": ~np.array(slides),
+        "attention.key_length": full + config["qk_rope_head_dim"],
+        "attention.value_length": full,
+        "attention.kv_lora_rank_swa": sliding,
+        "attention.key_length_swa": sliding + rotary,
+        "attention.value_length_swa": sliding,
+        "attention.key_length_mla_swa": own["qk_nope_head_dim"] + rotary,
+        "attention.value_length_mla_swa": own["v_head_dim"],
+        "rope.freq_base": float(rope["indexed_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
