@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.gguf_indexed import DOTS3, dots3_facts
+from tests.gguf_indexed import DOTS3, HY_V4_SHARED, dots3_facts, hy_v4_facts
 
 Piece = tuple[str, NDArray[np.float32]]
 
@@ -23,7 +23,7 @@ EXPERT_FAMILIES = (
     "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
     "step3p5", "step3p5_plain",
     "minimax_m3_vl_text", "minimax", "minimax_part",
-    "phimoe", "phimoe_plain", "dots3_note_text",
+    "phimoe", "phimoe_plain", "dots3_note_text", "hy_v4", "hy_v4_shared",
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",
@@ -40,6 +40,8 @@ SPLIT_FAMILIES = (
     "kimi_k3",
     "kimi_k3_plain",
     "dots3_note_text",
+    "hy_v4",
+    "hy_v4_shared",
 )  # as newer converters write them
 # Families that share an architecture, or have another name with their publisher.
 SAME_FILES = {"deepseek_v2": "deepseek_v3", "glm4_moe_lite": "deepseek_v3", "minimax": "minimax_text_01"}
@@ -67,6 +69,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "glm_moe_dsa_shared": {"index_head_dim": 64, "index_topk": 64, "indexer_types": ["full", "full", "shared", "full"]},
     "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
     "dots3_note_text": DOTS3,
+    "hy_v4_shared": HY_V4_SHARED,
     "kimi_linear": {"linear_num_heads": 4, "norm_topk_prob": True},
     "kimi_k3": {
         "rms_norm_eps": 1e-6, "attn_res_block_size": 3, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
@@ -197,7 +200,7 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
         "expert_latent_length": "routed_expert_hidden_size", "activation.situ_beta": "activation_situ_beta",
         "attn_res.block_size": "attn_res_block_size",
     },
-    **dict.fromkeys(("glm-dsa", "deepseek32", "dots3note"), _INDEXED),
+    **dict.fromkeys(("glm-dsa", "deepseek32", "dots3note", "hy_v4"), _INDEXED),
     "deepseek4": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_weights_scale": "routed_scaling_factor",
         "attention.q_lora_rank": "q_lora_rank", "attention.output_lora_rank": "o_lora_rank",
@@ -318,6 +321,8 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
         keys |= {"kda.head_dim": config["linear_head_dim"], "ssm.conv_kernel": config["linear_conv_kernel_dim"]}
     if name == "dots3_note_text":
         keys |= dots3_facts(config, rope)
+    if name.startswith("hy_v4"):
+        keys |= hy_v4_facts(config)
     if name.startswith("kimi_k3"):
         keys |= _kimi_k3(config, config["linear_attn_config"])
     if name.startswith("mistral4"):

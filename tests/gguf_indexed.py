@@ -1,4 +1,4 @@
-"""Models with an indexer in latent attention, as llama.cpp's converter writes them: dots3-note."""
+"""Models with an indexer in latent attention, as llama.cpp's converter writes them: dots3-note, Hy4."""
 
 import re
 from typing import Any
@@ -15,6 +15,16 @@ DOTS3: dict[str, Any] = {
     "swa_q_lora_rank": 32,
     "swa_head_dim": 24,
     "swa_qk_nope_head_dim": 16,
+}
+
+
+HY_V4_SHARED: dict[str, Any] = {
+    "index_topk": 64,
+    "indexer_types": ["full", "shared", "shared", "full"],
+    "hc_mult": 2,
+    "hc_magnitude": 1.5,
+    "swiglu_limit": 0.25,
+    "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
 }
 
 
@@ -63,4 +73,30 @@ def dots3_facts(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         "attention.value_length_mla_swa": own["v_head_dim"],
         "rope.freq_base": float(rope["indexed_attention"]["rope_theta"]),
         "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
+
+
+def in_pairs(name: str, array: NDArray[np.float32], config: dict[str, Any]) -> NDArray[np.float32]:
+    """A tensor of Hy4 with columns that turn, the last ones of a head, as pairs: so they lie in the publisher's checkpoint,
+    where transformers takes them for halves."""
+    rotary, width = config["qk_rope_head_dim"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    wide = {"q_b_proj": width, "kv_a_proj_with_mqa": len(array)}
+    wide |= dict.fromkeys(("wq_b", "wk", "k_norm"), config["index_head_dim"])
+    head = wide.get(name.split(".")[-2])
+    if head is None:
+        return array
+    heads = array.reshape(-1, head, *array.shape[1:])
+    plain, turned = heads[:, : head - rotary], heads[:, head - rotary :]
+    pairs = turned.reshape(len(heads), 2, rotary // 2, *array.shape[1:]).swapaxes(1, 2).reshape(turned.shape)
+    return np.concatenate((plain, pairs), 1).reshape(array.shape)
+
+
+def hy_v4_facts(config: dict[str, Any]) -> dict[str, Any]:
+    """All layers clamp experts alike."""
+    return {
+        "attention.indexer.types": np.array([kind == "full" for kind in config["indexer_types"]]),
+        "hyper_connection.count": config["hc_mult"],
+        "hyper_connection.epsilon": config["hc_eps"],
+        "hyper_connection.magnitude": config["hc_magnitude"],
+        "swiglu_clamp_exp": np.array([config["swiglu_limit"]] * config["num_hidden_layers"], np.float32),
     }

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_folder import gguf_folder
@@ -32,6 +31,7 @@ from manyhands.engine.weights import Stored, as_fp32, held, kept_type, matrix, t
 from manyhands.program.families import read_program
 from manyhands.program.ops import Rows, Weight
 from manyhands.testing.gguf import write_gguf
+from tests.engine.oracle import stock_model
 from tests.gguf_files import FAMILIES, tiny_gguf
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
@@ -48,7 +48,7 @@ def logits(folder: Path) -> NDArray[np.float32]:
 
 
 def theirs(folder: Path) -> NDArray[np.float32]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = stock_model(folder)
     with torch.inference_mode():
         found: NDArray[np.float32] = model(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
     return found

@@ -23,8 +23,8 @@ EXACT = (
     "mimo_v2_flash_fused",
     "gemma3n_text",
 )
-# Of what the checkpoint stores the file has exp, products or factors, rounded.
-ROUNDED = ("dots3_note_text", "kimi_linear", "kimi_k3", "kimi_k3_plain", "jamba", "apertus")
+# Of what the checkpoint stores the file has exp, products or factors, rounded; of hy_v4 columns in another order.
+ROUNDED = ("dots3_note_text", "hy_v4", "kimi_linear", "kimi_k3", "kimi_k3_plain", "jamba", "apertus")
 
 
 @pytest.mark.parametrize("family", [*EXACT, *ROUNDED])
@@ -42,6 +42,7 @@ def test_ids_are_those_of_the_checkpoint_that_a_file_was_made_of(family: str, tm
         ("glm_moe_dsa", "Q8_0"),
         ("mistral4", "Q4_0"),
         ("dots3_note_text", "Q8_0"),
+        ("hy_v4", "Q4_0"),
         ("kimi_linear", "Q8_0"),
         ("kimi_k3", "MXFP4"),
         ("deepseek_v4", "Q8_0"),

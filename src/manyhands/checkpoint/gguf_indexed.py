@@ -6,10 +6,10 @@ from typing import Final
 
 from manyhands.checkpoint import gguf_latent_names as names
 from manyhands.checkpoint.gguf_architecture import Architecture
-from manyhands.checkpoint.gguf_configs import STRETCHED, layer_types, stated_windows
+from manyhands.checkpoint.gguf_configs import PAIRS, STRETCHED, layer_types, stated_windows
 from manyhands.checkpoint.gguf_experts import beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
-from manyhands.checkpoint.gguf_latent import deepseek32, glm_dsa, indexer, latents
+from manyhands.checkpoint.gguf_latent import deepseek32, glm_dsa, indexer, latents, one_limit
 from manyhands.checkpoint.gguf_mixtures import heads_by_type
 
 _BIASES: Final = ((None, ("exp_probs_b", "indexer.k_norm")),)
@@ -58,6 +58,29 @@ def _in_windows(keys: GgufKeys, rotary: int, heads: int, query_rank: int | None)
     return {f"swa_{field}": value for field, value in own.items()}
 
 
+def hy_v4(keys: GgufKeys, config: Config) -> Config:
+    """Hy4. Its layers without an indexer use the choice of the one before."""
+    by_sigmoid(keys)
+    if "rope_scaling" in config:
+        raise keys.refused("its positions are scaled, of which scores of hy_v4 take no account in llama.cpp")
+    made, blocks = latents(keys, config), beside_shared(keys)
+    layers, dense = made["num_hidden_layers"], blocks.pop("first_k_dense_replace")
+    full = keys.switches("attention.indexer.types", layers)
+    if full is None:
+        raise keys.refused("it does not say by attention.indexer.types which layers have an indexer")
+    return {
+        **made,
+        **blocks,
+        **indexer(keys),
+        "indexer_types": ["full" if on else "shared" for on in full],
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(len(full))],
+        "swiglu_limit": one_limit(keys, "swiglu_clamp_exp"),
+        "hc_mult": keys.count("hyper_connection.count"),
+        "hc_eps": keys.number("hyper_connection.epsilon"),
+        "hc_magnitude": keys.number("hyper_connection.magnitude"),
+    }
+
+
 INDEXED: Final[Mapping[str, Architecture]] = {
     "deepseek32": Architecture(
         "deepseek_v32", "DeepseekV32ForCausalLM", names.DEEPSEEK32, deepseek32, latent=True, biases=_BIASES
@@ -74,5 +97,8 @@ INDEXED: Final[Mapping[str, Architecture]] = {
         latent=True,
         varied=True,
         biases=_BIASES,
+    ),
+    "hy_v4": Architecture(
+        "hy_v4", "HYV4ForCausalLM", names.HY_V4, hy_v4, (PAIRS,), latent=True, ends=names.HY_V4_ENDS, biases=_BIASES
     ),
 }

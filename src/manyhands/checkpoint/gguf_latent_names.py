@@ -125,6 +125,20 @@ DEEPSEEK4_ENDS: Final = {
     "output.weight": "head.weight",
     **{f"output_hc_{part}.weight": f"hc_head_{part}" for part in ("fn", "base", "scale")},
 }
+HY_V4: Final = {
+    **DEEPSEEK32,
+    "attn_gate": "self_attn.linear_gate",
+    "attn_sinks.weight": "self_attn.learnable_sink_param",
+    **{
+        f"hc_{theirs}_{part}.weight": f"hc_{ours}_layer.hc_pre.hc_{part}"
+        for theirs, ours in (("attn", "attn"), ("ffn", "mlp"))
+        for part in ("fn", "base", "scale")
+    },
+}
+HY_V4_ENDS: Final = {
+    **ENDS,
+    **{f"output_hc_{part}.weight": f"model.hc_head.hc_head_{part}" for part in ("fn", "base", "scale")},
+}
 GEMMA3N: Final = {
     **GEMMA3,
     **INPUTS,
