@@ -39,7 +39,7 @@ from tests.gguf_hybrids import (
     nemotron_pieces,
     rates_and_kernels,
 )
-from tests.gguf_indexed import in_pairs, of_layer, stretched
+from tests.gguf_indexed import of_layer, stretched
 from tests.kimi_k3 import make_kimi_k3
 
 # Files of the same recipe under another name.
@@ -361,8 +361,6 @@ def _pieces(
         yield name.replace("kv_b", "v_b"), heads[:, plain:]
     elif STRETCHED in conventions:
         yield name, stretched(name, array, config)
-    elif config["model_type"] == "hy_v4":
-        yield name, in_pairs(name, array, config)
     elif path.startswith("model.altup_"):
         yield re.sub(r"\d+", "{expert}", name), array
     elif last == "gate_up_proj" and config["tiny_family"] == "mistral4_air":

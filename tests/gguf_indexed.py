@@ -76,21 +76,6 @@ def dots3_facts(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def in_pairs(name: str, array: NDArray[np.float32], config: dict[str, Any]) -> NDArray[np.float32]:
-    """A tensor of Hy4 with columns that turn, the last ones of a head, as pairs: so they lie in the publisher's checkpoint,
-    where transformers takes them for halves."""
-    rotary, width = config["qk_rope_head_dim"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    wide = {"q_b_proj": width, "kv_a_proj_with_mqa": len(array)}
-    wide |= dict.fromkeys(("wq_b", "wk", "k_norm"), config["index_head_dim"])
-    head = wide.get(name.split(".")[-2])
-    if head is None:
-        return array
-    heads = array.reshape(-1, head, *array.shape[1:])
-    plain, turned = heads[:, : head - rotary], heads[:, head - rotary :]
-    pairs = turned.reshape(len(heads), 2, rotary // 2, *array.shape[1:]).swapaxes(1, 2).reshape(turned.shape)
-    return np.concatenate((plain, pairs), 1).reshape(array.shape)
-
-
 def hy_v4_facts(config: dict[str, Any]) -> dict[str, Any]:
     """All layers clamp experts alike."""
     return {

@@ -69,14 +69,15 @@ def _stock_longcat(folder: Path, said: dict[str, Any], options: dict[str, Any]) 
 
 
 def _stock_hy(folder: Path, said: dict[str, Any], options: dict[str, Any]) -> PreTrainedModel:
-    """With experts stacked, as in publishers' checkpoints of 16 bits, which alone transformers (5.23) reads."""
+    """With experts stacked, as in publishers' checkpoints of 16 bits, which alone transformers (5.23) reads, and with columns
+    that turn as halves, for which it takes them."""
     read, config, state = reader(folder), CONFIG_MAPPING["hy_v4"].from_dict(said), dict[str, Tensor]()
     with safe_open(folder / "model.safetensors", framework="pt") as handle:
         names = list(handle.keys())
     for name in names:
         path, _, part = name.partition(".experts.")
         if not part:
-            state[name] = read(name)
+            state[name] = _in_halves(name, read(name), said)
         elif part == "0.gate_proj.weight":
             each = [f"{path}.experts.{i}" for i in range(config.n_routed_experts)]
             both = [torch.cat([read(f"{one}.{kind}_proj.weight") for kind in ("gate", "up")]) for one in each]
@@ -86,6 +87,19 @@ def _stock_hy(folder: Path, said: dict[str, Any], options: dict[str, Any]) -> Pr
         None, config=config, state_dict=state, attn_implementation="eager", dtype=torch.float32, **options
     )
     return model.eval()
+
+
+def _in_halves(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """A tensor of Hy4 with the columns that turn, the last ones of a head, as halves."""
+    rotary, width = config["qk_rope_head_dim"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    wide = {"q_b_proj": width, "kv_a_proj_with_mqa": len(tensor)}
+    wide |= dict.fromkeys(("wq_b", "wk", "k_norm"), config["index_head_dim"])
+    head = wide.get(name.split(".")[-2])
+    if head is None:
+        return tensor
+    heads = tensor.reshape(-1, head, *tensor.shape[1:])
+    turned = heads[:, head - rotary :]
+    return torch.cat((heads[:, : head - rotary], turned[:, ::2], turned[:, 1::2]), 1).reshape(tensor.shape)
 
 
 class Pair:

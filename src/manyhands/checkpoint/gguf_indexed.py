@@ -6,7 +6,7 @@ from typing import Final
 
 from manyhands.checkpoint import gguf_latent_names as names
 from manyhands.checkpoint.gguf_architecture import Architecture
-from manyhands.checkpoint.gguf_configs import PAIRS, STRETCHED, layer_types, stated_windows
+from manyhands.checkpoint.gguf_configs import STRETCHED, layer_types, stated_windows
 from manyhands.checkpoint.gguf_experts import beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_latent import deepseek32, glm_dsa, indexer, latents, one_limit
@@ -99,6 +99,6 @@ INDEXED: Final[Mapping[str, Architecture]] = {
         biases=_BIASES,
     ),
     "hy_v4": Architecture(
-        "hy_v4", "HYV4ForCausalLM", names.HY_V4, hy_v4, (PAIRS,), latent=True, ends=names.HY_V4_ENDS, biases=_BIASES
+        "hy_v4", "HYV4ForCausalLM", names.HY_V4, hy_v4, latent=True, ends=names.HY_V4_ENDS, biases=_BIASES
     ),
 }

@@ -39,14 +39,15 @@ class _Streams:
 
 
 def hy_v4(f: Fields) -> Program:
-    """Layers that use the choice of another hold the model to the context in which all positions are chosen, as of GLM-5."""
+    """Columns turn by pairs, as the publisher serves them (vLLM, llama.cpp); transformers (5.23) takes them for halves. Layers
+    that use the choice of another hold the model to the context in which all positions are chosen, as of GLM-5."""
     _defaults(f)
     s, norm, bias = sizes(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=192, rotary=64, value=256, kv=False)
     if z.query_rank is None:
         raise f.refuse("q_lora_rank", "a whole number is needed: queries of this family come from a latent")
-    rope, blocks, pairs, split = RopeReader(f), _blocks(f, s), f.stored("interleaved_rope"), f.stored("split_kv_b")
-    index, scale = _index(f, s, z, rope, norm.eps, pairs), latent_scale(rope, z.plain + z.rotary)
+    rope, blocks, split = RopeReader(f), _blocks(f, s), f.stored("split_kv_b")
+    index, scale = _index(f, s, z, rope, norm.eps), latent_scale(rope, z.plain + z.rotary)
     numbers = f.count("hc_mult", 4, high=8), s.hidden, norm.eps, f.number("hc_eps", 1e-6), f.number("hc_magnitude", 2.0)
     streams = _Streams(*numbers)
     _as_trained(f)
@@ -55,7 +56,7 @@ def hy_v4(f: Fields) -> Program:
         gate = n.part("g", "self_attn.linear_gate", s.heads * z.value, s.hidden, False)
         gated, sinks = (gate, Gate("g", "a", "a", Gating("sigmoid"))), "self_attn.learnable_sink_param"
         own: dict[str, Any] = {"split": split, "index": index, "gate": gated, "sinks": sinks}
-        attend = latent_attention(n, s, z, scale, pairs=pairs, bias=bias, **own)
+        attend = latent_attention(n, s, z, scale, pairs=True, bias=bias, **own)
         block = blocks.branch(n, s, norm, i)
         joined: Ops = (Add((Term("s"),), "m"),) if "s" in block.terms else ()
         after = norm.op(n, "post_attention_layernorm", s.hidden, "u", "h")
@@ -83,14 +84,14 @@ def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
     return replace(blocks, limit=limit)
 
 
-def _index(f: Fields, s: Sizes, z: LatentSizes, rope: RopeReader, eps: float, pairs: bool) -> IndexStyle | None:
+def _index(f: Fields, s: Sizes, z: LatentSizes, rope: RopeReader, eps: float) -> IndexStyle | None:
     """None where layers share a choice."""
     default = ["shared" if i and (i - 1) % 4 else "full" for i in range(s.layers)]
     kinds = f.per_layer("indexer_types", s.layers, default, ("full", "shared"))
     f.per_layer("layer_types", s.layers, [INDEXED[0]] * s.layers, INDEXED)
     if kinds[0] == "shared":
         raise f.refuse("indexer_types", "a first layer with an indexer, full, is needed")
-    index = IndexStyle.read(f, z.rotary, rope.context, pairs=pairs)
+    index = IndexStyle.read(f, z.rotary, rope.context, pairs=True)
     if "shared" in kinds:
         rope.context = index.top_k
         return None
