@@ -40,6 +40,7 @@ from tests.gguf_hybrids import (
     rates_and_kernels,
 )
 from tests.gguf_indexed import of_layer, stretched
+from tests.gguf_qwen4 import QWEN4_FIXED, QWEN4_MORE, qwen4_facts, qwen4_pieces, without_words, word_table
 from tests.kimi_k3 import make_kimi_k3
 
 # Files of the same recipe under another name.
@@ -67,6 +68,7 @@ FAMILIES = (
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
     "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", "muse_glimmer_text",
+    *QWEN4_FIXED,
     *OTHER_NAMES,
 )  # fmt: skip
 # What a GGUF file cannot say otherwise.
@@ -76,6 +78,7 @@ _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_HEADS, "mlp_only_layers": []},
     "qwen3_5_text": _HEADS,
     "qwen3_5_moe_text": _HEADS,
+    **QWEN4_FIXED,
     "lfm2": {"conv_bias": False},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "granitemoehybrid": {"num_experts_per_tok": 0},
@@ -183,6 +186,7 @@ _MORE: dict[str, dict[str, str]] = {
     "qwen3next": {**_WIDTHS, **_LINEAR},
     "qwen35": _LINEAR,
     "qwen35moe": {**_WIDTHS, **_LINEAR},
+    "qwen4exp": {**_WIDTHS, **_LINEAR, **QWEN4_MORE},
     "lfm2": {"shortconv.l_cache": "conv_L_cache"},
     "lfm2moe": {
         "shortconv.l_cache": "conv_L_cache", "expert_feed_forward_length": "moe_intermediate_size",
@@ -233,7 +237,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     stored = load_file(folder / "model.safetensors")
     tensors = fused_scores({name.removeprefix("language_model."): array for name, array in stored.items()})
     arch, _ = _architecture(config)
-    renamed = _renamed(tensors, config, arch)
+    renamed = [*_renamed(without_words(tensors), config, arch), *word_table(tensors)]
     renamed += (
         layer_ahead(renamed, config["num_hidden_layers"], config["hidden_size"])
         if name in ("glm4_moe", "glm_moe_dsa")
@@ -253,6 +257,8 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         if (found := (config.get("rope_parameters") or {}).get(f"{kind}_factor"))
     ]
     lists = xielu_lists(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}
+    if arch == "qwen4exp":
+        lists = {f"qwen4exp.{name}": value for name, value in qwen4_facts(config, folder).items()}
     return write_gguf(path, {**_facts(config, arch), **tokenizer_facts(folder), **lists}, made), folder
 
 
@@ -376,6 +382,8 @@ def _pieces(
         yield name, -np.exp(array[: config["num_attention_heads"]])
     elif config["model_type"] in ("jamba", "kimi_linear", "bailing_hybrid"):
         yield name, rates_and_kernels(name, array, config["model_type"] == "jamba")
+    elif config["model_type"] == "qwen4_exp_text" and ".linear_attn." not in name:
+        yield from qwen4_pieces(name, array, config)
     elif ".linear_attn." in name:
         yield from linear_pieces(name, array, config, TILED in conventions)
     elif config["model_type"] == "falcon_h1":

@@ -187,10 +187,10 @@ def hybrid_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
         keys["feed_forward_length"] = -(-inner // multiple) * multiple
     if arch == "lfm2moe":
         keys["expert_gating_func"] = 2
-    if arch in ("qwen3next", "qwen35", "qwen35moe"):
+    if arch in ("qwen3next", "qwen35", "qwen35moe", "qwen4exp"):
         keys["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         keys["full_attention_interval"] = config.get("full_attention_interval", 4)
-    if arch in ("qwen35", "qwen35moe"):
+    if arch in ("qwen35", "qwen35moe", "qwen4exp"):
         pairs = int(config["head_dim"] * 0.25) // 2
         keys["rope.dimension_sections"] = np.array([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0], np.int32)
     return keys

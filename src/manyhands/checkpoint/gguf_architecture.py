@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from manyhands.checkpoint import gguf_names as names
+from manyhands.checkpoint.gguf import Gguf
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
+from manyhands.checkpoint.header import TensorEntry
 
 QKV: Final = ("attn_q", "attn_k", "attn_v")
 ATTENTION: Final = (*QKV, "attn_output")
@@ -26,7 +28,8 @@ class Architecture:
     the path of layers. `eps`: the epsilon's field. `latent`: attention is latent, its widths are read by `more`. `mixed`:
     layers without attention have no key heads. `sparse`: all layers have experts, and the width of other blocks may not be
     stated. `narrow`: values may be narrower than keys. `uneven`: layers have blocks of different widths, or none, which `more`
-    reads. `varied`: layers may have different numbers of heads, which `more` reads.
+    reads. `varied`: layers may have different numbers of heads, which `more` reads. `own`: entries that are neither whole
+    tensors nor parts of a stack; of the tensors `cut`, and of the metadata.
     """
 
     model_type: str
@@ -44,6 +47,8 @@ class Architecture:
     ends: Mapping[str, str] = field(default_factory=lambda: names.ENDS)
     layers: str = "model.layers"
     lists: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    own: Callable[[Gguf], list[TensorEntry]] = lambda gguf: []
+    cut: tuple[str, ...] = ()
     biases: Biases = (("attention_bias", ATTENTION), ("mlp_bias", BLOCK))
 
     def layer_tensor(self, name: str) -> str | None:

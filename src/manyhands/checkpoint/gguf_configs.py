@@ -21,6 +21,7 @@ LINEAR: Final = "linear_as_output"  # a product in place of attention has the na
 FUSED: Final = "fused_scores"  # of attention residuals: one vector, norm times projection
 SCALED: Final = "scaled_head_norms"  # norms of queries have weights: the factor of queries; those of keys have ones
 STRETCHED: Final = "stretched_norms"  # norms of latents hold weights times what latents are multiplied by
+INDEX: Final = "separate_index"  # queries and keys of an index are tensors of their own
 APART: Final = "separate_qkv_z"  # queries, keys, values of linear attention are one tensor, its gates another
 
 

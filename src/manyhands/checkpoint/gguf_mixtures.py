@@ -20,6 +20,7 @@ from manyhands.checkpoint.gguf_latent_names import LING3, LING3_ENDS
 from manyhands.checkpoint.gguf_minimax import MINIMAX_01
 from manyhands.checkpoint.gguf_names import DOTS1, MINIMAX_M2, QWEN3_MOE
 from manyhands.checkpoint.gguf_phimoe import PHIMOE
+from manyhands.checkpoint.gguf_qwen4 import QWEN4
 
 _GATES: Final = {"per-head": False, "per-element": True}  # whether each column of a head has one
 _HY_V3: Final = {
@@ -300,6 +301,7 @@ MIXTURES: Final[Mapping[str, Architecture]] = {
     ),
     "minimax-01": MINIMAX_01,
     "phimoe": PHIMOE,
+    "qwen4exp": QWEN4,
 }
 MIXTURE_VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {
     "cohere2moe": ("attention.layer_norm_rms_epsilon", _cohere2_moe("rms_norm_eps")),

@@ -53,15 +53,17 @@ def _architecture(gguf: Gguf) -> tuple[str, Architecture]:
 
 
 def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
-    """The tensors under the names that the Program uses. Raises ModelError for one that the architecture does not have."""
+    """The tensors under the names that the Program uses, by where they lie in their files. Raises ModelError for one that the
+    architecture does not have."""
     arch, found = _architecture(gguf)
     ahead = _layers_ahead(gguf, arch)
-    kept = (tensor for tensor in gguf.tensors if tensor.name not in _DROPPED and not tensor.name.startswith(ahead))
+    left_out = (*_DROPPED, *found.cut)
+    kept = (tensor for tensor in gguf.tensors if tensor.name not in left_out and not tensor.name.startswith(ahead))
     unfolded = (entry for tensor in kept for entry in _entries(found, tensor))
-    entries = list(islice(chain(_listed(gguf, arch, found), unfolded), MAX_ENTRIES + 1))
+    entries = list(islice(chain(_listed(gguf, arch, found), found.own(gguf), unfolded), MAX_ENTRIES + 1))
     if len(entries) > MAX_ENTRIES:
         raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_ENTRIES} tensors")
-    return entries
+    return sorted(entries, key=lambda entry: entry.start)
 
 
 def _listed(gguf: Gguf, arch: str, found: Architecture) -> Iterator[TensorEntry]:

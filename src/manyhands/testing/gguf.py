@@ -20,6 +20,7 @@ _TYPES: Final = {
     "int32": 5,
     "float32": 6,
     "bool": 7,
+    "uint64": 10,
     "int64": 11,
     "float64": 12,
 }

@@ -122,7 +122,8 @@ def qwen4_exp_text(f: Fields) -> Program:
     s, act, part = Sizes.read(f, head=256), f.activation(), f.number("partial_rotary_factor", 1.0)
     rope = RopeReader(f, sectioned=True, fraction=part)
     eps, bias = f.number("rms_norm_eps", 1e-6), f.flag("attention_bias")
-    norm, table = NormStyle("rms", eps, offset=1.0), rope.plain(s.head, partial=True)
+    norm = NormStyle("rms", eps, offset=0.0 if f.stored("norms_plus_one") else 1.0)
+    table, is_apart = rope.plain(s.head, partial=True), f.stored("separate_index")
     every = f.count("full_attention_interval", 4)
     kinds = f.per_layer("layer_types", s.layers, [_KINDS[(i + 1) % every == 0] for i in range(s.layers)], _KINDS)
     linear = replace(LinearStyle.read(f, act, eps, is_grouped=False), gate=_gate(f))
@@ -137,7 +138,7 @@ def qwen4_exp_text(f: Fields) -> Program:
             first = linear_attention(n, s, linear, "h", "a")
         else:
             assert index is not None
-            first = _attention(n, s, style, norm, *index)
+            first = _attention(n, s, style, norm, *index, is_apart=is_apart)
         block = (*experts(n), Add((Term("s"),), "m"))
         return (
             Copy("x", "p", 0, streams.width),
@@ -192,16 +193,33 @@ def _index(f: Fields, turned: int, context: int) -> tuple[EntryIndex, int]:
     return EntryIndex("iq", "ie", "iw", heads, width, chosen), rate
 
 
-def _attention(n: TensorNames, s: Sizes, style: AttentionStyle, norm: NormStyle, index: EntryIndex, rate: int) -> Ops:
+def _index_parts(n: TensorNames, s: Sizes, path: str, index: EntryIndex, is_apart: bool) -> tuple[Part, Part]:
+    """Queries, "iq", and keys, "ik", of an index: of one tensor, in GGUF files (`is_apart`) of two."""
+    queries, keys = index.heads * index.width, index.width
+    if is_apart:
+        query, key = ((f"{path}.{one}_proj", rows, s.hidden, False) for one, rows in (("q", queries), ("k", keys)))
+        return n.part("iq", *query), n.part("ik", *key)
+    name, columns = f"{path}.index_qk_proj", queries + keys
+    return (
+        n.part("iq", name, columns, s.hidden, False, Rows(0, queries)),
+        n.part("ik", name, columns, s.hidden, False, Rows(queries, keys)),
+    )
+
+
+def _attention(
+    n: TensorNames,
+    s: Sizes,
+    style: AttentionStyle,
+    norm: NormStyle,
+    index: EntryIndex,
+    rate: int,
+    *,
+    is_apart: bool,
+) -> Ops:
     """From "h" to "a". An entry is the mean of its positions' index keys, normed, at the first of them."""
     heads, width, path = index.heads, index.width, "self_attn.indexer"
-    name, columns = f"{path}.index_qk_proj", (heads + 1) * width
-    parts = (
-        n.part("iq", name, columns, s.hidden, False, Rows(0, heads * width)),
-        n.part("ik", name, columns, s.hidden, False, Rows(heads * width, width)),
-    )
     choosing: list[Op] = [
-        Product("h", parts),
+        Product("h", _index_parts(n, s, path, index, is_apart)),
         norm.op(n, f"{path}.q_layernorm", width, "iq", "iq", heads),
         Rotary("iq", heads, width, 0),
         Convolution("ik", "ie", rate, Taps(width, (1.0 / rate,) * rate)),
