@@ -12,7 +12,7 @@ from manyhands.engine.golden_cases import Op, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.grids import stand_in
 from manyhands.engine.library import Array
-from manyhands.engine.quants import KEPT, pack_blocks, round_weights
+from manyhands.engine.quants import IN_TABLES, KEPT, pack_blocks, round_weights
 from manyhands.engine.states import DELTA_SCAN
 from tools.fuzz_shapes import Integer, Shape
 
@@ -130,6 +130,12 @@ def operation(integer: Integer, whole: Shape) -> Op:
         case 2 if integer(0, 1):
             tensors = [_resized(integer, array) for array in tensors]
     return kind, changed, factors, tensors
+
+
+def _stored_part(seed: int, rows: int, width: int, name: str) -> Array:
+    """A part of a table of n-grams, as files store it."""
+    numbers = BLOCKS.get(name, (1, 0))[0]
+    return blocks(seed, rows, width // numbers, name) if numbers > 1 else stored(reals(seed, rows, width), name)
 
 
 def _resized(integer: Integer, array: Given) -> Given:
@@ -268,10 +274,11 @@ def drawn(integer: Integer, whole: Shape) -> Op:
         case library.NGRAMS:
             tokens, each, rows, parts = integer(2, 3), integer(1, 2), integer(8, 90), integer(1, 3)
             kept = library.TYPES[("bf16", "f32", "w8", "w4")[integer(0, 3)]]
-            names = [("bf16", "f16", "f32")[integer(0, 2)] for _ in range(parts)]
             width = max(1, w[1] // ((tokens - 1) * each))
-            drawn = TableParts(tuple(stored(reals(integer(1, 99), rows, width), name) for name in names))
-            types = np.array([library.TYPES[name] for name in names], np.int64)
+            known = [name for name in IN_TABLES if width % BLOCKS.get(name, (1, 0))[0] == 0]
+            names = [known[integer(0, len(known) - 1)] for _ in range(parts)]
+            drawn = TableParts(tuple(_stored_part(integer(1, 99), rows, width, name) for name in names))
+            types = np.array([IN_TABLES[name] for name in names], np.int64)
             sizes = np.full((tokens - 1) * each, rows * parts // ((tokens - 1) * each) + odd, np.int64)
             firsts = np.arange(len(sizes)) * sizes
             shape = (r[0], r[1], tokens, each, kept, rows, integer(0, 9), 300, *[r[2]] * (tokens - 1))

@@ -88,12 +88,10 @@ def stored(found: Gguf, **fields: Any) -> Gguf:
     return replace(found, tensors=tuple(own))
 
 
-def test_a_table_in_blocks_and_of_other_shapes_is_refused_before_it_is_read(raw: bytes) -> None:
+def test_a_table_of_a_grid_and_one_of_other_shapes_are_refused_before_they_are_read(raw: bytes) -> None:
     found = change(raw)
-    for table in (stored(found, dtype="Q8_0"), stored(found, shape=(8, 4, 8))):
-        with pytest.raises(
-            ModelError, match=r"is stored as .*: rows of BF16, F16 or F32 are needed of a table that stays"
-        ):
+    for table in (stored(found, dtype="IQ3_S"), stored(found, shape=(8, 4, 8))):
+        with pytest.raises(ModelError, match=r"is stored as .*: rows of BF16, F16, .* are read of a table that stays"):
             made(table)
     none = replace(found, tensors=tuple(tensor for tensor in found.tensors if tensor.name != TABLE))
     with pytest.raises(ModelError, match=r"its ple.layers are \[2\], without per_layer_token_embd.weight"):
@@ -131,11 +129,20 @@ def test_a_padded_table_in_parts_computes_as_it_does_whole(tmp_path: Path, monke
     np.testing.assert_array_equal(logits(parts), expected)
 
 
-@pytest.mark.parametrize("dtype", ["F16", "BF16"])
-def test_a_table_of_two_bytes_is_read_as_it_is_stored(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        *((name, 32) for name in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")),
+        ("Q4_K", 256),
+    ],
+)
+def test_a_table_is_read_as_it_is_stored(dtype: str, width: int, tmp_path: Path) -> None:
+    """Q5_1 and IQ4_NL are what published files have."""
+    sizes = {"heads_per_ngram": 1, "ple_embed_dim": 2 * width, "layers": 4}
     file, _ = tiny_gguf(
-        "qwen4_exp_text", tmp_path / "a.gguf", lambda name, _: dtype if name == TABLE else "F32", layers=4
+        "qwen4_exp_text", tmp_path / "a.gguf", lambda name, _: dtype if name == TABLE else "F32", **sizes
     )
+    assert {t.name: t.dtype for t in read_gguf(file).tensors}[TABLE] == dtype
     facts, whole = read_gguf(file).facts, numbers(file)
     plain = [(name, "F32", shape, as_wide(array) if name == TABLE else array) for name, _, shape, array in whole]
     other = write_gguf(tmp_path / "b.gguf", facts, plain)
@@ -145,7 +152,7 @@ def test_a_table_of_two_bytes_is_read_as_it_is_stored(dtype: str, tmp_path: Path
 
 def as_wide(array: NDArray[Any]) -> NDArray[np.float32]:
     """Numbers of F16, or of BF16 as bytes, in fp32."""
-    if array.dtype == np.float16:
+    if array.dtype in (np.float16, np.float32):
         return array.astype(np.float32)
     return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from manyhands.checkpoint.dtypes import BLOCKS, TABLE_BLOCKS
 from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.partition import layer_bytes
 from manyhands.core import ModelId, Precision, Span
@@ -20,12 +21,14 @@ from manyhands.engine.cache import SessionCache
 from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.filed import Files, TableParts
 from manyhands.engine.golden_cases import Op, reals, stored
+from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import WIDE, Array, Plan, Team
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.memory import Memory
 from manyhands.engine.packing import PLAIN, Keeping, Packer
+from manyhands.engine.quants import IN_TABLES
 from manyhands.engine.span import Piece
-from manyhands.engine.weights import Read, Stored, kept_type, matrix
+from manyhands.engine.weights import Read, Stored, as_bf16, as_fp32, kept_type, matrix
 from manyhands.errors import ModelError
 from manyhands.program.families import read_program
 from manyhands.testing.tiny import make_tiny
@@ -41,7 +44,9 @@ def ignore(*_: object) -> None:
 
 
 def drawn(seed: int, rows: int, width: int, name: str) -> Array:
-    """Numbers of all sizes: small ones, rows of zeros, and what is none."""
+    """Numbers of all sizes: small ones, rows of zeros, and what is none; or any blocks."""
+    if name in BLOCKS:
+        return blocks(seed, rows, width // BLOCKS[name][0], name)
     found = reals(seed, rows, width, spread=12)
     flat = found.reshape(-1)
     for at, bits in enumerate((0x7F800000, 0xFFC00001, 0x007FFFFF, 0x00400000, 0x7F7FFFFF, 0x80000000)):
@@ -52,28 +57,33 @@ def drawn(seed: int, rows: int, width: int, name: str) -> Array:
 
 
 def packed_rows(parts: list[tuple[str, Array]], rows: list[int], precision: Precision, back_end: str) -> Array:
-    """Rows of a table that is held in memory, each part packed."""
-    height, width = parts[0][1].shape
-    held = [matrix((Stored(name, array), None), precision, Memory(), back_end) for name, array in parts]
-    found = [
-        library.embed(
-            back_end, held[row // height].array, held[row // height].type, (height, width), [row % height], 1, "f32"
-        )
-        for row in rows
+    """Rows of a table that is held in memory, each part packed; of blocks as small weights are, which bf16 rounds."""
+    height, width = Stored(*parts[0]).shape
+    held = [
+        matrix((Stored(name, array), None), "w8" if name in BLOCKS else precision, Memory(), back_end)
+        for name, array in parts
     ]
-    return np.concatenate(found).view(np.float32)
+    found = []
+    for row in rows:
+        part = held[row // height]
+        one = library.embed(back_end, part.array, part.type, (height, width), [row % height], 1, "f32").view(np.float32)
+        rounds = precision == "bf16" and parts[row // height][0] in BLOCKS
+        found.append(as_fp32(Stored("bf16", as_bf16(one))) if rounds else one)
+    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("back_end", library.supported())
 def test_rows_are_those_of_a_packed_table(back_end: str, precision: Precision) -> None:
-    """Of random tables whose parts are of several types, for n-grams of two to five tokens, by 1 and 3 threads."""
+    """Of random tables whose parts are of several types, also of blocks, for n-grams of two to five tokens, by 1 and 3
+    threads."""
     chance = random.Random(f"{precision}")
     for trial in range(12):
         tokens, each = chance.randint(2, 5), chance.choice([1, 2, 5, 8, 17])
-        height, width, count = chance.randint(1, 40), chance.choice([1, 7, 32, 33, 160, 700]), chance.randint(1, 4)
+        height, width, count = chance.randint(1, 40), chance.choice([1, 7, 32, 33, 160, 256, 700]), chance.randint(1, 4)
         heads, end, vocab = (tokens - 1) * each, 9, 70_000
-        names = [chance.choice(WIDE) for _ in range(count)]
+        whole = [name for name in TABLE_BLOCKS if width % BLOCKS[name][0] == 0]
+        names = [chance.choice((*WIDE, *whole)) for _ in range(count)]
         parts = [(name, drawn(trial * 8 + i, height, width, name)) for i, name in enumerate(names)]
         firsts = [chance.randrange(height * count) for _ in range(heads)]
         sizes = [chance.randint(1, height * count - first) for first in firsts]
@@ -91,7 +101,7 @@ def test_rows_are_those_of_a_packed_table(back_end: str, precision: Precision) -
         before = [[ids[max(0, position - back)] for back in range(tokens)] for position in range(len(ids))]
         digits = (np.array(before)[:, :, None] >> np.array([0, 8, 16, 24]) & 255).reshape(len(ids), -1)
         x = digits.astype(np.float32) / np.float32(256)
-        numbers = [np.array(given, np.int64) for given in (by, sizes, firsts, [library.TYPES[name] for name in names])]
+        numbers = [np.array(given, np.int64) for given in (by, sizes, firsts, [IN_TABLES[name] for name in names])]
         shape = (tokens, each, library.TYPES[kept_type("f32", precision)], height, end, vocab)
         table = TableParts(tuple(array for _, array in parts))
         ops: list[Op] = [(library.COPY, (0, i + 1, 4 * i, 0, 4, 1, 0, 0), (), ()) for i in range(tokens)]
@@ -202,7 +212,7 @@ def refused(folder: Path, change: Any, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_parts_of_other_shapes_and_of_blocks_are_refused(tmp_path: Path) -> None:
+def test_parts_of_other_shapes_and_of_other_blocks_are_refused(tmp_path: Path) -> None:
     folder = make_tiny("qwen4_exp_text", tmp_path, layers=1)
     shape = r"shard_2\.weight is stored as \[[0-9]+, [0-9]+\], needed is \[[0-9]+, [0-9]+\]$"
     for change in (lambda a: a[:-1], lambda a: a[:, :-1], lambda a: a.T.copy()):
@@ -212,10 +222,10 @@ def test_parts_of_other_shapes_and_of_blocks_are_refused(tmp_path: Path) -> None
 
     def blocks(found: Stored) -> Stored:
         rows, width = found.shape
-        return Stored("Q8_0", np.zeros((rows, width // 32 * 34), np.uint8))
+        return Stored("Q4_Z", np.zeros((rows, width // 32 * 19), np.uint8))
 
     wide = make_tiny("qwen4_exp_text", tmp_path / "wide", layers=1, ple_embed_dim=128)
-    refused(wide, blocks, r"shard_2\.weight is stored as Q8_0: bf16, fp16 or fp32 is needed of a table")
+    refused(wide, blocks, r"shard_2\.weight is stored as Q4_Z: bf16, f16, f32, Q4_0.* are read of a table")
 
 
 def resident() -> int:

@@ -110,6 +110,23 @@ def test_models_of_fp32_are_computed_as_llama_cpp_computes_them(family: str, lla
     assert np.abs(ours - theirs).max() < (5e-3 if "gemma4" in family else 2e-3) * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4"])
+def test_a_table_of_n_grams_in_blocks_is_read_as_llama_cpp_reads_it(dtype: str, llama_cpp: Any, tmp_path: Path) -> None:
+    file, _ = tiny_gguf(
+        "qwen4_exp_text",
+        tmp_path / "tiny.gguf",
+        lambda name, shape: dtype if name.startswith("per_layer_") else "F32",
+        layers=4,
+        indexer_budget=64,
+        heads_per_ngram=1,
+    )
+    folder = gguf_folder(file, tmp_path)
+    with MappedTensors(folder, ignore) as tensors:
+        ours = logits(read_program(folder), tensors, "fp32", Team(2))
+    theirs = their_logits(llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, type_k=0, type_v=0))
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
 def as_it_computes(config: dict[str, Any]) -> dict[str, Any]:
     """The config with what it does otherwise: it rounds the ends of yarn's ramp, in gpt-oss too; windows of mimo2 are one
     position shorter, phimoe has none, and another factor of tables; deviations of gemma3n's gates are those of a sample."""

@@ -55,6 +55,8 @@ GRIDS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ1_S": (2048, 8),
     "IQ1_M": (2048, 8),
 }
+# Of GGUF, of a table whose rows are read from their file.
+TABLE_BLOCKS: Final = tuple(name for name in BLOCKS if name not in GRIDS and name not in ("Q4_Z", "NVFP4"))
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from manyhands.checkpoint import gguf_names as names
-from manyhands.checkpoint.dtypes import stored_bytes
+from manyhands.checkpoint.dtypes import TABLE_BLOCKS, stored_bytes
 from manyhands.checkpoint.gguf import Gguf, GgufTensor
 from manyhands.checkpoint.gguf_architecture import STEPS, Architecture
 from manyhands.checkpoint.gguf_configs import INDEX, PLUS_ONE, RATES, TILED, qwen3_5_moe
@@ -19,7 +19,7 @@ from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.header import TensorEntry
 
 _TABLE: Final = "per_layer_token_embd.weight"
-_PLAIN: Final = ("BF16", "F16", "F32")  # of a table whose rows are read from its file
+_TYPES: Final = ("BF16", "F16", "F32", *TABLE_BLOCKS)
 _MOST_ROWS: Final = 1 << 24  # of a part of it
 _MOST_PARTS: Final = 4096
 _MOST_NUMBERS: Final = 64  # of a list
@@ -119,10 +119,10 @@ def _words(keys: GgufKeys) -> _Words | None:
         raise keys.refused(
             f"its ple.layers are {list(layers)[:8]}, {'without' if table is None else 'with'} {_TABLE}: {_ONE}"
         )
-    if table.dtype not in _PLAIN or len(table.shape) != 2:
+    if table.dtype not in _TYPES or len(table.shape) != 2:
         kind = f"{table.dtype} {list(table.shape)}"
         raise keys.refused(
-            f"{_TABLE} is stored as {kind}: rows of BF16, F16 or F32 are needed of a table that stays in its file"
+            f"{_TABLE} is stored as {kind}: rows of {', '.join(_TYPES)} are read of a table that stays in its file"
         )
     sizes = _whole(keys, "ple.head_vocab_sizes")
     total = sum(sizes)

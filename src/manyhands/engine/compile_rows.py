@@ -7,7 +7,8 @@ import numpy as np
 from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.filed import TableParts
-from manyhands.engine.library import TYPES, WIDE
+from manyhands.engine.library import TYPES
+from manyhands.engine.quants import IN_TABLES
 from manyhands.engine.weights import Stored, as_fp32, blend_numbers, find, kept_type, take, vector, xielu_numbers
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
@@ -133,15 +134,15 @@ def _(op: Ngrams, to: Emitter) -> None:
                 f"{weight.name} has other numbers than {to.family} makes of its config: {needed.tolist()[:8]}"
             )
     table = TableParts(tuple(part.array for part in parts))
-    types = np.array([TYPES[part.type] for part in parts], np.int64)
+    types = np.array([IN_TABLES[part.type] for part in parts], np.int64)
     to.emit(library.NGRAMS, (now, target, *shape, *before), (), (*numbers, table, types))
 
 
 def _stored_part(table: Weight, number: int, to: Emitter) -> Stored:
     """A part of a table, where it is stored: rows are rounded as they are read. Raises ModelError."""
     found, _ = find(table, to.read, number)
-    if found.type not in WIDE:
-        name, needed = table.stored_name(number), "bf16, fp16 or fp32 is needed of a table that stays in its file"
+    if found.type not in IN_TABLES or found.order is not None:
+        name, needed = table.stored_name(number), f"{', '.join(IN_TABLES)} are read of a table that stays in its file"
         raise ModelError(f"{name} is stored as {found.type}: {needed}")
     return found
 

@@ -6,18 +6,25 @@ from typing import Final
 
 import numpy as np
 
+from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import library
 from manyhands.engine.filed import TableParts
 from manyhands.engine.golden_cases import BackEnd, Op, product, reals, stored
+from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import Array
+from manyhands.engine.quants import IN_TABLES
 
 ROWS: Final = 150
+MIXED: Final = ("Q8_0", "Q4_K", "Q5_1")  # of the parts of a table in blocks
 # Heads, key heads, columns of a key, of a value, positions of an entry; heads of an index, their columns, entries chosen.
 SHAPES: Final = ((6, 2, 40, 33, 4, 5, 24, 7), (5, 5, 17, 64, 1, 2, 20, 70), (20, 1, 32, 16, 32, 3, 8, 2))
 
 
 def table(kind: str, rows: int, width: int) -> tuple[TableParts, Array]:
     """Three parts as they are stored, and the type of each; those that are rounded to small weights are of fp32."""
+    if kind == "blocks":
+        parts = tuple(blocks(150, rows, width // BLOCKS[name][0], name) for name in MIXED)
+        return TableParts(parts), np.array([IN_TABLES[name] for name in MIXED], np.int64)
     named = "f32" if kind == "w8" else kind
     parts = tuple(stored(part, named) for part in reals(150, 3, rows, width))
     return TableParts(parts), np.full(3, library.TYPES[named], np.int64)
@@ -30,16 +37,21 @@ def shift(taps: int) -> Op:
     return library.CONVOLVE, (1, taps, taps, 0), (), (one, None)
 
 
-def words(kind: str) -> Callable[[BackEnd], bytes]:
+def words(kind: str, stored_as: str = "", width: int = 40) -> Callable[[BackEnd], bytes]:
     """Of three tokens; ids of all digits, the end among them."""
 
     def case(machine: BackEnd) -> bytes:
-        width, rows = 40, 48
+        rows = 48
         ids = np.resize(np.array([3, 70_000, 9, 9, 1, 65_536, 256, 9, 3]), ROWS)
         digits = (ids[:, None] >> np.array([0, 8, 16, 24]) & 255).astype(np.float32) / np.float32(256)
         sizes, firsts = np.array([37, 41, 31, 29], np.int64), np.array([0, 37, 78, 109], np.int64)
         by, shape = np.array([23703573157769, 20109073645365, 8052911324071]), (3, 2, library.TYPES[kind], rows, 9)
-        op = (library.NGRAMS, (1, 4, *shape, 1 << 17, 2, 3), (), (by, sizes, firsts, *table(kind, rows, width)))
+        op = (
+            library.NGRAMS,
+            (1, 4, *shape, 1 << 17, 2, 3),
+            (),
+            (by, sizes, firsts, *table(stored_as or kind, rows, width)),
+        )
         ops: list[Op] = [(library.COPY, (0, 1, 2, 0, 4, 1, 0, 0), (), ()), *map(shift, (2, 3)), op]
         x = np.concatenate([reals(151, ROWS, 2), digits], 1)
         widths = [4, 4, 4, 4 * width]
@@ -84,4 +96,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "admitted": admitted,
     **{f"attention to chosen entries {row_type}": chosen(row_type) for row_type in ("bf16", "f32")},
 }
-SMALL: Final[dict[str, Callable[[BackEnd], bytes]]] = {"small n-grams": words("w8")}
+SMALL: Final[dict[str, Callable[[BackEnd], bytes]]] = {
+    "small n-grams": words("w8"),
+    **{f"n-grams of blocks {kind}": words(kind, "blocks", 256) for kind in ("bf16", "w4")},
+}

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.checkpoint.dtypes import BLOCKS, GRIDS
+from manyhands.checkpoint.dtypes import BLOCKS, GRIDS, TABLE_BLOCKS
 from manyhands.engine import grids, library
-from manyhands.engine.library import BACK_ENDS, TYPES, Array, check
+from manyhands.engine.library import BACK_ENDS, TYPES, WIDE, Array, check
 from manyhands.errors import ModelError
 
 KEPT: Final = {  # types of blocks -> how they are held as they are
@@ -39,6 +39,8 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "IQ1_M": "w2s",
 }
 FORMS: Final = {form: TYPES["w8"] + i for i, form in enumerate(KEPT)}  # by the number that C gives them
+# Types of a table whose rows stay in their file, by the number that C gives them.
+IN_TABLES: Final = {name: TYPES[name] for name in WIDE} | {name: FORMS[name] for name in TABLE_BLOCKS}
 SMALL: Final = frozenset(KEPT.values())
 GROUP: Final = 32  # inputs that share a scale
 

@@ -308,6 +308,26 @@ static void put_block(int64_t form, const uint8_t *block, const uint32_t *grid, 
         put_plain(type, block, codes, factors, c);
 }
 
+int64_t stored_row_bytes(int64_t type, int64_t k)
+{
+    if (type >= BF16 && type <= F32)
+        return k * size_of_type(type);
+    if (type < W8 || type >= TYPES || type == W4H || grid_words(type) || k % (FORMS[type - W8].steps * DEPTH))
+        return -1;
+    return k / (FORMS[type - W8].steps * DEPTH) * FORMS[type - W8].bytes;
+}
+
+void widen_blocks(int64_t type, const char *row, int64_t k, float *out)
+{
+    _Alignas(64) uint8_t panel[NEST * SIDE * (DEPTH + 4)]; /* of a block, in its first column; steps of W8 are the largest */
+    const Form block = FORMS[type - W8];
+    const uint8_t *from = (const uint8_t *)row;
+    for (int64_t at = 0; at < k; at += block.steps * DEPTH, from += block.bytes) {
+        put_block(type, from, 0, panel, panel + block.steps * code_bytes(type), 0);
+        unpack(type, panel, block.steps * DEPTH, 0, 0, block.steps * DEPTH, out + at);
+    }
+}
+
 /* `depth` steps of a row, rows of blocks one after the other -> panels of the form's type. rows: which rows are taken, in order; null: the
  * first n. grid: of types that have one, four places a word (signed_places), `words` of them. */
 EXPORT int mh_pack_blocks(int64_t form, const void *blocks, int64_t count, int64_t n, int64_t depth, const int64_t *rows, void *packed,

@@ -7,7 +7,7 @@ enum { SIGMOIDS = 6 }; /* a function of `apply` */
 
 static int64_t heads_of(const Op *op) { return (op->numbers[2] - 1) * op->numbers[3]; }
 
-/* Whether each part of the table, where it is stored, has `rows` rows of `width` numbers of its type. */
+/* Whether each part of the table, where it is stored, has `rows` rows of `width` numbers of its type (stored_row_bytes). */
 static int has_parts(Tensor parts, Tensor types, int64_t rows, int64_t width)
 {
     int64_t count = parts.bytes / (int64_t)sizeof(Tensor);
@@ -16,7 +16,7 @@ static int has_parts(Tensor parts, Tensor types, int64_t rows, int64_t width)
     for (int64_t i = 0; i < count; i++) {
         const Tensor *part = (const Tensor *)parts.data + i;
         int64_t type = ((const int64_t *)types.data)[i];
-        if (type < BF16 || type > F32 || !part->data || part->bytes != rows * width * size_of_type(type))
+        if (!part->data || stored_row_bytes(type, width) < 0 || part->bytes != rows * stored_row_bytes(type, width))
             return 0;
     }
     return 1;
@@ -68,7 +68,7 @@ void ngrams_row(const Plan *plan, const Op *op, int64_t position, int64_t row)
         mixed ^= (uint64_t)before * (uint64_t)multipliers[i];
         for (int64_t head = (i - 1) * n[3]; head < i * n[3]; head++) {
             int64_t at = firsts[head] + (int64_t)(mixed % (uint64_t)sizes[head]), type = types[at / n[5]];
-            found_rows[found] = (const char *)parts[at / n[5]].data + at % n[5] * width * size_of_type(type);
+            found_rows[found] = (const char *)parts[at / n[5]].data + at % n[5] * stored_row_bytes(type, width);
             found_types[found++] = type;
             if (found < SIDE && head + 1 < heads_of(op))
                 continue;

@@ -265,16 +265,22 @@ void widen_rows(const Kernels *kernels, int64_t kept, const char *const *rows, c
 {
     _Alignas(64) uint8_t panel[SIDE * (DEPTH + 2)]; /* of one step */
     float numbers[SIDE * DEPTH], row[DEPTH];
-    for (int64_t r = 0; r < count && !is_small(kept); r++)
-        widen_row(kernels, kept, rows[r], types[r], k, out + r * k);
+    for (int64_t r = 0; r < count; r++)
+        if (is_small(types[r])) {
+            widen_blocks(types[r], rows[r], k, out + r * k);
+            if (kept == BF16)
+                widen_row(kernels, kept, (const char *)(out + r * k), F32, k, out + r * k);
+        } else if (!is_small(kept))
+            widen_row(kernels, kept, rows[r], types[r], k, out + r * k);
     for (int64_t at = 0; at < k && is_small(kept); at += DEPTH) {
         int64_t left = at_most(k - at, DEPTH);
         memset(numbers, 0, sizeof numbers);
         for (int64_t r = 0; r < count; r++)
-            for (int64_t i = 0; i < left; i++)
+            for (int64_t i = 0; i < left && !is_small(types[r]); i++)
                 numbers[r * DEPTH + i] = widen_one(types[r], rows[r] + (at + i) * size_of_type(types[r]));
         round_step(kernels, kept, numbers, panel, panel + code_bytes(kept));
         for (int64_t r = 0; r < count; r++)
-            kernels->widen(unpack(kept, panel, DEPTH, r, 0, left, row), F32, 1, out + r * k + at, left, 0);
+            if (!is_small(types[r]))
+                kernels->widen(unpack(kept, panel, DEPTH, r, 0, left, row), F32, 1, out + r * k + at, left, 0);
     }
 }

@@ -80,8 +80,13 @@ int64_t mh_packed_bytes(int64_t type, int64_t n, int64_t k);
 const Kernels *plan_kernels(int64_t target); /* null: this CPU cannot run it */
 /* Numbers [at, at + count) of row `row` of a packed matrix of k columns -> out, as they are stored, of small weights as fp32; at: a multiple of 32. */
 const void *unpack(int64_t type, const void *packed, int64_t k, int64_t row, int64_t at, int64_t count, void *out);
-/* At most 16 rows of k numbers, of types BF16, F16 or F32, -> fp32, one behind the other: what `unpack` and `widen` give of them in a matrix
- * that is kept so. F32: as they are stored; BF16: likewise, fp32 rounded; W8, W4: rounded to it. */
+/* Bytes of a row of k numbers as a file stores it: of BF16, F16, F32, or in the blocks that W8 .. are made of (blocks.c), but those of grids
+ * and of W4H; -1 for others, and where a row is no whole number of blocks. */
+int64_t stored_row_bytes(int64_t type, int64_t k);
+/* The numbers that a row of blocks stores, each in one rounding. */
+void widen_blocks(int64_t type, const char *row, int64_t k, float *out);
+/* At most 16 rows of k numbers as files store them (stored_row_bytes) -> fp32, one behind the other: what `unpack` and `widen` give of them in
+ * a matrix that is kept so. F32: as they are stored; BF16: likewise, fp32 and blocks rounded; W8, W4: rounded to it, blocks as they are stored. */
 void widen_rows(const Kernels *kernels, int64_t kept, const char *const *rows, const int64_t *types, int64_t count, int64_t k, float *out);
 int64_t plan_expert_floats(const Plan *plan, const Op *op);
 int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t rows);
