@@ -42,6 +42,7 @@ def numbers(file: Path) -> list[Written]:
         ("qwen3_5_text", "Q4_K", 256),
         ("qwen3_next", "Q8_0", 64),
         ("qwen3_5_moe_text", "Q5_0", 64),
+        ("qwen4_exp_text", "Q5_1", 64),
         ("lfm2", "Q4_0", 64),
         ("granitemoehybrid_mamba", "Q4_1", 64),
         ("nemotron_h", "Q8_0", 64),
