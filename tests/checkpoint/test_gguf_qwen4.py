@@ -18,6 +18,7 @@ from manyhands.checkpoint.gguf_model import config_json, tensor_entries
 from manyhands.checkpoint.gguf_parts import read_gguf
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
+from manyhands.program.families.qwen4_exp import _multipliers, _primes
 from manyhands.program.tensors import layer_tensors
 from manyhands.testing.gguf import Written, write_gguf
 from tests.checkpoint.test_gguf import change
@@ -113,6 +114,17 @@ def test_the_table_is_cut_into_equal_parts_that_hold_the_rows_of_all_heads(
     assert needed <= sum(entry.shape[0] for entry in shards) <= table.shape[0]
     shapes = {entry.name: entry.shape for entry in entries}
     assert all(shapes[name] == shape for layer in program.layers for name, shape in layer_tensors(layer).items())
+
+
+def test_the_published_table_is_cut_into_twenty_parts(raw: bytes) -> None:
+    """Its numbers as published GGUF files state them, 120 bytes a row."""
+    found, rows, size = change(raw), 320_001_536, 120
+    sizes = np.array(_primes(20_000_003, 16), np.uint64)
+    found.facts["qwen4exp.ple.head_vocab_sizes"] = sizes
+    shards = [e for e in tensor_entries(stored(found, dtype="Q5_1", shape=(rows, 160))) if ".shard_" in e.name]
+    assert {entry.shape for entry in shards} == {(16_000_073, 160)} and len(shards) == 20
+    assert 0 <= shards[-1].end - shards[0].start - int(sizes.sum()) * size < (rows - int(sizes.sum())) * size
+    assert _multipliers(1234, 248_320, 3) == (23703573157769, 20109073645365, 8052911324071)
 
 
 def test_a_padded_table_in_parts_computes_as_it_does_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
