@@ -100,10 +100,12 @@ WHOLES(max_epi32, (__m512i a, __m512i b), 16, r.w[i] = G(a, w)[i] > G(b, w)[i] ?
 WHOLES(slli_epi32, (__m512i a, unsigned by), 16, r.u[i] = G(a, u)[i] << by)
 WHOLES(srli_epi32, (__m512i a, unsigned by), 16, r.u[i] = G(a, u)[i] >> by)
 WHOLES(srai_epi32, (__m512i a, unsigned by), 16, r.w[i] = G(a, w)[i] >> by)
+WHOLES(add_epi8, (__m512i a, __m512i b), 64, r.b[i] = (int8_t)(G(a, b)[i] + G(b, b)[i]))
 WHOLES(add_epi16, (__m512i a, __m512i b), 32, r.h[i] = (int16_t)(G(a, h)[i] + G(b, h)[i]))
 WHOLES(slli_epi16, (__m512i a, unsigned by), 32, r.uh[i] = (uint16_t)(G(a, uh)[i] << by))
 WHOLES(srli_epi16, (__m512i a, unsigned by), 32, r.uh[i] = (uint16_t)(G(a, uh)[i] >> by))
 WHOLES(abs_epi8, (__m512i a), 64, r.b[i] = (int8_t)(G(a, b)[i] < 0 ? -G(a, b)[i] : G(a, b)[i]))
+WHOLES(mask_blend_epi32, (__mmask16 m, __m512i a, __m512i b), 16, r.u[i] = m >> i & 1 ? G(b, u)[i] : G(a, u)[i])
 WHOLES(mask_sub_epi8, (__m512i from, __mmask64 m, __m512i a, __m512i b), 64,
        r.b[i] = m >> i & 1 ? (int8_t)(G(a, b)[i] - G(b, b)[i]) : G(from, b)[i])
 WHOLES(shuffle_epi8, (__m512i a, __m512i at), 64, r.b[i] = G(at, b)[i] < 0 ? 0 : G(a, b)[i / 16 * 16 + (G(at, b)[i] & 15)])
@@ -120,6 +122,13 @@ WHOLES(maddubs_epi16, (__m512i a, __m512i b), 32,
 WHOLES(dpbusd_epi32, (__m512i sum, __m512i a, __m512i b), 16,
        r.w[i] = G(sum, w)[i] + G(a, ub)[4 * i] * G(b, b)[4 * i] + G(a, ub)[4 * i + 1] * G(b, b)[4 * i + 1] +
                 G(a, ub)[4 * i + 2] * G(b, b)[4 * i + 2] + G(a, ub)[4 * i + 3] * G(b, b)[4 * i + 3])
+static inline __mmask16 emulated_test_epi32_mask(__m512i a, __m512i b)
+{
+    __mmask16 mask = 0;
+    for (int i = 0; i < 16; i++)
+        mask |= (__mmask16)((G(a, u)[i] & G(b, u)[i]) != 0) << i;
+    return mask;
+}
 static inline __m512i emulated_castps_si512(__m512 a) { return (Register){.real = a}.whole; }
 static inline __m512 emulated_castsi512_ps(__m512i a) { return (Register){.whole = a}.real; }
 static inline __m256 emulated_castps512_ps256(__m512 a) { return (Register){.real = a}.half_real[0]; }

@@ -108,10 +108,8 @@ class Choice:
     """Reads the text of one choice into thoughts, content and calls, and keeps them."""
 
     def __init__(self, plan: GenerationPlan) -> None:
-        made = plan.made
-        thinking = plan.thinking
-        self._thoughts = answer_reader(thinking, made.functions, is_open=made.is_open)
-        dialect = plan.model_format.speaker.dialect
+        made, dialect = plan.made, plan.model_format.speaker.dialect
+        self._thoughts = answer_reader(plan.thinking, made.functions, is_open=made.is_open)
         self._tools = ToolReader(dialect, made.functions) if made.functions and dialect else None
         self._is_parallel, self._is_call = made.is_parallel, made.is_call
         self.reasoning = ""

@@ -269,11 +269,10 @@ def hunyuan_attention(f: Fields, s: Sizes) -> tuple[AttentionStyle, NormStyle, R
     """Attention, norms and rotary fields of both families; refuses what their published configs may say otherwise."""
     f.only("attention_head_dim", s.head)
     f.only("norm_type", "rms")
-    f.only("position_embedding_xdrope", False)
-    f.only("use_cla", False)
-    f.only("use_qk_norm", True)
-    f.only("use_rotary_pos_emb", True)
-    f.only("add_classification_head", False)
+    for name in ("position_embedding_xdrope", "use_cla", "add_classification_head"):
+        f.only(name, False)
+    for name in ("use_qk_norm", "use_rotary_pos_emb"):
+        f.only(name, True)
     f.ignore(*HUNYUAN_UNUSED)
     norm, bias = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
     names = ("self_attn.query_layernorm", "self_attn.key_layernorm")

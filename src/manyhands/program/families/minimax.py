@@ -119,10 +119,9 @@ def _program(f: Fields) -> Program:
 
 def _lightning(n: TensorNames, s: Sizes, act: Activation, i: int, out: str) -> Ops:
     """From "x" to "a": sums that decay at each position, a norm of all heads at once, a gate, the product `out`."""
-    width, parts = s.heads * s.head, list[Part]()
-    for number, name in enumerate("qkv"):
-        rows = Rows(number * s.head, s.head, 3 * s.head, s.heads)
-        parts.append(Part(name, n.linear("self_attn.qkv_proj", 3 * width, s.hidden, rows), activation=act))
+    width, rows = s.heads * s.head, [Rows(i * s.head, s.head, 3 * s.head, s.heads) for i in range(3)]
+    each = zip("qkv", (n.linear("self_attn.qkv_proj", 3 * width, s.hidden, one) for one in rows), strict=True)
+    parts = [Part(name, weight, activation=act) for name, weight in each]
     parts.append(n.part("g", "self_attn.output_gate", width, s.hidden, False))
     shape = (s.heads, s.heads, s.head, s.head)
     return (
