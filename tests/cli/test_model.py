@@ -9,6 +9,7 @@ import pytest
 from safetensors import SafetensorError
 from typer.testing import CliRunner
 
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.folder import SINGLE
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli import app as cli
@@ -21,6 +22,7 @@ from manyhands.place.kernels import Kernels
 from manyhands.place.measure import Speed
 from manyhands.place.shape import look_up
 from manyhands.testing.tiny import make_tiny
+from manyhands.worker.runner import describe
 from tests.gguf_files import tiny_gguf
 
 
@@ -43,6 +45,17 @@ def test_inspect_says_what_a_model_is(tied: Path) -> None:
     assert facts["bytes"]["fp32"] == facts["bytes"]["bf16"], "matrices of 16 bits stay as they are stored"
     assert facts["bytes"]["w8"]["total"] < facts["bytes"]["bf16"]["total"]
     assert facts["tokens_per_s"]["w4"] > facts["tokens_per_s"]["fp32"] > 0
+
+
+def test_the_context_told_is_the_context_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the rope holds a model to fewer positions than its config.json states."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+    folder = make_tiny("llama", tmp_path / "llama", rope_parameters=rope)
+    assert read_facts(folder).context == 1024
+    assert describe(folder, "bf16").context_length == 256
+    assert json.loads(run("inspect", str(folder), "--json"))["context"] == 256
+    assert look_up(str(folder), "bf16", tmp_path / "home").shape.context == 256
 
 
 def test_inspect_shows_a_table(llama: Path) -> None:

@@ -293,7 +293,7 @@ def _reserve(folder: Path, precision: Precision, spans: "Sequence[Span]") -> int
     from manyhands.resources import available_memory
 
     shape = look_up(str(folder), precision, home_from_env()).shape
-    return layers_in_reserve(available_memory(), shape, spans, min(RESERVE_TOKENS, shape.context or RESERVE_TOKENS))
+    return layers_in_reserve(available_memory(), shape, spans, min(RESERVE_TOKENS, shape.context))
 
 
 class NodesToCome:

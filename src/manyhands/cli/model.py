@@ -22,6 +22,7 @@ from manyhands.plain import figure_of, size_of
 if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
     from manyhands.checkpoint.manifest import Manifest, TensorDigest
     from manyhands.checkpoint.partition import ModelFacts
+    from manyhands.program.ops import Program
 
 # What weights are held in; no CPU serves fp16.
 HELD = tuple(each for each in PRECISIONS if not caches_codes(each) and each != "fp16")
@@ -63,10 +64,13 @@ def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
     """Everything `inspect` says of a model with this config.json; bytes are those of memory, once it is loaded."""
     from manyhands.checkpoint.folded import folded
     from manyhands.checkpoint.partition import ModelFacts, is_tied
+    from manyhands.program.tensors import wide_weights
 
-    facts, matrices, wide = ModelFacts.from_config(config), folded(manifest.tensors, config), _wide(config)
+    facts, matrices, program = ModelFacts.from_config(config), folded(manifest.tensors, config), _program(config)
+    wide = frozenset[str]().union(*map(wide_weights, program.layers)) if program else frozenset[str]()
     return {
         **asdict(facts),
+        "context": program.context if program else facts.context,
         "tied": is_tied(manifest.names),
         "stored": stored_as(manifest.tensors),
         "bytes": {precision: _sizes(facts, matrices, precision, wide) for precision in HELD},
@@ -84,15 +88,14 @@ def stored_as(tensors: "Iterable[TensorDigest]") -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _wide(config: Mapping[str, Any]) -> frozenset[str]:
-    """Matrices that stay wide at w8 and w4; none of a model without a Program, which no command serves."""
+def _program(config: Mapping[str, Any]) -> "Program | None":
+    """None of a model that no command serves."""
     from manyhands.program.families import build_program
-    from manyhands.program.tensors import wide_weights
 
     try:
-        return frozenset[str]().union(*map(wide_weights, build_program(config).layers))
+        return build_program(config)
     except ModelError:
-        return frozenset()
+        return None
 
 
 def _sizes(

@@ -84,7 +84,7 @@ def plan(
         given = _checked(memory, add or [])
         checkpoint = look_up(model, options.precision_of(dtype, model, cache_dtype), home_from_env())
         fleet = _fleet(checkpoint, machines, given)
-        length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
+        length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context)
         task = Task(checkpoint.shape, fleet, length, prompt or min(DEFAULT_PROMPT, length))
         wider = replace(task, fleet=fleet.with_machines(_added(add or [], fleet))) if add else task
         plans = find_plans(wider)

@@ -27,7 +27,7 @@ def budget_of(
         raise BadRequest(
             f"--can-load {config.can_load}: {shape.name} has {shape.num_layers} layers, give at most those"
         )
-    tokens = min(config.tokens, shape.context or config.tokens)
+    tokens = min(config.tokens, shape.context)
     kept = shape.most_bytes(config.can_load, tokens)
     caches = kept - shape.most_bytes(config.can_load, 0)
     ends = others + (shape.ends_bytes if config.has_ends else 0)

@@ -54,7 +54,7 @@ class PlannedMove:
 
 def swarm_of(view: Object, model_id: str, shape: ModelShape) -> LivingSwarm:
     """The machines of a swarm with what they state of themselves. Raises Conflict if no node has measured its speed."""
-    tokens = min(TOKENS, shape.context or TOKENS)
+    tokens = min(TOKENS, shape.context)
     nodes = sorted(view["nodes"], key=_rank)[:MAX_MACHINES]
     speeds = {node["node"]: speed for node in nodes if (speed := _layer_s(node, model_id)) is not None}
     if not speeds:

@@ -105,7 +105,7 @@ class Task:
     def __post_init__(self) -> None:
         if not 1 <= self.prompt <= self.tokens:
             raise BadRequest(f"a prompt of {self.prompt} of {self.tokens} tokens: it must be between 1 and all of them")
-        if self.shape.context and self.tokens > self.shape.context:
+        if self.tokens > self.shape.context:
             raise BadRequest(f"{self.tokens} tokens exceed the model's context of {self.shape.context}: plan for fewer")
         if self.origin.memory_bytes < self.shape.process_bytes + self.shape.ends_bytes:
             raise BadRequest(

@@ -23,8 +23,8 @@ GPU_PROCESS_BYTES: Final = 300_000_000  # on the GPU: registers, and kernels
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """How large a model is at one precision, in this machine's memory. Bytes: each layer's weights, the ends' weights (both
-    as they are packed here), what each layer caches for one position, one position on the wire. `context`: positions it was
-    built for (0: it does not say). `process_bytes`: what a process takes beside the model. `state_bytes`: what each layer
+    as they are packed here), what each layer caches for one position, one position on the wire. `context`: positions that a
+    session may have. `process_bytes`: what a process takes beside the model. `state_bytes`: what each layer
     caches for a session whatever its length (none given: nothing)."""
 
     name: str
@@ -166,7 +166,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     cache, hidden = position_bytes(program, precision), program.hidden * ITEM_BYTES[weights]
     ends = ends_bytes(tensors, weights, wide)
     process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES if gpu() is None else GPU_PROCESS_BYTES
-    sizes = (tuple(layers), ends, cache, hidden, facts.context)
+    sizes = (tuple(layers), ends, cache, hidden, program.context)
     return ModelShape(model, precision, *sizes, process_bytes, state_bytes(program, precision))
 
 
