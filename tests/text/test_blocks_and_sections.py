@@ -15,15 +15,14 @@ from manyhands.text.headed_grammar import headed_grammar
 from manyhands.text.readers import answer_reader
 from manyhands.text.reasoning import Heads, Thinking, find_level, find_thinking
 from manyhands.text.tokenizer import load_tokenizer
-from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
-from tests.text.test_channels import accepts
+from manyhands.text.tools import ToolReader
+from tests.text.answers import Read, accepts, read
 
 PLACE = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": "integer"}}}
 FUNCTIONS: dict[str, dict[str, Any]] = {"f": PLACE, "get_tide": {}}
 DIALECTS: dict[Heads, Dialect] = {"blocks": INKLING, "sections": KIMI3}
 NEXT = "<|end_message|><|message_model|>"
 THOUGHT = f"<|content_thinking|>Is 1 < 2?\n{NEXT}"
-Read = tuple[str, str, list[tuple[str, str]]]
 
 
 def block(arguments: str, name: str = "f") -> str:
@@ -107,20 +106,10 @@ CASES: dict[tuple[Heads, bool, str], Read] = {
 }
 
 
-def read(heads: Heads, is_open: bool, parts: list[str], *, can_call: bool = True) -> Read:
-    """Thoughts, the answer and calls."""
+def read_answer(heads: Heads, is_open: bool, parts: list[str], *, can_call: bool = True) -> Read:
     functions = FUNCTIONS if can_call else {}
-    thinking = Thinking("", "", None, None, None, heads)
-    reader, tools = answer_reader(thinking, functions, is_open=is_open), ToolReader(DIALECTS[heads], functions)
-    pairs = [reader.feed(part) for part in parts] + [reader.finish()]
-    said: list[Piece] = [
-        piece for _, text in pairs for piece in (tools.feed(text) if can_call else [Content(text)])
-    ] + tools.finish()
-    calls = [(piece.name, "") for piece in said if isinstance(piece, CallStart)]
-    for piece in said:
-        if isinstance(piece, CallArguments):
-            calls[piece.index] = (calls[piece.index][0], calls[piece.index][1] + piece.text)
-    return "".join(thought for thought, _ in pairs), "".join(p.text for p in said if isinstance(p, Content)), calls
+    reader = answer_reader(Thinking("", "", None, None, None, heads), functions, is_open=is_open)
+    return read(reader, ToolReader(DIALECTS[heads], functions) if can_call else None, parts)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -128,14 +117,14 @@ def read(heads: Heads, is_open: bool, parts: list[str], *, can_call: bool = True
 def test_answers_are_read_however_they_are_cut(case: tuple[Heads, bool, str], places: list[int]) -> None:
     heads, is_open, text = case
     edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    assert read(heads, is_open, [text[a:b] for a, b in itertools.pairwise(edges)]) == CASES[case]
-    assert read(heads, is_open, list(text)) == CASES[case]
+    assert read_answer(heads, is_open, [text[a:b] for a, b in itertools.pairwise(edges)]) == CASES[case]
+    assert read_answer(heads, is_open, list(text)) == CASES[case]
 
 
 def test_without_functions_a_call_is_text() -> None:
-    assert read("blocks", False, list(block("{}")), can_call=False) == ("", 'f\n\n{"name":"f","args":{}}', [])
+    assert read_answer("blocks", False, list(block("{}")), can_call=False) == ("", 'f\n\n{"name":"f","args":{}}', [])
     said = f"So.{CLOSED}{tag('tools', call(DAYS))}"
-    assert read("sections", False, list(said), can_call=False) == ("", "So.", [])
+    assert read_answer("sections", False, list(said), can_call=False) == ("", "So.", [])
 
 
 @pytest.mark.parametrize(

@@ -11,32 +11,22 @@ from hypothesis import strategies as st
 from manyhands.testing.tiny import EOS, make_tiny
 from manyhands.text.channels import ChannelReader
 from manyhands.text.dialects import HARMONY, find_dialect
-from manyhands.text.grammar import Function, Grammar, Grammars
+from manyhands.text.grammar import Function, Grammars
 from manyhands.text.headed_grammar import headed_grammar
 from manyhands.text.reasoning import find_thinking
 from manyhands.text.tokenizer import load_tokenizer
-from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
+from manyhands.text.tools import CallArguments, CallStart, ToolReader
+from tests.text.answers import Read, accepts, read
 
 FUNCTIONS: dict[str, dict[str, Any]] = {"f": {"type": "object"}, "g": {}}
 NEXT = "<|end|><|start|>assistant"
 THOUGHT = f"<|channel|>analysis<|message|>Is 1 < 2?\n{NEXT}"
 ARGUMENTS = '{"a": [1, {"b": "}\\"{<|"}], "c": "\\u00e9"}'
-Read = tuple[str, str, list[tuple[str, str]]]
 
 
-def read(parts: list[str], *, can_call: bool = True) -> Read:
-    """Thoughts, the answer and calls."""
+def read_channels(parts: list[str], *, can_call: bool = True) -> Read:
     functions = FUNCTIONS if can_call else {}
-    channels, tools = ChannelReader(functions), ToolReader(HARMONY, functions)
-    pairs = [channels.feed(part) for part in parts] + [channels.finish()]
-    said: list[Piece] = [
-        piece for _, text in pairs for piece in (tools.feed(text) if can_call else [Content(text)])
-    ] + tools.finish()
-    calls = [(piece.name, "") for piece in said if isinstance(piece, CallStart)]
-    for piece in said:
-        if isinstance(piece, CallArguments):
-            calls[piece.index] = (calls[piece.index][0], calls[piece.index][1] + piece.text)
-    return "".join(thought for thought, _ in pairs), "".join(p.text for p in said if isinstance(p, Content)), calls
+    return read(ChannelReader(functions), ToolReader(HARMONY, functions) if can_call else None, parts)
 
 
 CASES: dict[str, Read] = {
@@ -81,13 +71,13 @@ CASES: dict[str, Read] = {
 @given(places=st.lists(st.integers(0, 10_000)))
 def test_channels_are_read_however_they_are_cut(text: str, places: list[int]) -> None:
     edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    assert read([text[a:b] for a, b in itertools.pairwise(edges)]) == CASES[text]
-    assert read(list(text)) == CASES[text]
+    assert read_channels([text[a:b] for a, b in itertools.pairwise(edges)]) == CASES[text]
+    assert read_channels(list(text)) == CASES[text]
 
 
 def test_without_functions_a_call_is_text() -> None:
     said = f"<|channel|>commentary to=functions.f json<|message|>{ARGUMENTS}"
-    assert read(list(said), can_call=False) == ("", ARGUMENTS, [])
+    assert read_channels(list(said), can_call=False) == ("", ARGUMENTS, [])
 
 
 def test_what_is_said_comes_before_its_end() -> None:
@@ -127,15 +117,6 @@ HEADS = (
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     folder = make_tiny("llama", tmp_path_factory.mktemp("grammar") / "m", layers=1)
     return Grammars(load_tokenizer(folder), VOCAB, frozenset([EOS]))
-
-
-def accepts(grammar: Grammar, ids: list[int]) -> bool:
-    """Whether every token is allowed in turn, and the end after the last."""
-    for length, token in enumerate([*ids, EOS]):
-        allowed = grammar.allowed(ids[:length])
-        if allowed is not None and not allowed[token]:
-            return False
-    return True
 
 
 def test_json_stands_in_the_final_channel(grammars: Grammars) -> None:

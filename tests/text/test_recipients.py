@@ -16,14 +16,13 @@ from manyhands.text.headed_grammar import headed_grammar
 from manyhands.text.reasoning import find_level, find_thinking
 from manyhands.text.recipients import RecipientReader
 from manyhands.text.tokenizer import load_tokenizer
-from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
-from tests.text.test_channels import accepts
+from manyhands.text.tools import CallStart, ToolReader
+from tests.text.answers import Read, accepts, read
 
 PLACE = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": "integer"}}}
 FUNCTIONS: dict[str, dict[str, Any]] = {"f": PLACE, "get_tide": {}}
 NEXT = "<|eom|><|start|>assistant"
 THOUGHT = f" to=self<|message|>Is 1 < 2?\n{NEXT}"
-Read = tuple[str, str, list[tuple[str, str]]]
 
 
 def call(*said: str, to: str = "f", name: str = "f", opened: str = "<atem:function_calls>\n") -> str:
@@ -33,19 +32,9 @@ def call(*said: str, to: str = "f", name: str = "f", opened: str = "<atem:functi
     return f" to={to}<|message|>{opened}{invoke}</atem:function_calls>"
 
 
-def read(parts: list[str], *, can_call: bool = True) -> Read:
-    """Thoughts, the answer and calls."""
+def read_messages(parts: list[str], *, can_call: bool = True) -> Read:
     functions = FUNCTIONS if can_call else {}
-    heads, tools = RecipientReader(functions), ToolReader(MUSE, functions)
-    pairs = [heads.feed(part) for part in parts] + [heads.finish()]
-    said: list[Piece] = [
-        piece for _, text in pairs for piece in (tools.feed(text) if can_call else [Content(text)])
-    ] + tools.finish()
-    calls = [(piece.name, "") for piece in said if isinstance(piece, CallStart)]
-    for piece in said:
-        if isinstance(piece, CallArguments):
-            calls[piece.index] = (calls[piece.index][0], calls[piece.index][1] + piece.text)
-    return "".join(thought for thought, _ in pairs), "".join(p.text for p in said if isinstance(p, Content)), calls
+    return read(RecipientReader(functions), ToolReader(MUSE, functions) if can_call else None, parts)
 
 
 BODY = call("days=3").partition("<|message|>")[2]
@@ -93,12 +82,12 @@ CASES: dict[str, Read] = {
 @given(places=st.lists(st.integers(0, 10_000)))
 def test_messages_are_read_however_they_are_cut(text: str, places: list[int]) -> None:
     edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    assert read([text[a:b] for a, b in itertools.pairwise(edges)]) == CASES[text]
-    assert read(list(text)) == CASES[text]
+    assert read_messages([text[a:b] for a, b in itertools.pairwise(edges)]) == CASES[text]
+    assert read_messages(list(text)) == CASES[text]
 
 
 def test_without_functions_a_call_is_text() -> None:
-    assert read(list(call("days=3")), can_call=False) == ("", BODY, [])
+    assert read_messages(list(call("days=3")), can_call=False) == ("", BODY, [])
 
 
 def test_what_is_said_comes_before_its_end() -> None:
