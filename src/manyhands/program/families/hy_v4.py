@@ -92,10 +92,7 @@ def _index(f: Fields, s: Sizes, z: LatentSizes, rope: RopeReader, eps: float) ->
     if kinds[0] == "shared":
         raise f.refuse("indexer_types", "a first layer with an indexer, full, is needed")
     index = IndexStyle.read(f, z.rotary, rope.context, pairs=True)
-    if "shared" in kinds:
-        rope.context = index.top_k
-        return None
-    return replace(index, eps=eps, offset=index.width - z.rotary)
+    return replace(index, eps=eps, offset=index.width - z.rotary).of_each(kinds, rope)
 
 
 def _as_trained(f: Fields) -> None:

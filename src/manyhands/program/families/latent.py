@@ -1,6 +1,7 @@
 """Recipes of families with latent attention: deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite; and of those whose indexer
 chooses positions, deepseek_v32, glm_moe_dsa."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manyhands.program.blocks import (
@@ -263,7 +264,7 @@ def glm_moe_dsa(f: Fields) -> Program:
     f.assume(index_n_heads=32)
     f.only("indexer_rope_interleave", True)
     f.ignore("index_share_for_mtp_iteration")
-    return _indexed(f, pairs=True, is_shared="shared" in indexers(f, f.count("num_hidden_layers", high=1024)))
+    return _indexed(f, pairs=True, choosing=indexers(f, f.count("num_hidden_layers", high=1024)))
 
 
 def indexers(f: Fields, layers: int) -> list[str]:
@@ -279,9 +280,8 @@ def indexers(f: Fields, layers: int) -> list[str]:
     return f.per_layer("indexer_types", layers, kinds, ("full", "shared"))
 
 
-def _indexed(f: Fields, *, pairs: bool, is_shared: bool = False) -> Program:
-    """`is_shared`: layers that use the choice of another cannot be computed where that is not; the model is held to the context
-    in which all positions are chosen, and has no index then."""
+def _indexed(f: Fields, *, pairs: bool, choosing: Sequence[str] = ("full",)) -> Program:
+    """`choosing`: as indexers() returns it."""
     s, rope = sizes(f), RopeReader(f)
     dense = min(f.count("first_k_dense_replace", 3, low=0), s.layers)
     default = ["dense"] * dense + ["sparse"] * (s.layers - dense)
@@ -293,9 +293,7 @@ def _indexed(f: Fields, *, pairs: bool, is_shared: bool = False) -> Program:
         raise f.refuse("q_lora_rank", "a whole number is needed: the indexer's queries are made of that latent")
     blocks = ExpertBlocks.read(f, grouped_route(f), [kind == "sparse" for kind in kinds])
     index = IndexStyle.read(f, f.count("qk_rope_head_dim", 64, high=1 << 14), rope.context, pairs=pairs)
-    if is_shared:
-        rope.context = index.top_k
-    return with_latents(f, s, blocks, pairs=True, rope=rope, index=None if is_shared else index)
+    return with_latents(f, s, blocks, pairs=True, rope=rope, index=index.of_each(choosing, rope))
 
 
 def with_latents(

@@ -119,11 +119,8 @@ def _index(f: Fields, s: Sizes, z: LatentSizes, rope: RopeReader) -> _Index | No
         )
     if kinds[0] == "shared":
         raise f.refuse("indexer_types", "a first layer with an indexer, full, is needed")
-    index = _Index.read(f, z.rotary, rope.context, pairs=True)
-    if "shared" in kinds:
-        rope.context = index.top_k
-        return None
-    return replace(index, hidden=s.hidden)
+    index = replace(_Index.read(f, z.rotary, rope.context, pairs=True), hidden=s.hidden)
+    return index.of_each(kinds, rope)
 
 
 def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
