@@ -46,6 +46,21 @@ def test_layers_that_are_not_here_are_made(model: Checkpoint, family: str, tmp_p
     assert is_plausible(speed) and speed.source == "layers"
 
 
+@pytest.mark.parametrize("context", [1, 2, 16, 256])
+def test_models_of_few_positions_are_measured_within_them(tmp_path: Path, home: Path, context: int) -> None:
+    found = look_up(str(make_tiny("llama", tmp_path / "llama", context=context)), "bf16", home)
+    speed = measure.measure_speed(found)
+    assert speed.source == "layers" and speed.layer_s > 0 and speed.row_s > 0
+
+
+def test_steps_that_are_measured_are_within_the_context() -> None:
+    assert measure.steps_within(4096) == measure.steps_within(320) == (64, 32, 256)
+    for context in range(1, 320):
+        start, few, many = measure.steps_within(context)
+        assert 0 <= start and 1 <= few <= many and start + many <= context
+        assert few < many or context < 3
+
+
 def test_what_does_not_fit_follows_from_bandwidth(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "available_memory", lambda: 1000)
     speed = measure.measure_speed(model)
@@ -64,6 +79,7 @@ def test_a_chunk_takes_something_however_few_its_rows() -> None:
     for few_s, many_s in ((0.009, 0.008), (0.009, 0.009), (0.0001, 0.0256), (0.0, 0.0256)):
         assert measure.of_chunks(few_s, many_s) == pytest.approx((0.0, many_s / 256))
     assert measure.of_chunks(0.0, 0.0) == (0.0, 0.0)
+    assert measure.of_chunks(0.009, 0.01, 1, 1) == (0.0, 0.01)
 
 
 def test_figures_are_kept_for_a_day(model: Checkpoint, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ ORIGIN_OVERHEAD_S: Final = 0.0004
 MAX_AGE_S: Final = 86400.0
 MAX_BYTES: Final = 16 << 20  # of what was measured before
 ROWS: Final = 256  # RequestConfig.prefill_chunk
+START: Final = 64  # the position of steps that are measured
 STEPS: Final = 25
 DOZES: Final = 9  # steps after a long pause: of a large model each takes long
 _WEIGHT_BYTES: Final[Mapping[Precision, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "w8": 1.0625, "w4": 0.5625}
@@ -140,7 +141,7 @@ def _key(shape: ModelShape) -> str:
 
     engine = [golden.arithmetic(), os.environ.get(FORCED), _version("torch")]
     facts = [_VERSION, platform.node(), platform.machine(), num_cores(), *engine, shape.precision]
-    sizes = [shape.layer_bytes, shape.ends_bytes, shape.hidden_bytes]
+    sizes = [shape.layer_bytes, shape.ends_bytes, shape.hidden_bytes, shape.context]
     return hashlib.sha256(json.dumps([*facts, *sizes]).encode()).hexdigest()[:32]
 
 
@@ -194,18 +195,18 @@ def measure_speed(model: Checkpoint) -> Speed:
     if shape.process_bytes + copies * (shape.ends_bytes + count * largest) > available_memory():
         return _speed_by_bandwidth(shape)
     if folder is not None:
-        return _speed_of_folder(folder, count, shape.precision)
-    return _speed_of_likeness(program_of(model.config, shape.precision), count, shape.precision)
+        return _speed_of_folder(folder, count, shape)
+    return _speed_of_likeness(program_of(model.config, shape.precision), count, shape)
 
 
-def _speed_of_folder(folder: Path, count: int, precision: Precision) -> Speed:
+def _speed_of_folder(folder: Path, count: int, shape: ModelShape) -> Speed:
     from manyhands.worker.runner import load_ends, load_span
 
-    span = load_span(folder, Span(0, count), precision, num_cores())
-    return _speed_of_layers(span, load_ends(folder, precision, num_cores()), count, precision)
+    span = load_span(folder, Span(0, count), shape.precision, num_cores())
+    return _speed_of_layers(span, load_ends(folder, shape.precision, num_cores()), count, shape)
 
 
-def _speed_of_likeness(program: "Program", count: int, precision: Precision) -> Speed:
+def _speed_of_likeness(program: "Program", count: int, shape: ModelShape) -> Speed:
     """Of layers of a Program with random weights."""
     from manyhands.program.tensors import ends_tensors, layer_tensors, whole_tensors
     from manyhands.worker.runner import ends_of, span_of
@@ -214,8 +215,8 @@ def _speed_of_likeness(program: "Program", count: int, precision: Precision) -> 
     for layer in program.layers[:count]:
         shapes |= layer_tensors(layer)
     read, threads = _random_reader(shapes, whole_tensors(program)), num_cores()
-    ends = ends_of(program, read, precision, threads)
-    return _speed_of_layers(span_of(program, Span(0, count), read, precision, threads), ends, count, precision)
+    ends = ends_of(program, read, shape.precision, threads)
+    return _speed_of_layers(span_of(program, Span(0, count), read, shape.precision, threads), ends, count, shape)
 
 
 def _random_reader(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Sequence[int]]) -> "Read":
@@ -235,47 +236,57 @@ def _random_reader(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Se
     return read
 
 
-def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, precision: Precision) -> Speed:
+def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, shape: ModelShape) -> Speed:
     from manyhands.worker.execute import WIRE_DTYPES, fastest_threads
 
-    whole, dtype = Span(0, count), WIRE_DTYPES[precision]
-    steps = {threads: stepping(span, whole, 1, threads, dtype) for threads in (1, num_cores())}
+    whole, dtype, (start, least, most) = Span(0, count), WIRE_DTYPES[shape.precision], steps_within(shape.context)
+    steps = {threads: stepping(span, whole, 1, threads, dtype, start) for threads in (1, num_cores())}
     threads = fastest_threads(lambda threads: steps[threads](), num_cores())
-    one, every = (stepping(span, part, 1, threads, dtype) for part in (Span(0, 1), whole))
+    one, every = (stepping(span, part, 1, threads, dtype, start) for part in (Span(0, 1), whole))
     one_s, all_s = paired(one, every)
     layer_s = (all_s - one_s) / (count - 1) if count > 1 else one_s
     if not layer_s > 0:  # layers too small to tell from noise
         layer_s = all_s / count
-    few, many = (stepping(span, whole, rows, num_cores(), dtype) for rows in (LEAST_ROWS, ROWS))
+    few, many = (stepping(span, whole, rows, num_cores(), dtype, start) for rows in (least, most))
     few_s, many_s = paired(few, many, steps=3)
     fixed_s = max(0.0, all_s - count * layer_s)
-    pass_s, row_s = of_chunks(max(0.0, few_s - fixed_s) / count, max(0.0, many_s - fixed_s) / count)
+    few_s, many_s = (max(0.0, each_s - fixed_s) / count for each_s in (few_s, many_s))
+    pass_s, row_s = of_chunks(few_s, many_s, least, most)
     ends_s, _ = paired(ending(ends, dtype), lambda: None)
     return Speed(layer_s, row_s, ends_s, fixed_s, _doze(every), pass_s, "layers")
 
 
-def of_chunks(few_s: float, many_s: float) -> tuple[float, float]:
-    """Seconds of a chunk and of each of its rows, from what chunks of LEAST_ROWS and of ROWS take: neither is below 0. Where
+def steps_within(context: int) -> tuple[int, int, int]:
+    """The position of steps that are measured, and rows of a small and of a large chunk there, in `context` positions."""
+    start = min(START, context // 4)
+    most = min(ROWS, context - start)
+    return start, max(1, min(LEAST_ROWS, most // 2)), most
+
+
+def of_chunks(few_s: float, many_s: float, few: int = LEAST_ROWS, many: int = ROWS) -> tuple[float, float]:
+    """Seconds of a chunk and of each of its rows, from what chunks of `few` and of `many` rows take: neither is below 0. Where
     the machine wavered so much that these contradict each other, rows alone count.
     """
-    row_s = (many_s - few_s) / (ROWS - LEAST_ROWS)
-    pass_s = many_s - ROWS * row_s
-    return (pass_s, row_s) if pass_s > 0 and row_s > 0 else (0.0, many_s / ROWS)
+    row_s = (many_s - few_s) / (many - few) if many > few else 0.0
+    pass_s = many_s - many * row_s
+    return (pass_s, row_s) if pass_s > 0 and row_s > 0 else (0.0, many_s / many)
 
 
-def stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType") -> Callable[[], object]:
-    """One device step of a session at a position as in a short chat, bytes to bytes."""
+def stepping(
+    runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType", start: int = START
+) -> Callable[[], object]:
+    """One device step of a session at position `start`, bytes to bytes."""
     import numpy as np
 
     from manyhands.engine.span import Piece
     from manyhands.engine.states import MARGIN
     from manyhands.wire.rows import store
 
-    start = 64
     cache = runner.new_cache(start + rows, span, start + MARGIN)  # which can be gone back to, where there are states
     hidden_TD = np.random.default_rng(0).standard_normal((max(start, rows), runner.hidden_size), np.float32)
     before, given = (bytes(store(hidden_TD[:count], dtype).data) for count in (start, rows))
-    runner.step(before, [Piece(cache, 0, start)], threads)
+    if start:
+        runner.step(before, [Piece(cache, 0, start)], threads)
     return lambda: runner.step(given, [Piece(cache, start, rows)], threads)
 
 
