@@ -14,7 +14,7 @@ from manyhands.cli.model import app
 from manyhands.errors import BadRequest
 from manyhands.testing.tiny import make_tiny
 from manyhands.text.tokenizer import load_tokenizer
-from manyhands.worker.quality import WINDOW, Logits, Predictor, compare, windows_of
+from manyhands.worker.quality import WINDOW, Logits, Predictor, compare, window_within, windows_of
 
 VOCAB = 7
 
@@ -84,6 +84,18 @@ def test_windows_are_stretches_of_the_text(llama: Path, tmp_path: Path) -> None:
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(BadRequest, match="different tokenizers"):
         windows_of([encode, load_tokenizer(other).encode], text, 9)
+
+
+@pytest.mark.parametrize("context", [2, 16])
+def test_windows_of_models_of_few_positions_are_shorter(tmp_path: Path, context: int) -> None:
+    folder, text = make_tiny("llama", tmp_path / "llama", layers=2, context=context), tmp_path / "text"
+    text.write_text("To be, or not to be" * 4)
+    for given in ((), ("--text", str(text))):
+        command = ["quality", str(folder), str(folder), *given, "--windows", "3", "--threads", "1", "--json"]
+        shown = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert json.loads(shown.stdout)["positions"] == 3 * context
+    with pytest.raises(BadRequest, match="context of 1"):
+        window_within([8, 1])
 
 
 def test_the_command_prints_them(llama: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def quality(
     cache_dtype_a: Annotated[str, typer.Option(help=f"Of A. {_CACHE}")] = "auto",
     cache_dtype_b: Annotated[str, typer.Option(help=f"Of B. {_CACHE}")] = "auto",
     text: Annotated[Path | None, typer.Option(help="A text file; without it, what A draws at temperature 1.")] = None,
-    windows: Annotated[int, typer.Option(min=1, max=4096, help="Of 256 tokens, at most.")] = 16,
+    windows: Annotated[int, typer.Option(min=1, max=4096, help="Of 256 tokens, or the models' context, at most.")] = 16,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -43,19 +43,22 @@ def quality(
         from manyhands.resources import num_cores
         from manyhands.text.tokenizer import load_tokenizer
         from manyhands.weights.fetch import resolve_model
-        from manyhands.worker.quality import Predictor, compare, windows_of
+        from manyhands.worker.quality import Predictor, compare, window_within, windows_of
+        from manyhands.worker.runner import describe
 
         precisions = [precision_of(dtype_a, a, cache_dtype_a), precision_of(dtype_b, b, cache_dtype_b)]
         count = threads or num_cores()
         folders = [resolve_model(model, None, True, home_from_env(), progress) for model in (a, b)]
         encoders = [] if given is None else [load_tokenizer(folder).encode for folder in folders]
-        chosen = None if given is None else windows_of(encoders, given, windows)
-        right, other = (Predictor(folder, at, count) for folder, at in zip(folders, precisions, strict=True))
+        kinds = list(zip(folders, precisions, strict=True))
+        length = window_within(describe(folder, at).context_length for folder, at in kinds)
+        chosen = None if given is None else windows_of(encoders, given, windows, length)
+        right, other = (Predictor(folder, at, count) for folder, at in kinds)
         if right.vocab_size != other.vocab_size:
             raise BadRequest(
                 f"{a} has {right.vocab_size} tokens and {b} {other.vocab_size}: compare models of one tokenizer"
             )
-        chosen = list(right.draw(windows, np.random.default_rng(0))) if chosen is None else chosen
+        chosen = list(right.draw(windows, np.random.default_rng(0), length)) if chosen is None else chosen
         found = compare(right, other, chosen, lambda done: progress.say(f"compared {done} of {len(chosen)} windows"))
     if as_json:
         about = {"a": a, "b": b, "dtype_a": precisions[0], "dtype_b": precisions[1]}

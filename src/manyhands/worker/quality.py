@@ -4,7 +4,7 @@ Over windows of a text: the divergence KL(A || B) of the next token's distributi
 same, and the perplexities. Models are compared by what they predict for the same ids, so they need one tokenizer.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from manyhands.engine.span import Piece
 from manyhands.errors import BadRequest
 from manyhands.worker.runner import describe, load_ends, load_span
 
-WINDOW: Final = 256  # positions that see each other
+WINDOW: Final = 256  # positions that see each other, if the models have so many
 _AT_ONCE: Final = 64  # rows whose logits are compared at once
 _FIRST_IDS: Final = 4  # of a drawn window, at random
 
@@ -43,11 +43,12 @@ class Predictor:
         rows = self._span.step(self._ends.embed(ids).tobytes(), pieces, self._threads)
         return self._ends.logits(rows, len(ids), self._threads)
 
-    def draw(self, windows: int, rng: np.random.Generator) -> Iterator[list[int]]:
-        """Windows of ids drawn from its own predictions at temperature 1."""
+    def draw(self, windows: int, rng: np.random.Generator, length: int = WINDOW) -> Iterator[list[int]]:
+        """Windows of `length` ids drawn from its own predictions at temperature 1."""
+        first = min(_FIRST_IDS, length)
         for _ in range(windows):
-            cache, ids = self._span.new_cache(WINDOW), [int(i) for i in rng.integers(0, self.vocab_size, _FIRST_IDS)]
-            while len(ids) < WINDOW:
+            cache, ids = self._span.new_cache(length), [int(i) for i in rng.integers(0, self.vocab_size, first)]
+            while len(ids) < length:
                 new = ids[cache.length :]
                 piece = Piece(cache, cache.length, len(new))
                 rows = self._span.step(self._ends.embed(new).tobytes(), [piece], self._threads)
@@ -56,15 +57,22 @@ class Predictor:
             yield ids
 
 
-def windows_of(encoders: Sequence[Encode], text: str, windows: int) -> list[list[int]]:
-    """At most `windows` windows of a text's ids. Raises BadRequest if the tokenizers of the models differ on it, or it is
-    too short to predict anything."""
+def window_within(contexts: Iterable[int]) -> int:
+    """How long windows may be for models of these contexts. Raises BadRequest where one is too short to predict anything."""
+    if (length := min(WINDOW, *contexts)) < 2:
+        raise BadRequest(f"a model has a context of {length}: at least 2 are needed")
+    return length
+
+
+def windows_of(encoders: Sequence[Encode], text: str, windows: int, length: int = WINDOW) -> list[list[int]]:
+    """At most `windows` windows of a text's ids, of `length` at most. Raises BadRequest if the tokenizers of the models differ
+    on it, or it is too short to predict anything."""
     found = [encode(text) for encode in encoders]
     if any(ids != found[0] for ids in found):
         raise BadRequest("the two models have different tokenizers: compare models whose texts are the same ids")
     if len(found[0]) < 2:
         raise BadRequest(f"the text has {len(found[0])} tokens: at least 2 are needed, some thousands say something")
-    return [ids for at in range(0, len(found[0]), WINDOW) if len(ids := found[0][at : at + WINDOW]) > 1][:windows]
+    return [ids for at in range(0, len(found[0]), length) if len(ids := found[0][at : at + length]) > 1][:windows]
 
 
 @dataclass(frozen=True, slots=True)
