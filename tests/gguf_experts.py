@@ -66,7 +66,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"n_shared_experts": 2, "q_lora_rank": 32, "routed_scaling_factor": 1.5},
     "deepseek_v2_old": {"rope_parameters": _YARN},
     "glm_moe_dsa": {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "index_head_dim": 64},  # a Hadamard matrix of llama.cpp
-    "glm_moe_dsa_shared": {"index_head_dim": 64, "index_topk": 64, "indexer_types": ["full", "full", "shared", "full"]},
+    "glm_moe_dsa_shared": {"index_head_dim": 64, "indexer_types": ["full", "full", "shared", "full"]},
     "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
     "dots3_note_text": DOTS3,
     "hy_v4_shared": HY_V4_SHARED,

@@ -19,7 +19,6 @@ DOTS3: dict[str, Any] = {
 
 
 HY_V4_SHARED: dict[str, Any] = {
-    "index_topk": 64,
     "indexer_types": ["full", "shared", "shared", "full"],
     "hc_mult": 2,
     "hc_magnitude": 1.5,

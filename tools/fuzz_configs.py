@@ -814,6 +814,8 @@ def options(draw: random.Random, family: str) -> Options:
         out["layer_types"] = draw.choices(TYPES, k=out["layers"])
     if family in ("axk2", "beam", "hy_v4", "muse_spark_text", "step3p5"):
         out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
+    if family in ("glm_moe_dsa", "hy_v4", "mistral_large4_text"):
+        out["indexer_types"] = ["full", *draw.choices(["full", "shared"], k=out["layers"] - 1)]
     if family == "inkling_text":
         out["layer_types"] = draw.choices(["hybrid", "hybrid_sliding"], k=out["layers"])
         out["mlp_layer_types"] = draw.choices(["dense", "sparse"], k=out["layers"])
@@ -977,7 +979,7 @@ def main() -> int:
     tally: Counter[str] = Counter()
     for number in range(given.seed, given.seed + given.count):
         draw = random.Random(number)
-        family = given.family or draw.choice(EVERY_FAMILY)
+        family = (given.family or draw.choice(EVERY_FAMILY)).removesuffix("_shared")  # of which the others draw
         chosen = options(draw, family)
         form = config_of(family, chosen)
         form = form if draw.random() < 0.3 else rewritten(draw, form)

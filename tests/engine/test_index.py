@@ -29,7 +29,10 @@ from tests.engine.test_cpu import reader
 from tests.nightly import daily
 from tests.worker.pipeline import Loader, in_company, pieces, random_ids
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4", "axk2", "dots3_note_text", "mistral_large4_text")
+FAMILIES = (
+    *("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa_shared", "hy_v4", "hy_v4_shared", "axk2", "dots3_note_text"),
+    "mistral_large4_text",
+)
 Floats = NDArray[np.float32]
 
 
@@ -247,7 +250,9 @@ def with_ops(program: Program, changed: Callable[[Op], Op]) -> Program:
 BY_DAY: tuple[tuple[str, Precision], ...] = (
     ("deepseek_v32", "bf16"),
     ("glm_moe_dsa", "w4"),
+    ("glm_moe_dsa_shared", "bf16"),
     ("hy_v4", "bf16"),
+    ("hy_v4_shared", "w4"),
     ("axk2", "bf16"),
     ("mistral_large4_text", "w8"),
 )

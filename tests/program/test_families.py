@@ -32,6 +32,7 @@ from manyhands.program.ops import (
     Experts,
     Gate,
     GroupedProduct,
+    Index,
     LatentAttention,
     Layer,
     LinearAttention,
@@ -47,6 +48,7 @@ from manyhands.program.ops import (
     ScaleByPosition,
     ScaleHeads,
     SelectiveScan,
+    SharedIndex,
     SoftCap,
     Softplus,
     Sparsify,
@@ -251,11 +253,14 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = op.heads * op.value_width
         case LatentAttention():
             assert widths[op.query] == op.heads * (op.width + op.rotary_width)
-            cached = (op.latent, op.rotary, *((op.index.key,) if op.index else ()))
+            cached = (op.latent, op.rotary, *((op.index.key,) if isinstance(op.index, Index) else ()))
             assert tuple(widths.get(name, 0) for name in cached) == op.cache_widths
-            if op.index is not None:
+            if isinstance(op.index, SharedIndex):
+                assert widths[op.index.source] == op.index.top_k
+            elif op.index is not None:
                 assert widths[op.index.query] == op.index.heads * op.index.width
                 assert widths[op.index.weight] == op.index.heads
+                widths[op.index.target] = op.index.top_k
             assert op.key_weight.outputs == op.heads * op.width
             assert op.sinks is None or op.sinks.outputs == op.heads
             widths[op.target] = op.heads * op.value_width

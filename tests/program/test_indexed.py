@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.families.indexer import MOST_CHOSEN
-from manyhands.program.ops import LatentAttention, Program
+from manyhands.program.ops import Index, LatentAttention, Program, SharedIndex
 from manyhands.program.tensors import layer_tensors, with_stacked_experts
 from tests.program.test_families import DEEPSEEK_V3
 from tests.program.test_published import tiny
@@ -146,29 +146,28 @@ HY_4: dict[str, Any] = {  # Hy4-preview
 
 
 def indexed_layers(program: Program) -> int:
-    return sum(isinstance(op, LatentAttention) and op.index is not None for layer in program.layers for op in layer.ops)
+    return sum(
+        isinstance(op, LatentAttention) and isinstance(op.index, Index) for one in program.layers for op in one.ops
+    )
 
 
 @pytest.mark.parametrize(
-    ("config", "context", "indexed"),
+    ("config", "context", "indexed", "hidden"),
     [
-        (DEEPSEEK_V32, 163840, 61),
-        (GLM_51, 202752, 78),
-        (GLM_52, 2048, 0),
-        (HY_4, 2048, 0),
-        ({**HY_4, "indexer_types": ["full"] * 78}, 1048576, 78),
+        (DEEPSEEK_V32, 163840, 61, 7168),
+        (GLM_51, 202752, 78, 6144),
+        (GLM_52, 1048576, 21, 6144 + 3 * 2048),
+        (HY_4, 1048576, 21, 4 * 6144 + 3 * 2048),
+        ({**HY_4, "indexer_types": ["full"] * 78}, 1048576, 78, 4 * 6144),
     ],
     ids=["DeepSeek-V3.2", "GLM-5.1", "GLM-5.2", "Hy4", "Hy4 with an indexer in each layer"],
 )
-def test_published_configs_are_read(config: dict[str, Any], context: int, indexed: int) -> None:
-    """Layers that share a choice hold the model to the context in which all positions are chosen."""
+def test_published_configs_are_read(config: dict[str, Any], context: int, indexed: int, hidden: int) -> None:
+    """Rows bring the choice to layers that share it, of 1,048,576 positions in three parts."""
     program = build_program(config)
-    assert (program.context, indexed_layers(program), len(program.layers)) == (
-        context,
-        indexed,
-        config["num_hidden_layers"],
-    )
-    assert program.has_index == (indexed > 0)
+    assert (program.context, indexed_layers(program), program.hidden) == (context, indexed, hidden)
+    assert len(program.layers) == config["num_hidden_layers"] and program.has_index
+    assert program.holds_numbers == (indexed < len(program.layers))
 
 
 def test_layers_of_hy4_share_a_choice_by_default_as_published() -> None:
@@ -209,7 +208,7 @@ def test_an_indexer_has_the_published_sizes() -> None:
         {"index_topk_freq": 0},
         {"index_topk_freq": 2},
         {"index_topk_freq": 2, "index_skip_topk_offset": 3},
-        {"index_topk_freq": 3, "index_skip_topk_offset": 0},
+        {"index_topk_freq": 3, "index_skip_topk_offset": 1},
         {"index_topk_pattern": "FFF"},
         {"index_topk_pattern": "FSF", "index_topk_freq": 1},
         {"index_topk_pattern": ["full", "full", "shared"]},
@@ -221,8 +220,10 @@ def test_which_layers_share_a_choice_is_what_transformers_says(given: dict[str, 
     config = {name: value for name, value in tiny("glm_moe_dsa").items() if name != "indexer_types"} | given
     theirs = CONFIG_MAPPING["glm_moe_dsa"](**config).indexer_types
     program = build_program(config)
-    assert indexed_layers(program) == (0 if "shared" in theirs else 3)
-    assert program.context == (config["index_topk"] if "shared" in theirs else config["max_position_embeddings"])
+    attending = [layer.attention for layer in program.layers]
+    kinds = [isinstance(op, LatentAttention) and isinstance(op.index, SharedIndex) for op in attending]
+    assert [{False: "full", True: "shared"}[kind] for kind in kinds] == theirs
+    assert program.context == config["max_position_embeddings"]
 
 
 def test_no_more_is_chosen_than_there_are_positions() -> None:
@@ -233,7 +234,7 @@ def test_no_more_is_chosen_than_there_are_positions() -> None:
             op.index.top_k
             for layer in program.layers
             for op in layer.ops
-            if isinstance(op, LatentAttention) and op.index
+            if isinstance(op, LatentAttention) and op.index is not None
         }
         assert chosen == {program.context}
     with pytest.raises(ModelError, match="index_topk is 16777217, a whole number from 1 to 16777216 is needed"):

@@ -30,6 +30,7 @@ from manyhands.program.ops import (
     CompressedAttention,
     Convolution,
     EntryIndex,
+    Index,
     LatentAttention,
     Layer,
     LinearAttention,
@@ -56,7 +57,7 @@ def _attention_bytes(
     if isinstance(op, CompressedAttention):
         return -(-block_bytes(op, layer.compressed, item) // BLOCK)
     if isinstance(op, LatentAttention):  # values are the beginning of the keys
-        widths = op.rank + op.rotary_width, 0 if op.index is None else op.index.width
+        widths = op.rank + op.rotary_width, op.index.width if isinstance(op.index, Index) else 0
         return sum(-(-width // WIDE) * WIDE for width in widths) * item
     numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
     scales = -(-op.width // _CODES) + -(-op.value_width // _CODES)

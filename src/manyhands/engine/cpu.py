@@ -118,7 +118,7 @@ class CpuEnds:
         packer: Packer = PLAIN,
     ) -> None:
         self.back_end = self._native = back_end or golden.choose(precision)
-        self.hidden_size, self.vocab_size, self.has_ids = program.hidden, program.vocab, program.embed.has_ids
+        self.hidden_size, self.vocab_size, self.holds_numbers = program.hidden, program.vocab, program.holds_numbers
         precision = weight_precision(precision)
         self._team, self._row_type = team, ROW_TYPES[precision]
         self._embed, first, kept = program.embed, program.embed.weight, ends_precision(precision)
@@ -154,11 +154,13 @@ class CpuEnds:
         first = self._looked_up(self._table, self._embed, ids, self._embed.weight.outputs)
         parts = [*[first] * self._embed.streams, *([self._digits(ids)] if self._embed.has_ids else [])]
         rows = first if len(parts) == 1 else np.concatenate(parts, 1)
-        if self._beside is None:
-            return rows
         item = 2 if self._row_type == "bf16" else 4
+        if rows.shape[1] == self.hidden_size * item:
+            return rows
         whole = np.zeros((len(ids), self.hidden_size * item), np.uint8)
         whole[:, : rows.shape[1]] = rows
+        if self._beside is None:
+            return whole
         at, (table, embed) = self._embed.column * item, self._beside
         found = self._looked_up(table.rows(ids), embed, range(len(ids)), len(ids))
         whole[:, at : at + found.shape[1]] = found

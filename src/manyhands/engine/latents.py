@@ -7,7 +7,7 @@ from manyhands.engine.compressed import choice
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.library import BLOCK, TYPES
 from manyhands.engine.weights import vector
-from manyhands.program.ops import Attention, BlockIndex, EntryIndex, LatentAttention, Weight
+from manyhands.program.ops import Attention, BlockIndex, EntryIndex, LatentAttention, SharedIndex, Weight
 
 
 def add_latent(to: Emitter, op: LatentAttention) -> None:
@@ -52,8 +52,10 @@ def _choice(to: Emitter, op: LatentAttention) -> tuple[int, ...]:
     index = op.index
     if index is None:
         return ()
+    if isinstance(index, SharedIndex):
+        return (to.source(index.source),)
     sources = [to.source(name) for name in (index.query, index.key, index.weight)]
-    chosen = to.target(" chosen", index.top_k, sources)
+    chosen = to.target(index.target, index.top_k, sources)
     to.emit(library.INDEX, (*sources, chosen, index.heads, index.width))
     return (chosen,)
 

@@ -101,7 +101,7 @@ class EndsRunner(Protocol):
     back_end: str
     hidden_size: int
     vocab_size: int
-    has_ids: bool  # rows hold their token's id, which is none once it is rounded (program/ops.py: Embed)
+    holds_numbers: bool  # rows hold whole numbers, which are others once they are rounded (program/ops.py: Program)
 
     def embed(self, ids: Sequence[int]) -> Rows:
         """Rows that enter layer 0. Raises ModelError for an id that the model does not have."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyhands.core import Span
 from manyhands.engine.span import Piece
-from manyhands.engine.torch_compressed import run_compressed, seen_blocks, with_streams
+from manyhands.engine.torch_compressed import by_choice, positions_of, run_compressed, seen_blocks, with_streams
 from manyhands.engine.torch_experts import run_experts
 from manyhands.engine.torch_functions import ACTIVATIONS, first_seen, gated, heads, product, soft_capped
 from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights, turn
@@ -46,6 +46,7 @@ from manyhands.program.ops import (
     RowOp,
     ScaleByPosition,
     ScaleHeads,
+    SharedIndex,
     Softplus,
     Weight,
     Xielu,
@@ -134,10 +135,12 @@ class TorchEnds:
         """Hidden states [T, hidden] in the storage dtype for token ids [T]."""
         embed = self._program.embed
         rows = self._looked_up(embed, ids_T)
-        if embed.beside is None:
+        if rows.shape[1] == self._program.hidden:
             return rows
         whole = torch.zeros(len(ids_T), self._program.hidden, dtype=self.dtype, device=self.device)
         whole[:, : rows.shape[1]] = rows
+        if embed.beside is None:
+            return whole
         ids_T = ids_T.where(ids_T < embed.beside.weight.outputs, 0)
         whole[:, embed.column : embed.column + embed.beside.weight.inputs] = self._looked_up(embed.beside, ids_T)
         return whole
@@ -255,10 +258,16 @@ class _Layer:
         if not op.rotary_width:
             self.registers[op.rotary] = self.registers[op.latent][:, :0]
         names, most = [op.latent, op.rotary], op.heads
-        if op.index is not None:
+        if isinstance(op.index, Index):
             names, most = [*names, op.index.key], max(most, op.index.heads)
+            self.registers[op.index.target] = query.new_zeros(len(query), op.index.top_k)
         for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names, op):
-            seen_TL = seen_TL if op.index is None else self.chosen(op.index, rows, index_LI[0], seen_TL)
+            if isinstance(op.index, SharedIndex):
+                seen_TL = by_choice(self.registers[op.index.source][rows], seen_TL)
+            elif op.index is not None:
+                seen_TL = self.chosen(op.index, rows, index_LI[0], seen_TL)
+                kept = positions_of(seen_TL, op.index.top_k)
+                self.registers[op.index.target][rows, : kept.shape[1]] = kept.float()
             scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
             weights, total = self.softmax(scores, seen_TL, self.weights.optional(op.sinks))
             out.append((torch.einsum("htl,lr->htr", weights, latents_LR) / total).transpose(0, 1))

@@ -144,3 +144,16 @@ def seen_blocks(
     kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, first, True)
     kept = kept.repeat_interleave(index.block, -1)[..., :length] & seen_TL
     return kept.repeat_interleave(op.heads // op.kv_heads, 0)
+
+
+def positions_of(chosen_TL: Tensor, count: int) -> Tensor:
+    """The positions that each row sees [T, count], in order, of rows that see so many; fewer columns if there are fewer."""
+    return torch.sort(~chosen_TL, dim=-1, stable=True).indices[:, :count]
+
+
+def by_choice(chosen_TC: Tensor, seen_TL: Tensor) -> Tensor:
+    """Of what rows see the chosen positions [T, L] (ops.Choice)."""
+    last_T1 = seen_TL.sum(-1, keepdim=True) - 1
+    is_one = (chosen_TC >= 0) & (chosen_TC <= last_T1)
+    kept = torch.zeros_like(seen_TL).scatter(-1, chosen_TC.where(is_one, last_T1).long(), True)
+    return kept.where(last_T1 >= chosen_TC.shape[1], seen_TL)

@@ -44,8 +44,8 @@ class LossGuard:
         """What a request that allows loss may ask of its hops, and why if that is nothing."""
         if self._ends is None:
             return None, Loss(True, why="the last hop has the head: what loss does cannot be compared here")
-        if self._ends.ends.has_ids:
-            return None, Loss(True, why="rows of this model hold their token's id, which loss makes another")
+        if self._ends.ends.holds_numbers:
+            return None, Loss(True, why="rows of this model hold tokens' ids, or chosen positions: loss makes others")
         if prompt_length < LEAST_ROWS:
             return None, Loss(True, why=f"a prompt of less than {LEAST_ROWS} tokens gains nothing")
         return Lossy(((0, prompt_length),)), Loss(True)

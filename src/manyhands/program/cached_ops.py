@@ -72,7 +72,8 @@ class Index:
 
     query [heads * width], key [width], weight [heads]; keys are cached. The score of a position is the sum over heads, in
     order, of weight_h * max(q_h . k, 0); one that is no number counts as -infinity. Factors that the scores of a row have in
-    common do not change which are the highest, and are left out.
+    common do not change which are the highest, and are left out. target [top_k]: for a row that sees more than top_k positions
+    those that are chosen, in order; else anything.
     """
 
     query: str
@@ -80,6 +81,16 @@ class Index:
     weight: str
     heads: int
     width: int
+    top_k: int
+    target: str = "chosen"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedIndex:
+    """As Index, of positions that are chosen already: source [top_k] is the target of one. A row that sees no more than top_k
+    positions sees all of them; a number that is no position before the row's stands for the row's own."""
+
+    source: str
     top_k: int
 
 
@@ -107,14 +118,14 @@ class LatentAttention:
     scale: float
     key_weight: Weight
     value_weight: Weight
-    index: Index | None = None
+    index: Index | SharedIndex | None = None
     sinks: Weight | None = None
     window: int | None = None
 
     @property
     def cache_widths(self) -> tuple[int, ...]:
         """Values that a position keeps in the cache, in the storage dtype: of latents, of rotary keys, of index keys if any."""
-        return (self.rank, self.rotary_width, *(() if self.index is None else (self.index.width,)))
+        return (self.rank, self.rotary_width, *((self.index.width,) if isinstance(self.index, Index) else ()))
 
 
 @dataclass(frozen=True, slots=True)

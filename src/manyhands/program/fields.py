@@ -56,6 +56,7 @@ ACTIVATIONS: Final = {
 }
 MOST: Final = 1 << 24  # of any count: larger ones are nonsense, or a trap
 MOST_EXPERTS: Final = 1024  # of a layer, as kernels.h has it: 512 are the most that a published model has
+WIDEST: Final = 1 << 17  # columns of a row that goes from layer to layer
 LARGEST: Final = 1e15  # of any other number
 SMALLEST: Final = 1e-30  # of any positive one
 

@@ -36,6 +36,7 @@ from manyhands.program.cached_ops import Index as Index
 from manyhands.program.cached_ops import LatentAttention as LatentAttention
 from manyhands.program.cached_ops import LinearAttention as LinearAttention
 from manyhands.program.cached_ops import SelectiveScan as SelectiveScan
+from manyhands.program.cached_ops import SharedIndex as SharedIndex
 from manyhands.program.cached_ops import Softplus as Softplus
 from manyhands.program.cached_ops import Taps as Taps
 from manyhands.program.compressed_ops import Collapse as Collapse
@@ -57,6 +58,7 @@ from manyhands.program.row_ops import Blend as Blend
 from manyhands.program.row_ops import Constant as Constant
 from manyhands.program.row_ops import Copy as Copy
 from manyhands.program.row_ops import Mix as Mix
+from manyhands.program.row_ops import Multiply as Multiply
 from manyhands.program.row_ops import Ngrams as Ngrams
 from manyhands.program.row_ops import Rescale as Rescale
 from manyhands.program.row_ops import RowOp as RowOp
@@ -165,17 +167,6 @@ class Gate:
     up: str
     target: str
     gating: Gating
-
-
-@dataclass(frozen=True, slots=True)
-class Multiply:
-    """target = source * by. `by`: a register with a column for each of as many equal parts of a row (heads), or for all of it;
-    in place also a number, or a stored vector of one, or of a number for each column, to each of which `offset` is added."""
-
-    source: str
-    by: str | Weight | float
-    target: str
-    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,14 +303,21 @@ class Program:
     @property
     def has_index(self) -> bool:
         """Whether some layers choose the positions, or their blocks, that attention sees."""
-        attending = (op for one in self.layers for op in one.ops if isinstance(op, Attention | LatentAttention))
-        return any(op.index is not None for op in attending)
+        return any(op.index is not None for op in self._attentions)
 
     @property
     def chooses_entries(self) -> bool:
         """Whether attention of some layers sees the positions of entries that an index chooses."""
-        attending = (op for one in self.layers for op in one.ops if isinstance(op, Attention))
-        return any(isinstance(op.index, EntryIndex) for op in attending)
+        return any(isinstance(op.index, EntryIndex) for op in self._attentions)
+
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether rows hold whole numbers, which rounding changes: tokens' ids, or chosen positions."""
+        return self.embed.has_ids or any(isinstance(op.index, SharedIndex) for op in self._attentions)
+
+    @property
+    def _attentions(self) -> list[Attention | LatentAttention]:
+        return [op for layer in self.layers for op in layer.ops if isinstance(op, Attention | LatentAttention)]
 
     @property
     def has_entries(self) -> bool:
@@ -334,8 +332,7 @@ class Program:
     @property
     def has_biases(self) -> bool:
         """Whether scores of attention in some layers take a number by distance."""
-        attending = (op for one in self.layers for op in one.ops if isinstance(op, Attention))
-        return any(op.biases is not None for op in attending)
+        return any(isinstance(op, Attention) and op.biases is not None for op in self._attentions)
 
     @property
     def has_scans(self) -> bool:

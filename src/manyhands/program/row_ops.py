@@ -1,4 +1,4 @@
-"""Operations of a Program on rows which few families need (ops.py has the others and the rules).
+"""Operations of a Program on rows, most of which few families need (ops.py has the others and the rules).
 
 Copy, Mix, Rescale, Sparsify and SoftCap are those of Gemma 3n, Ngrams and Admit those of Qwen4-Exp, whose register "x" holds
 several streams side by side (those of deepseek_v4 are in compressed_ops.py).
@@ -57,6 +57,17 @@ class ScaleHeads:
     target: str
     scales: Weight
     biases: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """target = source * by. `by`: a register with a column for each of as many equal parts of a row (heads), or for all of it;
+    in place also a number, or a stored vector of one, or of a number for each column, to each of which `offset` is added."""
+
+    source: str
+    by: str | Weight | float
+    target: str
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from manyhands.program.ops import (
     CompressedAttention,
     Convolution,
     Decay,
+    EntryIndex,
     ExpertRouting,
     Experts,
     GroupedProduct,
+    Index,
     LatentAttention,
     Layer,
     LinearAttention,
@@ -120,7 +122,7 @@ def wide_weights(layer: Layer) -> frozenset[str]:
     parts = (part for op in layer.ops if isinstance(op, Product) for part in op.parts)
     latent = [op for op in layer.ops if isinstance(op, LatentAttention)]
     attending = [op for op in layer.ops if isinstance(op, LatentAttention | CompressedAttention)]
-    routers |= {op.index.weight for op in attending if op.index is not None}
+    routers |= {op.index.weight for op in attending if isinstance(op.index, Index | EntryIndex)}
     routers |= {name for op in layer.compressed for name in (op.values, op.gates)}
     names = [part.weight.name for part in parts if part.target in routers]
     return frozenset([*names, *(weight.name for op in latent for weight in op_weights(op))])

@@ -270,7 +270,7 @@ def tiny_config(
         shape["layer_types"] = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
         shape["num_kv_shared_layers"] = max(0, min(layers - 2, layers // 2))
         shape["vocab_size_per_layer_input"] = vocab
-    if model_type == "hy_v4":
+    if family == "hy_v4":
         shape["indexer_types"] = ["full"] * layers
     if family in ("bailing_hybrid", "granitemoehybrid_mamba", "kimi_linear"):
         shape["layer_types"] = ["full_attention" if i % 3 == 1 else "linear_attention" for i in range(layers)]

@@ -23,6 +23,7 @@ from manyhands.testing.tiny_latent import (
     longcat,
     mistral4,
     mla,
+    shared_choice,
 )
 from manyhands.testing.tiny_minimax import lightning, minimax, minimax_m3, published_lightning
 from manyhands.testing.tiny_muse import glimmer, spark
@@ -272,6 +273,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "glm4_moe": ("glm4_moe", lambda hidden: {**beside_shared(hidden), "use_qk_norm": True, "attention_bias": True}),
     "glm4_moe_lite": ("glm4_moe_lite", glm4_lite),
     "glm_moe_dsa": ("glm_moe_dsa", indexed),
+    "glm_moe_dsa_shared": ("glm_moe_dsa", shared_choice),
     "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
     "granite": ("granite", _granite),
     "granite_swa": ("granite_swa", _granite_swa),
@@ -285,6 +287,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "hunyuan_v1_moe": ("hunyuan_v1_moe", lambda hidden: {**_hunyuan(hidden), "num_experts": 4, "moe_topk": 2}),
     "hy_v3": ("hy_v3", _hy),
     "hy_v4": ("hy_v4", hy_v4),
+    "hy_v4_shared": ("hy_v4", hy_v4),
     "hyperclovax": ("hyperclovax", _hyperclovax),
     "inkling_text": ("inkling_text", inkling),
     "internlm3": ("internlm3", lambda hidden: {"head_dim": hidden // 2, "qkv_bias": True, "bias": True}),

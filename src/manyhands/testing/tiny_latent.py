@@ -32,6 +32,11 @@ def indexed(hidden: int) -> Overrides:
     return {**deepseek(hidden), "index_n_heads": 8, "index_head_dim": hidden // 2, "index_topk": WINDOW}
 
 
+def shared_choice(hidden: int) -> Overrides:
+    """Two of three layers use what the one before has chosen."""
+    return {**indexed(hidden), "index_topk_freq": 3, "index_skip_topk_offset": 1}
+
+
 def axk2(hidden: int) -> Overrides:
     # Fewer heads would have scores of zero, which are equal.
     index = {"index_n_heads": 16, "index_head_dim": hidden // 2, "index_topk": WINDOW}

@@ -162,7 +162,7 @@ class DeviceEnds:
         self.back_end = device
         opened = open_device(device)
         self._ends = TorchEnds(program, _Tensors(read, precision), DTYPES[precision], opened, embed=embed, head=head)
-        self.hidden_size, self.vocab_size, self.has_ids = program.hidden, program.vocab, program.embed.has_ids
+        self.hidden_size, self.vocab_size, self.holds_numbers = program.hidden, program.vocab, program.holds_numbers
 
     def embed(self, ids: Sequence[int]) -> Rows:
         # Looked at here: on some devices an index out of range ends the whole process's use of them.

@@ -43,11 +43,10 @@ def stored(source: Place, numbers: CudaMemory, target: Place, width: int, rows: 
 
 
 def scale(room: Room, op: Held, table: int, rows: int) -> Launch:
-    """The factors of rows' positions, of each head its own where it has one. table: the address of their Rows (common.cu)."""
-    number, *shape, heads = op.numbers[:5]
-    out, width, tensors = room.register(number), room.widths[number], (op.address(0), op.address(1))
-    n = (width, *shape, width // max(1, heads))
-    return over_columns("scale", width, rows, args(out=out, tensors=tensors, n=n, reals=op.reals, rows=table))
+    """The factors of rows' positions. table: the address of their Rows (common.cu)."""
+    number, *shape = op.numbers[:4]
+    out, width = room.register(number), room.widths[number]
+    return over_columns("scale", width, rows, args(out=out, n=(width, *shape), reals=op.reals, rows=table))
 
 
 def xielu(room: Room, op: Held, rows: int) -> Iterator[Launch]:

@@ -201,28 +201,23 @@ KERNEL(multiply)
         a.out[row * a.out_stride + at] = a.x[row * a.x_stride + at] * a.y[row * a.y_stride + at / a.n[1]];
 }
 
-/* In place, times the factor of the row's position (position_scale in engine/native/tables.c), or each head by its own (scale_row in
- * run.c). n: width, length, offset, growth, width of a head. reals: beta. tensors: of heads, or null, scales and biases. */
+/* In place, times the factor of the row's position (position_scale in engine/native/tables.c). n: width, length, offset, growth. reals: beta. */
 KERNEL(scale)
 {
     await_rows();
-    __shared__ double factor[1];
+    __shared__ float factor[1];
     const count_t at = column_of(), row = blockIdx.y;
     const count_t position = a.rows[row].position + a.n[2];
-    const float *scales = (const float *)a.tensors[0], *biases = (const float *)a.tensors[1];
     const double lengths = (double)position / (double)a.n[1];
     if (!threadIdx.x) {
         const double log = logarithm_of(a.n[3] == 1 ? 1 + lengths : a.n[3] == 2 ? lengths : (double)(1 + position / a.n[1]));
-        factor[0] = scales ? log : a.n[3] == 1 ? exponential_of(a.reals[0] * log) : 1 + a.reals[0] * log;
+        factor[0] = (float)(a.n[3] == 1 ? exponential_of(a.reals[0] * log) : 1 + a.reals[0] * log);
         if (a.n[3] == 2 && position <= a.n[1])
             factor[0] = 1;
     }
     __syncthreads();
-    if (at >= a.n[0])
-        return;
-    const count_t head = scales ? at / a.n[4] : 0;
-    const float by = (float)(scales ? scales[head] * factor[0] + biases[head] : factor[0]);
-    a.out[row * a.out_stride + at] = a.out[row * a.out_stride + at] * by;
+    if (at < a.n[0])
+        a.out[row * a.out_stride + at] = a.out[row * a.out_stride + at] * factor[0];
 }
 
 /* In place, as `xielu` in engine/native/kernels.c. n: width. tensors: its numbers. */

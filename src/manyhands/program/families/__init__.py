@@ -19,7 +19,8 @@ jamba      jamba
 nemotron_h nemotron_h
 nemotron_nas nemotron-nas
 falcon_h1  falcon_h1
-latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2 (indexer: what chooses positions)
+latent     deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_k2 (indexer: what chooses positions; choices: layers that
+           share what another has chosen)
 latent_dense minicpm3, youtu
 longcat_flash longcat_flash
 mistral4   mistral4

@@ -9,7 +9,6 @@ from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, Tens
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.layer_inputs import (
     ENDS,
-    WIDEST,
     RowLayout,
     input_added,
     inputs_made,
@@ -17,7 +16,7 @@ from manyhands.program.families.layer_inputs import (
     table,
     with_rows,
 )
-from manyhands.program.fields import Fields
+from manyhands.program.fields import WIDEST, Fields
 from manyhands.program.ops import (
     Activation,
     Add,

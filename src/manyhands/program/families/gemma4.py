@@ -7,7 +7,6 @@ from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, Tens
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import stacked_experts
 from manyhands.program.families.layer_inputs import (
-    WIDEST,
     RowLayout,
     input_added,
     inputs_made,
@@ -15,7 +14,7 @@ from manyhands.program.families.layer_inputs import (
     table,
     with_rows,
 )
-from manyhands.program.fields import MOST_EXPERTS, Fields
+from manyhands.program.fields import MOST_EXPERTS, WIDEST, Fields
 from manyhands.program.ops import (
     Activation,
     Add,

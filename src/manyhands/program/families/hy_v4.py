@@ -1,11 +1,13 @@
 """The recipe of hy_v4: deepseek_v4's residual streams, each of which goes on as it is; latent attention with sinks and gates,
 over positions that an indexer chooses; experts with clamps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.ends import EndsStyle, assemble, with_streams
+from manyhands.program.families.choices import FULL, SHARED, with_choices
 from manyhands.program.families.experts import listed_sparse
 from manyhands.program.families.indexer import INDEXED, IndexStyle
 from manyhands.program.families.latent import LatentSizes, latent_attention, latent_scale, sizes
@@ -40,14 +42,15 @@ class _Streams:
 
 def hy_v4(f: Fields) -> Program:
     """Columns turn by pairs, as the publisher serves them (vLLM, llama.cpp); transformers (5.23) takes them for halves. Layers
-    that use the choice of another hold the model to the context in which all positions are chosen, as of GLM-5."""
+    may use what the one before has chosen."""
     _defaults(f)
     s, norm, bias = sizes(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=192, rotary=64, value=256, kv=False)
     if z.query_rank is None:
         raise f.refuse("q_lora_rank", "a whole number is needed: queries of this family come from a latent")
     rope, blocks, split = RopeReader(f), _blocks(f, s), f.stored("split_kv_b")
-    index, scale = _index(f, s, z, rope, norm.eps), latent_scale(rope, z.plain + z.rotary)
+    kinds, scale = _choosing(f, s), latent_scale(rope, z.plain + z.rotary)
+    index = _index(f, z, rope, norm.eps)
     numbers = f.count("hc_mult", 4, high=8), s.hidden, norm.eps, f.number("hc_eps", 1e-6), f.number("hc_magnitude", 2.0)
     streams = _Streams(*numbers)
     _as_trained(f)
@@ -55,7 +58,8 @@ def hy_v4(f: Fields) -> Program:
     def layer(n: TensorNames, i: int) -> Ops:
         gate = n.part("g", "self_attn.linear_gate", s.heads * z.value, s.hidden, False)
         gated, sinks = (gate, Gate("g", "a", "a", Gating("sigmoid"))), "self_attn.learnable_sink_param"
-        own: dict[str, Any] = {"split": split, "index": index, "gate": gated, "sinks": sinks}
+        own: dict[str, Any] = {"split": split, "gate": gated, "sinks": sinks}
+        own["index"] = index if kinds[i] == FULL else None
         attend = latent_attention(n, s, z, scale, pairs=True, bias=bias, **own)
         block = blocks.branch(n, s, norm, i)
         joined: Ops = (Add((Term("s"),), "m"),) if "s" in block.terms else ()
@@ -68,7 +72,8 @@ def hy_v4(f: Fields) -> Program:
         )
 
     program = assemble(f, s, norm, rope, [rope.plain(z.rotary)], EndsStyle(), layer)
-    return with_streams(program, streams.collapse("model.hc_head.hc_head_", streams.count, 1, None))
+    program = with_streams(program, streams.collapse("model.hc_head.hc_head_", streams.count, 1, None))
+    return with_choices(f, program, kinds)
 
 
 def _defaults(f: Fields) -> None:
@@ -84,15 +89,16 @@ def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
     return replace(blocks, limit=limit)
 
 
-def _index(f: Fields, s: Sizes, z: LatentSizes, rope: RopeReader, eps: float) -> IndexStyle | None:
-    """None where layers share a choice."""
-    default = ["shared" if i and (i - 1) % 4 else "full" for i in range(s.layers)]
-    kinds = f.per_layer("indexer_types", s.layers, default, ("full", "shared"))
+def _choosing(f: Fields, s: Sizes) -> Sequence[str]:
+    """Which layers have an indexer, and which use the choice of the one before."""
+    default = [SHARED if i and (i - 1) % 4 else FULL for i in range(s.layers)]
     f.per_layer("layer_types", s.layers, [INDEXED[0]] * s.layers, INDEXED)
-    if kinds[0] == "shared":
-        raise f.refuse("indexer_types", "a first layer with an indexer, full, is needed")
+    return f.per_layer("indexer_types", s.layers, default, (FULL, SHARED))
+
+
+def _index(f: Fields, z: LatentSizes, rope: RopeReader, eps: float) -> IndexStyle:
     index = IndexStyle.read(f, z.rotary, rope.context, pairs=True)
-    return replace(index, eps=eps, offset=index.width - z.rotary).of_each(kinds, rope)
+    return replace(index, eps=eps, offset=index.width - z.rotary)
 
 
 def _as_trained(f: Fields) -> None:

@@ -1,13 +1,11 @@
 """The indexer of latent attention, which chooses positions: its fields, products and operations."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Index, Norm, Part, Rotary
-from manyhands.program.rope import RopeReader
 
 INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention")  # names of layers with an indexer
 MOST_CHOSEN: Final = (
@@ -34,14 +32,6 @@ class IndexStyle:
             raise f.refuse("index_topk", f"at most {MOST_CHOSEN} of the {context} positions can be chosen")
         heads, width = f.count("index_n_heads", high=4096), f.count("index_head_dim", 128, low=rotary, high=1 << 14)
         return cls(heads, width, top_k, pairs)
-
-    def of_each(self, kinds: Sequence[str], rope: RopeReader) -> Self | None:
-        """This, where each layer has its own. None where some use the choice of a layer before ("shared"), which may be on
-        another node: the model is held to the context in which all positions are chosen."""
-        if "shared" not in kinds:
-            return self
-        rope.context = self.top_k
-        return None
 
     def early(self, n: TensorNames, s: Sizes) -> tuple[Part, ...]:
         """Products of "h": the key, and the weights of heads."""

@@ -14,6 +14,7 @@ from manyhands.program.blocks import (
     sequential,
 )
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.choices import FULL, SHARED, with_choices
 from manyhands.program.families.experts import top_k
 from manyhands.program.families.indexer import INDEXED, IndexStyle
 from manyhands.program.families.shared import ExpertBlocks, from_layer, grouped_route
@@ -270,18 +271,18 @@ def glm_moe_dsa(f: Fields) -> Program:
 def indexers(f: Fields, layers: int) -> list[str]:
     """Which layers have an indexer ("full"), and which use the choice of the one before ("shared")."""
     step, offset = f.count("index_topk_freq", 1, low=0), f.count("index_skip_topk_offset", 2, low=0)
-    kinds = ["shared" if max(i - offset + 1, 0) % max(step, 1) else "full" for i in range(layers)]
+    kinds = [SHARED if max(i - offset + 1, 0) % max(step, 1) else FULL for i in range(layers)]
     pattern = f.raw("index_topk_pattern", kinds)
     if not isinstance(pattern, str | list) or len(pattern) != layers:
         raise f.refuse("index_topk_pattern", f"F or S for each of the {layers} layers is needed")
-    kinds = [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in pattern]
-    if not set(kinds) <= {"full", "shared"}:
+    kinds = [{"F": FULL, "S": SHARED}.get(str(kind), str(kind)) for kind in pattern]
+    if not set(kinds) <= {FULL, SHARED}:
         raise f.refuse("index_topk_pattern", f"F or S for each of the {layers} layers is needed")
-    return f.per_layer("indexer_types", layers, kinds, ("full", "shared"))
+    return f.per_layer("indexer_types", layers, kinds, (FULL, SHARED))
 
 
-def _indexed(f: Fields, *, pairs: bool, choosing: Sequence[str] = ("full",)) -> Program:
-    """`choosing`: as indexers() returns it."""
+def _indexed(f: Fields, *, pairs: bool, choosing: Sequence[str] | None = None) -> Program:
+    """`choosing`: as indexers() returns it; None: each layer has an indexer."""
     s, rope = sizes(f), RopeReader(f)
     dense = min(f.count("first_k_dense_replace", 3, low=0), s.layers)
     default = ["dense"] * dense + ["sparse"] * (s.layers - dense)
@@ -293,7 +294,7 @@ def _indexed(f: Fields, *, pairs: bool, choosing: Sequence[str] = ("full",)) -> 
         raise f.refuse("q_lora_rank", "a whole number is needed: the indexer's queries are made of that latent")
     blocks = ExpertBlocks.read(f, grouped_route(f), [kind == "sparse" for kind in kinds])
     index = IndexStyle.read(f, f.count("qk_rope_head_dim", 64, high=1 << 14), rope.context, pairs=pairs)
-    return with_latents(f, s, blocks, pairs=True, rope=rope, index=index.of_each(choosing, rope))
+    return with_latents(f, s, blocks, pairs=True, rope=rope, index=index, choosing=choosing)
 
 
 def with_latents(
@@ -305,15 +306,18 @@ def with_latents(
     rope: RopeReader | None = None,
     index: IndexStyle | None = None,
     table: Rope | None = None,
+    choosing: Sequence[str] | None = None,
 ) -> Program:
-    """A family of deepseek_v3's attention and blocks. `rope`: with the context that it holds to; `table`: of rotary keys."""
+    """A family of deepseek_v3's attention and blocks. `rope`: with the context that it holds to; `table`: of rotary keys;
+    `choosing`: which layers have the index, if not all of them, as indexers() returns it."""
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=128, rotary=64, value=128)
     norm, bias, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias"), rope or RopeReader(f)
-    scale, split = latent_scale(rope, z.plain + z.rotary), f.stored("split_kv_b")
+    scale, split, kinds = latent_scale(rope, z.plain + z.rotary), f.stored("split_kv_b"), choosing or [FULL] * s.layers
 
     def layer(n: TensorNames, i: int) -> Ops:
-        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias, split=split, index=index)
+        own = index if kinds[i] == FULL else None
+        first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias, split=split, index=own)
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
         return sequential(Branch(first, "a", before), blocks.branch(n, s, norm, i))
 
-    return assemble(f, s, norm, rope, [table or rope.plain(z.rotary)], EndsStyle(), layer)
+    return with_choices(f, assemble(f, s, norm, rope, [table or rope.plain(z.rotary)], EndsStyle(), layer), kinds)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames, attention
-from manyhands.program.fields import Fields
+from manyhands.program.fields import WIDEST, Fields
 from manyhands.program.ops import (
     Activation,
     Add,
@@ -28,7 +28,6 @@ from manyhands.program.ops import (
     Weight,
 )
 
-WIDEST: Final = 1 << 17  # columns of a row
 ENDS: Final = TensorNames("model.")
 
 

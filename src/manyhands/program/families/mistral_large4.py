@@ -7,6 +7,7 @@ from typing import Final
 
 from manyhands.program.blocks import Branch, NormStyle, Ops, Sizes, TensorNames, sequential
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.choices import FULL, with_choices
 from manyhands.program.families.experts import listed_sparse, top_k
 from manyhands.program.families.indexer import INDEXED, IndexStyle
 from manyhands.program.families.latent import LatentSizes, indexers, latent_attention, latent_scale, sizes
@@ -61,25 +62,27 @@ class _Index(IndexStyle):
 
 
 def mistral_large4_text(f: Fields) -> Program:
-    """Layers that use the choice of another hold the model to the context in which all positions are chosen, as of GLM-5."""
+    """Layers may use what the one before has chosen, as in GLM-5.2."""
     _defaults(f)
     s, norm, bias = sizes(f), NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias")
     z = LatentSizes.read(f, s, query_rank=None, rank=512, plain=64, rotary=64, value=128)
     turned = replace(z, norm=norm)
     unturned = replace(turned, plain=z.plain + z.rotary, rotary=0)
     rope, blocks, turns = RopeReader(f), _blocks(f, s), turning(f, s.layers)
-    table, scale, index = rope.plain(z.rotary), latent_scale(rope, z.plain + z.rotary), _index(f, s, z, rope)
+    table, scale, kinds = rope.plain(z.rotary), latent_scale(rope, z.plain + z.rotary), indexers(f, s.layers)
+    index = _index(f, s, z, rope)
     ends = replace(_ENDS, soft_cap=f.number("final_logit_softcapping", 30.0))
 
     def layer(names: TensorNames, i: int) -> Ops:
-        n, own = replace(names, rename=_published), None if index is None else replace(index, turns=turns[i])
+        n, own = replace(names, rename=_published), replace(index, turns=turns[i]) if kinds[i] == FULL else None
         grown, widths = (_grown(n, "self_attn", "q", s.heads),), turned if turns[i] else unturned
         first = latent_attention(n, s, widths, scale, pairs=True, bias=bias, index=own, turns=turns[i], grown=grown)
         return sequential(
             Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), blocks.branch(n, s, norm, i)
         )
 
-    return _with_exponents(assemble(f, s, norm, rope, [table], ends, layer), z.rotary // 2)
+    program = with_choices(f, assemble(f, s, norm, rope, [table], ends, layer), kinds)
+    return _with_exponents(program, z.rotary // 2)
 
 
 def _defaults(f: Fields) -> None:
@@ -109,18 +112,15 @@ def _with_exponents(program: Program, frequencies: int) -> Program:
     return replace(program, layers=tuple(map(Layer, layers)))
 
 
-def _index(f: Fields, s: Sizes, z: LatentSizes, rope: RopeReader) -> _Index | None:
-    """None where layers share a choice. Refuses layers that share latents: those of another may be on another node."""
+def _index(f: Fields, s: Sizes, z: LatentSizes, rope: RopeReader) -> _Index:
+    """Refuses layers that share latents: those of another may be on another node."""
     f.per_layer("layer_types", s.layers, [INDEXED[0]] * s.layers, INDEXED)
-    own, kinds = list(range(s.layers)), indexers(f, s.layers)
+    own = list(range(s.layers))
     if f.raw("kv_source_layers", own) != own:
         raise f.refuse(
             "kv_source_layers", f"only 0 to {s.layers - 1} in order is supported: latents of each layer's own"
         )
-    if kinds[0] == "shared":
-        raise f.refuse("indexer_types", "a first layer with an indexer, full, is needed")
-    index = replace(_Index.read(f, z.rotary, rope.context, pairs=True), hidden=s.hidden)
-    return index.of_each(kinds, rope)
+    return replace(_Index.read(f, z.rotary, rope.context, pairs=True), hidden=s.hidden)
 
 
 def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:

@@ -14,7 +14,7 @@ from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, Tens
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.indexer import MOST_CHOSEN
 from manyhands.program.families.linear import LinearStyle, experts_beside, linear_attention
-from manyhands.program.fields import Fields
+from manyhands.program.fields import WIDEST, Fields
 from manyhands.program.ops import (
     EXPERT,
     Activation,
@@ -45,7 +45,6 @@ from manyhands.program.rope import RopeReader
 _LINEAR, _INDEXED = "linear_attention", "indexed_attention"
 _KINDS: Final = (_LINEAR, _INDEXED, "full_attention")  # the last is indexed, too
 _GATES: Final[Mapping[str, Activation]] = {"sigmoid": "sigmoid", "silu": "silu", "swish": "silu"}
-_WIDEST: Final = 1 << 17  # columns of a row
 _DIGITS: Final = 4  # of a token's id
 _MOST_HEADS, _MOST_LAYERS, _MOST_ROWS = 64, 64, 1 << 24  # of n-grams, of layers with them, of a part of a table
 _MASK: Final = (1 << 64) - 1
@@ -172,9 +171,9 @@ def _gate(f: Fields) -> Activation:
 
 
 def _streams(f: Fields, s: Sizes, norm: NormStyle) -> _Streams:
-    count, rank = f.count("hc_count", 4, low=2, high=8), f.count("hc_lowrank", 320, high=_WIDEST)
-    if count * s.hidden > _WIDEST - _DIGITS:
-        raise f.refuse("hc_count", f"streams of {s.hidden} columns are too wide: at most {_WIDEST} together are served")
+    count, rank = f.count("hc_count", 4, low=2, high=8), f.count("hc_lowrank", 320, high=WIDEST)
+    if count * s.hidden > WIDEST - _DIGITS:
+        raise f.refuse("hc_count", f"streams of {s.hidden} columns are too wide: at most {WIDEST} together are served")
     return _Streams(s, count, rank, norm)
 
 
@@ -273,7 +272,7 @@ def _words(f: Fields, s: Sizes, kinds: list[str]) -> _Words:
     if not layers:
         return _Words((), 2, 1, 1, 1, 0, (), (), ())
     longest, heads = f.count("ngram_size", 3, low=2, high=5), f.count("heads_per_ngram", 8, high=_MOST_HEADS)
-    all_heads, width = (longest - 1) * heads, f.count("ple_embed_dim", s.hidden, high=_WIDEST)
+    all_heads, width = (longest - 1) * heads, f.count("ple_embed_dim", s.hidden, high=WIDEST)
     _check_heads(f, all_heads, width)
     taps = f.count("ple_conv_kernel_size", 4, high=31 // longest + 1)
     base = f.count("ngram_vocab_size_base", 20_000_000, low=2, high=1 << 28)
