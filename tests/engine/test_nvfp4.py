@@ -81,7 +81,7 @@ def test_numbers_are_those_of_the_formula_and_logits_those_of_transformers(name:
                 entry.name for entry in tensors.entries
             }:  # scales of keys and values are read nowhere
                 np.testing.assert_array_equal(read[matrix], tensors.read(matrix).array, matrix)
-    assert "NVFP4" in types(folder)
+    assert "NVFP4_32" in types(folder)
     assert logits(folder).tobytes() == logits(plain).tobytes()
     if name in ("modelopt", "compressed-tensors", "experts"):
         np.testing.assert_allclose(logits(folder), theirs(plain), atol=2e-4, rtol=2e-3)

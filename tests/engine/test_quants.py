@@ -65,7 +65,11 @@ def test_products_are_those_of_rounded_rows(form: str, count: int) -> None:
 @pytest.mark.parametrize("count", [1, 5, 17, 100])
 def test_products_of_the_same_rows_may_be_of_any_types(count: int) -> None:
     """Some of which AMX multiplies in tiles, and some not, for which rows are prepared otherwise."""
-    forms, sizes, k = ("NVFP4", "Q8_0", "Q6_K", "NVFP4", "IQ3_S", "Q2_K", "IQ2_XS"), [40, 33, 16, 70, 20, 17, 40], 512
+    forms, sizes, k = (
+        ("NVFP4_32", "Q8_0", "Q6_K", "NVFP4_32", "IQ3_S", "Q2_K", "IQ2_XS"),
+        [40, 33, 16, 70, 20, 17, 40],
+        512,
+    )
     packed = [pack_blocks(blocks(n, n, k // BLOCKS[form][0], form), form) for form, n in zip(forms, sizes, strict=True)]
     ops = [(library.PRODUCT, (0, 1 + i, TYPES[KEPT[form]], 0), (), (packed[i], None)) for i, form in enumerate(forms)]
     x = reals(9, count, k, spread=9)

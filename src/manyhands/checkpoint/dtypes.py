@@ -19,8 +19,7 @@ PLAIN_BITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("I64", "U64", "F64"), 64),
 }
 # Numbers of a block, and its bytes. Q4_Z is no type of GGUF: a scale in fp16, a byte with a zero of 4 bit, 32 codes as in Q4_0.
-# Nor is NVFP4 (there blocks of that name are others): the matrix's scale in fp32, those of 16 numbers each in E4M3, 32 codes of
-# E2M1 as in MXFP4.
+# Nor is NVFP4_32: the matrix's scale in fp32, those of 16 numbers each in E4M3, 32 codes of E2M1 as in MXFP4.
 BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
@@ -36,7 +35,7 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ4_XS": (256, 136),
     "Q3_K": (256, 110),
     "Q2_K": (256, 84),
-    "NVFP4": (32, 22),
+    "NVFP4_32": (32, 22),
     "IQ3_S": (256, 110),
     "IQ3_XXS": (256, 98),
     "IQ2_S": (256, 82),
@@ -56,7 +55,7 @@ GRIDS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ1_M": (2048, 8),
 }
 # Of GGUF, of a table whose rows are read from their file.
-TABLE_BLOCKS: Final = tuple(name for name in BLOCKS if name not in GRIDS and name not in ("Q4_Z", "NVFP4"))
+TABLE_BLOCKS: Final = tuple(name for name in BLOCKS if name not in GRIDS and name not in ("Q4_Z", "NVFP4_32"))
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 
 

@@ -124,7 +124,7 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
 def _float4(name: str, parts: Mapping[str, Described], how: Quantised, outputs: int, inputs: int) -> Folded:
     """A matrix in NVFP4 (F32 where no whole blocks hold it), or of MXFP4 as compressed-tensors stores it."""
     if how.group == FLOAT4_GROUP:
-        return Folded(name, "F32" if inputs % STEP else "NVFP4", (outputs, inputs))
+        return Folded(name, "F32" if inputs % STEP else "NVFP4_32", (outputs, inputs))
     if inputs % STEP:
         raise ModelError(f"{name} is no matrix in MXFP4: {inputs} inputs are no multiple of {STEP}")
     for role in ("zeros", "order", "global"):

@@ -50,7 +50,7 @@ _BLOCK_BITS: Final = {
     "IQ4_XS": 4.3125,
     "Q3_K": 3.5625,
     "Q2_K": 2.625,
-    "NVFP4": 4.5,
+    "NVFP4_32": 4.5,
     "IQ3_S": 4.3125,
     "IQ3_XXS": 4.3125,
     "IQ2_S": 3.3125,
@@ -59,7 +59,7 @@ _BLOCK_BITS: Final = {
     "IQ1_S": 2.5625,
     "IQ1_M": 2.5625,
 }
-_ROW_BITS: Final = {"NVFP4": 32}  # of a row beside its blocks
+_ROW_BITS: Final = {"NVFP4_32": 32}  # of a row beside its blocks
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 

@@ -177,7 +177,7 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "IQ4_XS": _iq4_xs,
     "Q3_K": _q3_k,
     "Q2_K": _q2_k,
-    "NVFP4": _nvfp4,
+    "NVFP4_32": _nvfp4,
     "IQ3_S": iq3_s,
     "IQ3_XXS": iq3_xxs,
     "IQ2_S": iq2_s,

@@ -20,7 +20,7 @@ _HALVES: Final = {  # where blocks have numbers in fp16
     "Q3_K": (108,),
     "Q2_K": (80, 82),
     "MXFP4": (),
-    "NVFP4": (),
+    "NVFP4_32": (),
 }
 SHAPES: Final = ((50, 70, 29), (16, 257, 5), (33, 32, 1), (7, 96, 3))  # outputs, inputs, rows
 
@@ -59,7 +59,7 @@ def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
     if form == "MXFP4":
         found[..., 0] = found[..., 0] % 24 + 112
         found[0, :, 0] = np.arange(depth)  # of the least powers of two
-    if form == "NVFP4":
+    if form == "NVFP4_32":
         drawn = draw(seed + 1, n) >> np.uint64(20)
         exponents = np.uint64(107) + (drawn >> np.uint64(23)) % np.uint64(24)
         scales = drawn & np.uint64(0x7FFFFF) | exponents << np.uint64(23)

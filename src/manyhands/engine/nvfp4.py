@@ -38,8 +38,8 @@ def nvfp4(folded: Folded, arrays: dict[str, Array], *, is_divided: bool, needs_b
     rows = max(1, STRETCH // inputs)
     parts = [_blocks(pairs[at : at + rows], scales[at : at + rows], whole) for at in range(0, len(pairs), rows)]
     if inputs % STEP == 0:
-        return Stored("NVFP4", np.concatenate(parts))
-    return Stored("f32", np.concatenate([dequantise(part, "NVFP4")[:, :inputs] for part in parts]))
+        return Stored("NVFP4_32", np.concatenate(parts))
+    return Stored("f32", np.concatenate([dequantise(part, "NVFP4_32")[:, :inputs] for part in parts]))
 
 
 def _blocks(pairs: Bytes, scales: Bytes, whole: np.float32) -> Bytes:
@@ -48,7 +48,7 @@ def _blocks(pairs: Bytes, scales: Bytes, whole: np.float32) -> Bytes:
     pairs, scales = np.pad(pairs, ((0, 0), (0, 8 * lacking))), np.pad(scales, ((0, 0), (0, lacking)))
     given = pairs.reshape(len(pairs), -1, STEP // 2)
     codes = np.stack([given & np.uint8(15), given >> np.uint8(4)], -1).reshape(*given.shape[:-1], STEP)
-    out = np.empty((*given.shape[:-1], BLOCKS["NVFP4"][1]), np.uint8)
+    out = np.empty((*given.shape[:-1], BLOCKS["NVFP4_32"][1]), np.uint8)
     out[..., :4] = whole.reshape(1).view(np.uint8)
     out[..., 4:6] = scales.reshape(*given.shape[:-1], 2)
     out[..., 6:] = codes[..., :16] | codes[..., 16:] << np.uint8(4)

@@ -29,7 +29,7 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "IQ4_XS": "w4x",
     "Q3_K": "w3k",
     "Q2_K": "w2k",
-    "NVFP4": "w4h",
+    "NVFP4_32": "w4h",
     "IQ3_S": "w4s",
     "IQ3_XXS": "w4t",
     "IQ2_S": "w3s",
