@@ -155,6 +155,11 @@ _UNWRITTEN: dict[str, dict[int, float | int]] = {
     "IQ2_XXS": {0: 0.0003},
     "IQ1_S": {0: 0.003},
     "IQ1_M": {0: 0.003},
+    "TQ1_0": {52: 0.03},
+    "TQ2_0": {64: 0.03},
+    "Q1_0": {0: 0.03},
+    "Q2_0": {0: 0.03},
+    "NVFP4": {0: 8, 1: 12, 2: 3, 3: 15},
 }
 _YARN = {
     "type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings",

@@ -72,7 +72,7 @@ def test_types_that_are_not_held_are_refused_by_name(kind: int, tmp_path: Path) 
     name = header.REFUSED.get(kind, f"type {kind}")
     with pytest.raises(ModelError, match=f"tensor 'b' is stored as {name}; held exactly are .*, IQ2_S, "):
         parse(whole[:at] + struct.pack("<I", kind) + whole[at + 4 :])
-    if kind in header.REFUSED:
+    if kind in header.REFUSED and kind < 100:  # those of PrismML the package lacks
         assert gguf.GGMLQuantizationType(kind).name == name
 
 

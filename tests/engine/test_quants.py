@@ -15,7 +15,7 @@ from manyhands.engine.golden_models import configs, tensors
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import TYPES, Team
 from manyhands.engine.memory import Memory
-from manyhands.engine.quants import KEPT, pack_blocks, packed_bytes, round_weights
+from manyhands.engine.quants import HELD, KEPT, pack_blocks, packed_bytes, round_weights
 from manyhands.engine.weights import Stored, kept_type, matrix
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_blocks_are_held_as_they_are_whatever_the_precision() -> None:
     raw, found = blocks(1, 16, 3, "Q4_0"), Stored("Q4_0", blocks(1, 16, 3, "Q4_0"))
     assert [kept_type(form, "w8") for form in ("Q4_0", "Q6_K", "bf16")] == ["w4", "w6k", "w8"]
-    assert {form: kept_type(form, "w4") for form in BLOCKS} == KEPT
+    assert {form: kept_type(form, "w4") for form in BLOCKS} == HELD
     kept = matrix((found, None), "w8", Memory(), "scalar")
     assert kept.type == "w4" and np.array_equal(kept.array, pack_blocks(raw, "Q4_0"))
 

@@ -43,6 +43,19 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ2_XXS": (256, 66),
     "IQ1_S": (256, 50),
     "IQ1_M": (256, 56),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "Q1_0": (128, 18),
+    "Q2_0": (64, 18),
+    "NVFP4": (64, 36),
+}
+# Types that are held as blocks of another type, with the same numbers (engine/rearranged.py).
+REARRANGED: Final[Mapping[str, str]] = {
+    "TQ1_0": "Q2_K",
+    "TQ2_0": "Q2_K",
+    "Q1_0": "Q4_0",
+    "Q2_0": "Q4_0",
+    "NVFP4": "NVFP4_32",
 }
 # Of types whose numbers are entries of a grid: how many entries, of how many numbers each. The package gguf has the grids.
 GRIDS: Final[Mapping[str, tuple[int, int]]] = {
@@ -55,7 +68,7 @@ GRIDS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ1_M": (2048, 8),
 }
 # Of GGUF, of a table whose rows are read from their file.
-TABLE_BLOCKS: Final = tuple(name for name in BLOCKS if name not in GRIDS and name not in ("Q4_Z", "NVFP4_32"))
+TABLE_BLOCKS: Final = tuple(name for name in BLOCKS if name not in {*GRIDS, *REARRANGED, "Q4_Z", "NVFP4_32"})
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 
 

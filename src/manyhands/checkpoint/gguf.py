@@ -36,13 +36,15 @@ _TEXT, _LIST = 8, 9
 TYPES: Final = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 39: "MXFP4",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
 REFUSED: Final = {
     9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
+    142: "PQ2_0", 143: "PTQ1_0",
 }  # fmt: skip
 
+_OTHER_Q2_0: Final = "Q2_0 in blocks of 128, as in older files of PrismML, is not read: take a file with blocks of 64"
 WHOLE: Final = 26  # I32, of no weights
 _TABLE: Final = ".ffn_gate_tid2eid.weight"  # which experts a token's id chooses
 
@@ -234,6 +236,7 @@ class _Reader:
     ) -> tuple[GgufTensor, ...]:
         """The tensors by offset, each within the file and none over another."""
         tensors: list[GgufTensor] = []
+        before = ""
         reached, seen = start, set[str]()
         for name, dtype, shape, offset in sorted(described, key=lambda tensor: tensor[3]):
             where = f"tensor {name[:80]!a}"
@@ -247,11 +250,12 @@ class _Reader:
             except ModelError as error:
                 raise self._refused(f"{where}: {error}") from error
             if start + offset < reached:
-                raise self._refused(f"{where} overlaps the one before it at byte {start + offset}")
+                why = f"; {_OTHER_Q2_0}" if before == "Q2_0" else ""
+                raise self._refused(f"{where} overlaps the one before it at byte {start + offset}{why}")
             if start + offset + length > self._size:
                 raise ModelError(
                     f"{self._file} is truncated: {where} ends at byte {start + offset + length}, the file at {self._size}"
                 )
-            reached = start + offset + length
+            reached, before = start + offset + length, dtype
             tensors.append(GgufTensor(name, dtype, shape, start + offset, reached, self._file))
         return tuple(tensors)

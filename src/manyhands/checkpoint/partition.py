@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-from manyhands.checkpoint.dtypes import BLOCKS, Described, is_float
+from manyhands.checkpoint.dtypes import BLOCKS, REARRANGED, Described, is_float
 from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.errors import CutError, ModelError
 
@@ -221,6 +221,7 @@ def tensor_bytes(tensor: Described, precision: Precision, wide: Container[str] =
     if len(tensor.shape) < 2:
         return count * 4
     if precision in SMALL_WEIGHTS and tensor.name not in wide:
-        bits = _BLOCK_BITS[tensor.dtype] if tensor.dtype in BLOCKS else _BITS[precision]
-        return math.ceil((count * bits + count // max(1, tensor.shape[-1]) * _ROW_BITS.get(tensor.dtype, 0)) / 8)
+        held = REARRANGED.get(tensor.dtype, tensor.dtype)
+        bits = _BLOCK_BITS[held] if held in BLOCKS else _BITS[precision]
+        return math.ceil((count * bits + count // max(1, tensor.shape[-1]) * _ROW_BITS.get(held, 0)) / 8)
     return count * (2 if precision != "fp32" or tensor.dtype in ("BF16", "F16") else 4)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine.grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
+from manyhands.engine.rearranged import NO_NUMBER, SCALES, nvfp4, q1_0, q2_0, tq1_0, tq2_0
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -155,11 +156,24 @@ def _float8() -> Floats:
 E4M3: Final = _float8()
 
 
-def _nvfp4(b: Bytes) -> Floats:
+def _nvfp4_32(b: Bytes) -> Floats:
     """float * (scale * the matrix's scale), a scale in E4M3 for 16 numbers."""
     scales = E4M3[b[:, 4:6]] * np.ascontiguousarray(b[:, :4]).view(np.float32)
     floats = _MXFP4[_nibbles(b[:, 6:])].astype(np.float32) / np.float32(2)
     return (floats.reshape(-1, 2, 16) * scales[..., None]).reshape(-1, 32)
+
+
+def _nvfp4(b: Bytes) -> Floats:
+    """float * scale. A scale has no sign; no number is zero."""
+    codes = b[:, :SCALES] & np.uint8(127)
+    scales = np.where(codes == NO_NUMBER, np.float32(0), E4M3[codes])
+    return ((_MXFP4[nvfp4(b)].astype(np.float32) / np.float32(2)).reshape(-1, 4, 16) * scales[..., None]).reshape(
+        -1, 64
+    )
+
+
+def _less(half: Floats, codes: Bytes, middle: int) -> Floats:
+    return half * (codes.astype(np.int8) - np.int8(middle)).astype(np.float32)
 
 
 _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
@@ -177,7 +191,7 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "IQ4_XS": _iq4_xs,
     "Q3_K": _q3_k,
     "Q2_K": _q2_k,
-    "NVFP4_32": _nvfp4,
+    "NVFP4_32": _nvfp4_32,
     "IQ3_S": iq3_s,
     "IQ3_XXS": iq3_xxs,
     "IQ2_S": iq2_s,
@@ -185,4 +199,9 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "IQ2_XXS": iq2_xxs,
     "IQ1_S": iq1_s,
     "IQ1_M": iq1_m,
+    "TQ1_0": lambda b: _less(_half(b, 52), tq1_0(b), 1),
+    "TQ2_0": lambda b: _less(_half(b, 64), tq2_0(b), 1),
+    "Q1_0": lambda b: _less(_half(b, 0), q1_0(b), 8),
+    "Q2_0": lambda b: _less(_half(b, 0), q2_0(b), 8),
+    "NVFP4": _nvfp4,
 }

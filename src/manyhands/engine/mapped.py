@@ -13,6 +13,7 @@ from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.verify import Add
 from manyhands.engine.library import Array
+from manyhands.engine.nvfp4 import check_signs
 from manyhands.engine.weights import Stored
 from manyhands.errors import ModelError
 
@@ -103,6 +104,8 @@ class MappedTensors:
 
 
 def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
+    if entry.dtype == "NVFP4":
+        check_signs(entry.name, raw)
     if entry.dtype in BLOCKS:
         return Stored(entry.dtype, raw.reshape(*entry.shape[:-1], stored_bytes(entry.dtype, entry.shape[-1:])))
     known = _TYPES.get(entry.dtype)

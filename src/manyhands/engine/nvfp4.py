@@ -14,6 +14,7 @@ from manyhands.checkpoint.folded import Folded
 from manyhands.checkpoint.quantised import FLOAT4_GROUP, STEP
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.library import Array
+from manyhands.engine.rearranged import SCALES
 from manyhands.engine.weights import STRETCH, Stored
 from manyhands.errors import ModelError
 
@@ -40,6 +41,13 @@ def nvfp4(folded: Folded, arrays: dict[str, Array], *, is_divided: bool, needs_b
     if inputs % STEP == 0:
         return Stored("NVFP4_32", np.concatenate(parts))
     return Stored("f32", np.concatenate([dequantise(part, "NVFP4_32")[:, :inputs] for part in parts]))
+
+
+def check_signs(name: str, raw: Bytes) -> None:
+    """Raise ModelError for a scale with a sign in blocks of GGUF's NVFP4, whose scales have none."""
+    scales = raw.reshape(-1, BLOCKS["NVFP4"][1])[:, :SCALES]
+    if scales.size and (code := scales.max()) > 127:
+        raise ModelError(f"{name}: a scale is negative (byte {code}): {DAMAGED}")
 
 
 def _blocks(pairs: Bytes, scales: Bytes, whole: np.float32) -> Bytes:

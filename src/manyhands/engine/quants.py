@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.checkpoint.dtypes import BLOCKS, GRIDS, TABLE_BLOCKS
+from manyhands.checkpoint.dtypes import BLOCKS, GRIDS, REARRANGED, TABLE_BLOCKS
 from manyhands.engine import grids, library
 from manyhands.engine.library import BACK_ENDS, TYPES, WIDE, Array, check
+from manyhands.engine.rearranged import rearranged
 from manyhands.errors import ModelError
 
 KEPT: Final = {  # types of blocks -> how they are held as they are
@@ -38,6 +39,10 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "IQ2_XXS": "w3s",
     "IQ1_M": "w2s",
 }
+HELD: Final = {
+    **KEPT,
+    **{name: KEPT[form] for name, form in REARRANGED.items()},
+}  # types of blocks -> how they are held
 FORMS: Final = {form: TYPES["w8"] + i for i, form in enumerate(KEPT)}  # by the number that C gives them
 # Types of a table whose rows stay in their file, by the number that C gives them.
 IN_TABLES: Final = {name: TYPES[name] for name in WIDE} | {name: FORMS[name] for name in TABLE_BLOCKS}
@@ -79,7 +84,7 @@ def pack_blocks(
     out: NDArray[np.uint8] | None = None,
     grid: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Rows of blocks [rows, bytes of a row] of type `form` (KEPT), packed: the same codes and factors.
+    """Rows of blocks [rows, bytes of a row] of type `form` (HELD), packed: the same codes and factors.
 
     `rows` takes some of its rows, in that order; `grid`: another than the type's own (grids.py). Raises ModelError for
     impossible shapes.
@@ -87,6 +92,8 @@ def pack_blocks(
     numbers, size = BLOCKS[form]
     if blocks.ndim != 2 or blocks.shape[1] % size or not blocks.flags.c_contiguous:
         raise ModelError(f"blocks of {form} lie row by row, {size} bytes each, not as {list(blocks.shape)}")
+    if form in REARRANGED:
+        return pack_blocks(rearranged(blocks if rows is None else blocks[rows], form), REARRANGED[form], None, out)
     small, n, width = KEPT[form], len(blocks) if rows is None else len(rows), blocks.shape[1] // size * numbers
     out = np.empty(packed_bytes(small, n, width), np.uint8) if out is None else out
     given = (FORMS[form], library.address(blocks), blocks.nbytes, n, width // GROUP, library.address(rows))

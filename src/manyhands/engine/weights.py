@@ -12,7 +12,7 @@ from manyhands.engine import library
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.library import SIDE, Array
 from manyhands.engine.memory import Memory
-from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
+from manyhands.engine.quants import HELD, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
 from manyhands.program.ops import Blend, ChannelDecay, Convolution, Decay, Rope, Rows, Taps, Weight, Xielu
 
@@ -171,10 +171,10 @@ def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def kept_type(stored_type: str, precision: Precision) -> str:
-    """The type in which a matrix is kept. At w8 and w4: blocks as they are (KEPT), all else as the precision says. Else as
+    """The type in which a matrix is kept. At w8 and w4: blocks as they are (HELD), all else as the precision says. Else as
     stored, blocks as fp32; where the precision is bf16, fp32 is rounded to it."""
     if precision in SMALL_WEIGHTS:
-        return KEPT.get(stored_type, precision)
+        return HELD.get(stored_type, precision)
     exact = "f32" if stored_type in BLOCKS else stored_type
     return "bf16" if precision == "bf16" and exact == "f32" else exact
 
@@ -279,7 +279,7 @@ def _pack(found: Found, kept: str, out: Array, memory: Memory, back_end: str) ->
 
 def _pack_part(stored: Stored, rows: NDArray[np.int64] | None, kept: str, out: Array, back_end: str) -> None:
     """Rows of a matrix into `out`. Blocks that are not kept as they are go by way of fp32."""
-    if KEPT.get(stored.type) == kept:
+    if HELD.get(stored.type) == kept:
         pack_blocks(stored.array, stored.type, rows, out)
     elif stored.type in BLOCKS:
         raw = stored.array if rows is None else stored.array[rows]
