@@ -18,6 +18,7 @@ from manyhands.checkpoint.gguf import Gguf, GgufTensor
 from manyhands.checkpoint.gguf_architecture import Architecture
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
+from manyhands.checkpoint.gguf_scales import SCALE, Scales, is_followed
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError
 
@@ -59,7 +60,8 @@ def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     ahead = _layers_ahead(gguf, arch)
     left_out = (*_DROPPED, *found.cut)
     kept = (tensor for tensor in gguf.tensors if tensor.name not in left_out and not tensor.name.startswith(ahead))
-    unfolded = (entry for tensor in kept for entry in _entries(found, tensor))
+    scales = Scales(gguf)
+    unfolded = (entry for tensor in kept for entry in _entries(found, tensor, scales))
     entries = list(islice(chain(_listed(gguf, arch, found), found.own(gguf), unfolded), MAX_ENTRIES + 1))
     if len(entries) > MAX_ENTRIES:
         raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_ENTRIES} tensors")
@@ -86,8 +88,12 @@ def _layers_ahead(gguf: Gguf, arch: str) -> tuple[str, ...]:
     return tuple(f"blk.{i}." for i in range(max(count - min(ahead, _MAX_AHEAD), 0), count))
 
 
-def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
+def _entries(arch: Architecture, tensor: GgufTensor, scales: Scales) -> Iterator[TensorEntry]:
     name = _name(arch, tensor.name)
+    matrix = scales.matrix(tensor) if name is None else None
+    if matrix is not None and (of := _name(arch, matrix.name)) is not None:
+        yield from _scales(f"{of}{SCALE}", tensor)
+        return
     if name is None:
         raise ModelError(f"{tensor.file} refused: {arch.model_type} has no tensor {tensor.name[:80]!a}")
     if "{" not in name:
@@ -98,6 +104,20 @@ def _entries(arch: Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:
     if len(shape) != sizes or tensor.shape[0] > MAX_EXPERTS:
         wanted = f"a stack of at most {MAX_EXPERTS} {kind} is needed"
         raise ModelError(f"{tensor.file} refused: {tensor.name[:80]!a} has the shape {list(tensor.shape)}; {wanted}")
+    yield from _parts(name, tensor, shape)
+
+
+def _scales(name: str, tensor: GgufTensor) -> Iterator[TensorEntry]:
+    """One of each matrix of a stack whose matrices are entries of their own; none of those that are not followed."""
+    if not is_followed(tensor):
+        return
+    if "{" in name:
+        yield from _parts(name, tensor, ())
+    else:
+        yield TensorEntry(name, tensor.file, tensor.dtype, tensor.shape, tensor.start, tensor.end)
+
+
+def _parts(name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> Iterator[TensorEntry]:
     step = stored_bytes(tensor.dtype, shape)
     for number in range(tensor.shape[0]):
         start = tensor.start + number * step

@@ -10,10 +10,11 @@ import numpy as np
 
 from manyhands.checkpoint.dtypes import BLOCKS, stored_bytes
 from manyhands.checkpoint.folder import read_entries
+from manyhands.checkpoint.gguf_scales import FLOAT4, SCALE
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.verify import Add
 from manyhands.engine.library import Array
-from manyhands.engine.nvfp4 import check_signs
+from manyhands.engine.nvfp4 import check_signs, scaled
 from manyhands.engine.weights import Stored
 from manyhands.errors import ModelError
 
@@ -46,6 +47,7 @@ class MappedTensors:
         self._entries = {entry.name: entry for entry in read_entries(folder)}
         self._maps: dict[str, mmap.mmap] = {}
         self._read: dict[str, Stored] = {}
+        self._last: tuple[str, Stored] | None = None
         self._used: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -54,14 +56,25 @@ class MappedTensors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Let go of the files; they are unmapped when the last array of them is gone."""
         self._read.clear()
+        self._last = None
         self._maps.clear()
 
     def read(self, name: str) -> Stored:
         """The tensor `name`. Raises KeyError if there is none, ModelError for a type that the engine does not read."""
         if name not in self._read:
             entry = self._entries[name]
-            self._read[name] = _stored(entry, self._bytes(entry))
+            stored = _stored(entry, self._bytes(entry))
+            if entry.dtype == FLOAT4 and f"{name}{SCALE}" in self._entries:
+                return self._scaled(name, stored)
+            self._read[name] = stored
         return self._read[name]
+
+    def _scaled(self, name: str, stored: Stored) -> Stored:
+        """With its scale: no view of a file. The last is kept, of which several products may have parts."""
+        if self._last is None or self._last[0] != name:
+            self._last = None
+            self._last = name, scaled(name, stored, self.raw(f"{name}{SCALE}"))
+        return self._last[1]
 
     @property
     def entries(self) -> list[TensorEntry]:
@@ -104,7 +117,7 @@ class MappedTensors:
 
 
 def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
-    if entry.dtype == "NVFP4":
+    if entry.dtype == FLOAT4:
         check_signs(entry.name, raw)
     if entry.dtype in BLOCKS:
         return Stored(entry.dtype, raw.reshape(*entry.shape[:-1], stored_bytes(entry.dtype, entry.shape[-1:])))

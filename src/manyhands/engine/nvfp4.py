@@ -4,17 +4,18 @@ modelopt stores what the scales are multiplied with, compressed-tensors what the
 one by that, rounded to fp32. A number is float * (scale * the matrix's scale), each product rounded to fp32.
 """
 
+import math
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.checkpoint.dtypes import BLOCKS, REARRANGED
 from manyhands.checkpoint.folded import Folded
 from manyhands.checkpoint.quantised import FLOAT4_GROUP, STEP
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.library import Array
-from manyhands.engine.rearranged import SCALES
+from manyhands.engine.rearranged import SCALES, rearranged
 from manyhands.engine.weights import STRETCH, Stored
 from manyhands.errors import ModelError
 
@@ -48,6 +49,17 @@ def check_signs(name: str, raw: Bytes) -> None:
     scales = raw.reshape(-1, BLOCKS["NVFP4"][1])[:, :SCALES]
     if scales.size and (code := scales.max()) > 127:
         raise ModelError(f"{name}: a scale is negative (byte {code}): {DAMAGED}")
+
+
+def scaled(name: str, stored: Stored, scales: Array) -> Stored:
+    """A matrix in GGUF's NVFP4, or a stack of them, times its scale, or the scale of each: one fp32 number or more."""
+    count = math.prod(stored.shape[:-2])
+    if scales.dtype != np.float32 or scales.size != count:
+        needed = f"a scale of fp32 for each of {count} matrices is needed"
+        raise ModelError(f"{name}: its scales are {scales.dtype} {list(scales.shape)}; {needed}")
+    for scale in scales.reshape(-1):
+        _check_whole(name, scale)
+    return Stored(REARRANGED["NVFP4"], rearranged(stored.array, "NVFP4", scales.reshape(-1)))
 
 
 def _blocks(pairs: Bytes, scales: Bytes, whole: np.float32) -> Bytes:
@@ -84,7 +96,11 @@ def _whole_scale(name: str, arrays: dict[str, Array], is_divided: bool) -> np.fl
     if given.dtype != np.float32 or given.size != 1:
         raise ModelError(f"{name}: the matrix's scale is {given.dtype} {list(given.shape)}; one fp32 number is needed")
     scale = np.float32(given.reshape(-1)[0])
+    _check_whole(name, scale)
+    return np.float32(np.float32(1) / scale if is_divided else scale)
+
+
+def _check_whole(name: str, scale: np.float32) -> None:
     if not LEAST <= scale <= MOST:
         needed = f"a number from 2^-100 to 2^100 is needed: {DAMAGED}"
         raise ModelError(f"{name}: the matrix's scale is {scale:g}; {needed}")
-    return np.float32(np.float32(1) / scale if is_divided else scale)
