@@ -91,7 +91,7 @@ def stored(found: Gguf, **fields: Any) -> Gguf:
 
 def test_a_table_of_a_grid_and_one_of_other_shapes_are_refused_before_they_are_read(raw: bytes) -> None:
     found = change(raw)
-    for table in (stored(found, dtype="IQ3_S"), stored(found, shape=(8, 4, 8))):
+    for table in (stored(found, dtype="IQ3_S"), stored(found, dtype="Q2_0"), stored(found, shape=(8, 4, 8))):
         with pytest.raises(ModelError, match=r"is stored as .*: rows of BF16, F16, .* are read of a table that stays"):
             made(table)
     none = replace(found, tensors=tuple(tensor for tensor in found.tensors if tensor.name != TABLE))

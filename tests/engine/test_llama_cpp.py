@@ -126,7 +126,7 @@ def test_numbers_of_types_that_are_rearranged_are_its_own(form: str, llama_cpp: 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("form", [*sorted(REARRANGED), "NVFP4 with scales"])
 def test_types_that_are_rearranged_are_computed_like_it(form: str, family: str, llama_cpp: Any, tmp_path: Path) -> None:
-    """Head and table too. In some architectures (qwen2, phi3) it leaves scales of feed-forward matrices out."""
+    """Head and table too. In many architectures (qwen2, phi3) it leaves out scales of feed-forward matrices."""
     dtype, _, scales = form.partition(" ")
 
     def pick(name: str, shape: tuple[int, ...]) -> str:

@@ -141,6 +141,19 @@ def test_whole_models_are_their_numbers_and_of_one_set_of_bits(family: str, form
     assert np.array_equal(bits(same, "scalar", "w4"), rounded)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_a_table_that_stays_in_its_file_are_its_numbers(form: str, tmp_path: Path) -> None:
+    def pick(name: str, shape: tuple[int, ...]) -> str:
+        return form if name == "per_layer_token_embd.weight" else "F32"
+
+    file, _ = tiny_gguf("gemma4_text_e4b", tmp_path / "a.gguf", pick, layers=4, hidden_size_per_layer_input=64)
+    found = read_gguf(file)
+    assert [tensor.shape for tensor in found.tensors if tensor.dtype == form] == [(264, 256)]
+    plain = write_gguf(tmp_path / "b.gguf", found.facts, [as_floats(piece) for piece in pieces(file)])
+    ours, theirs = (exact_logits(gguf_folder(path, tmp_path / "home")) for path in (file, plain))
+    assert np.array_equal(ours, theirs)
+
+
 def test_scales_of_nvfp4_that_are_negative_are_refused(tmp_path: Path) -> None:
     file, _ = tiny_gguf("qwen2", tmp_path / "a.gguf", "NVFP4", layers=1, intermediate_size=128)
     raw, at = bytearray(file.read_bytes()), {tensor.name: tensor.start for tensor in read_gguf(file).tensors}
