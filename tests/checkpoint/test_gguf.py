@@ -253,6 +253,7 @@ TWO = np.array([1, 2], np.int32)
         ({"llama__block_count": "x"}, "llama.block_count is 'x'"),
         ({"llama__attention__head_count": np.array([4, 2], np.int32)}, "a whole number from 1 is needed"),
         ({"llama__new__field": 1}, "'llama.new.field' is not known here"),
+        ({"prism__hadamard__block_size": 1024}, "'prism.hadamard.block_size' is not known here"),
         ({"llama__rope__scaling__type": "odd"}, "positions are scaled by 'odd'"),
         ({"llama__rope__scaling__type": "longrope"}, "scaled by longrope .*, without factors of columns"),
         ({"llama__rope__scaling__attn_factor": 1.5}, "attn_factor 1.5, without factors of columns"),

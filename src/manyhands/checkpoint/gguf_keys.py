@@ -9,6 +9,7 @@ from manyhands.errors import ModelError
 
 Config = dict[str, Any]
 _MAX_LAYERS: Final = 1 << 10  # that a recipe may have
+_ROTATED: Final = "prism.hadamard."  # of files whose matrices are for rows turned by it: Bonsai 2, in types of any kind
 
 
 def layers_ahead(gguf: Gguf, arch: str) -> int:
@@ -107,7 +108,7 @@ class GgufKeys:
 
     def finish(self) -> None:
         """Raises ModelError for the first key that nothing read and that may change the arithmetic."""
-        ours = {key for key in self.gguf.facts if key.startswith(f"{self.arch}.")}
+        ours = {key for key in self.gguf.facts if key.startswith((f"{self.arch}.", _ROTATED))}
         harmless = {f"{self.arch}.{name}" for name in ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")}
         for key in sorted(ours - self._used - harmless):
             raise self.refused(f"the key {key[:80]!a} is not known here and may change the model's arithmetic")
