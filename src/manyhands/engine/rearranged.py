@@ -19,9 +19,8 @@ Floats = NDArray[np.float32]
 SCALES: Final = 4  # of a block of NVFP4, before its codes
 NO_NUMBER: Final = 127  # of E4M3: in a file of GGUF a scale of zero
 _TWOS: Final = np.array([0, 2, 4, 6], np.uint8)
-_FOURS: Final = ((np.arange(256, dtype=np.uint8)[:, None] >> _TWOS & np.uint8(3)) + np.uint8(7)).view(np.uint32)[
-    :, 0
-]  # of a byte
+# By byte: the four codes of Q4_0 that its codes of 2 bit are.
+_FOURS: Final = ((np.arange(256, dtype=np.uint8)[:, None] >> _TWOS & np.uint8(3)) + np.uint8(7)).view(np.uint32)[:, 0]
 _ONES: Final = 0x11  # i and j of 16 numbers of Q2_K
 _FIVES: Final = np.array([1, 3, 9, 27, 81], np.uint8)  # what moves each of a byte's five numbers to its top
 
