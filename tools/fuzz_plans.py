@@ -180,7 +180,8 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             value = w[3] // heads if latent else w[2] // kv
             window, coded = integer(-1, 1) * integer(1, 90), integer(0, 1) * (not latent or odd)
             seen = whole.chosen + odd if integer(0, 4) else 0
-            window = (0 if latent or whole.block else integer(1, 40)) if seen and integer(0, 9) else window
+            entry = rate(integer) * integer(0, 1) if latent else integer(1, 40) * (not whole.block)
+            window = entry if seen and integer(0, 9) else window
             added = whole.biases + odd if integer(0, 4) else 0
             shape = (*r[:4], heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded, seen, added)
             return kind, shape, (0.1, integer(0, 1) * 2.0), (maybe(integer, heads + odd),)
@@ -209,6 +210,10 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             biases[0] = biases[0] if gates is not None or odd else None
             return kind, shape, (*gated(integer), 1e-5), (gates, before, after, *biases, maybe(integer, w[2] + odd))
         case library.CONVOLVE:
+            if w[0] == 2 * w[1]:  # a pool
+                taps = 1 << integer(0, 5 + odd)
+                gates = reals(integer(1, 99), taps, w[1] + odd * integer(0, 1))
+                return kind, (r[0], r[1], taps, 0, 1 + odd * integer(0, 1)), (), (gates, None)
             taps = integer(1, 32 + odd)
             weights = reals(integer(1, 99), taps, w[0] + (integer(0, 9) == 0))
             return kind, (r[0], r[1], taps, integer(0, 6 + odd)), (), (weights, maybe(integer, w[1] + odd))
@@ -230,7 +235,8 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             return kind, shape, (), (maybe(integer, each + odd), falls)
         case library.INDEX:
             heads = whole.index_heads or integer(1, 4)
-            shape = (*r[:4], heads + odd, max(1, w[0] // heads), whole.streams and rate(integer))
+            has_entries = whole.streams or (whole.key_heads == 1 and integer(0, 1))
+            shape = (*r[:4], heads + odd, max(1, w[0] // heads), has_entries and rate(integer))
             return kind, (*shape, whole.block + odd * integer(-64, 64), integer(-odd, 3)), (), ()
         case library.COLLAPSE:
             count = whole.streams or integer(1, 4)

@@ -82,8 +82,14 @@ def shape_of(integer: Integer) -> Shape:
                 many * wide,
                 wide,
                 many,
+                2 * wide,
             ]
-            fitting = {**common, library.ATTENTION: (1, 2, 2, 4), library.INDEX: (7, 8, 9, 3)}
+            fitting = {
+                **common,
+                library.ATTENTION: (1, 2, 2, 4),
+                library.INDEX: (7, 8, 9, 3),
+                library.CONVOLVE: (10, 8),
+            }
             return Shape(widths, heads, 1, fitting, many, 3)
         case 6:
             return shape_of_entries(integer, heads, width)

@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, Glm5NextForConditionalGeneration
 
 from manyhands.core import Precision, Span
 from manyhands.engine import library
+from manyhands.engine.cpu import CpuSpan
+from manyhands.engine.golden_cases import reals
+from manyhands.engine.library import Team
+from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.span import Piece
-from manyhands.engine.torch import TorchEnds, TorchSpan
-from manyhands.errors import ContextOverflow, ModelError
+from manyhands.errors import ModelError
 from manyhands.program.families import build_program, read_program
 from manyhands.testing.tiny import make_tiny
 from tests.engine.test_kimi_k3 import native
@@ -112,6 +116,18 @@ def published(model: Any) -> dict[str, Tensor]:
     return out
 
 
+def native_span(folder: Path) -> CpuSpan:
+    program = read_program(folder)
+    with MappedTensors(folder, lambda *_: None) as tensors:
+        return CpuSpan(program, Span(0, len(program.layers)), tensors.read, "bf16", Team(2))
+
+
+def rows_of(span: CpuSpan, count: int, seed: int) -> NDArray[np.uint8]:
+    return (
+        (reals(seed, count, span.hidden_size).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(count, -1)
+    )
+
+
 def make(folder: Path, model: Any, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
     """A checkpoint of the model in `folder`."""
     make_tiny("llama", folder)
@@ -141,38 +157,61 @@ def test_bits_depend_neither_on_cuts_nor_on_steps(kept: Precision, tmp_path: Pat
         assert native(folder, PROMPT, cuts=cuts, chunk=chunk, kept=kept).tobytes() == whole.tobytes()
 
 
-def test_torch_computes_layers_of_attention_the_same(tmp_path: Path) -> None:
-    """It computes no states: a model all of whose layers have latent attention."""
-    kinds: dict[str, Any] = {"layer_types": ["indexed_attention"] * 5}
-    model = stock(**kinds)
-    with torch.inference_mode():
-        theirs = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
-    program = read_program(make(tmp_path, model, **kinds))
-    read = {name.replace(".language_model.", "."): tensor for name, tensor in published(model).items()}.__getitem__
-    ends, span = TorchEnds(program, read), TorchSpan(program, Span(0, 5), read)
-    piece = Piece(span.new_cache(len(PROMPT)), 0, len(PROMPT))
-    ours = ends.logits(span.step(ends.embed(torch.tensor(PROMPT)), [piece]))
-    assert float((ours - theirs).abs().max() / theirs.abs().max()) < TOLERANCE
-
-
-def test_the_context_is_that_in_which_all_positions_are_chosen(tmp_path: Path) -> None:
-    """A row sees nine entries of eight positions, and up to seven behind them."""
-    program = build_program({**TEXT, "model_type": "glm5_next_text"})
-    assert program.context == 79
-    model, ids = stock(), [*PROMPT, 1, 2, 3, 4]
+@pytest.mark.parametrize(("rate", "top_k"), [(1, 8), (4, 16), (8, 16), (16, 32), (32, 64)])
+def test_logits_are_those_of_transformers_far_beyond_what_is_chosen(rate: int, top_k: int, tmp_path: Path) -> None:
+    """200 positions; a model that sees all has other logits behind the first."""
+    given: dict[str, Any] = {"index_topk": top_k, "index_kpool": rate, "index_n_heads": 16}
+    model, ids = stock(**given), [(37 * i * i + 11 * i) % 256 for i in range(200)]
     with torch.inference_mode():
         theirs = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
-    folder = make(tmp_path, model)
-    ours = native(folder, ids)
+    ours = native(make(tmp_path, model, **given), ids)
     assert np.abs(ours - theirs).max() / np.abs(theirs).max() < TOLERANCE
-    with pytest.raises(ContextOverflow):
-        native(folder, [*ids, 5])
+    whole = native(make(tmp_path, model, **{**given, "index_topk": 512}), ids)
+    differs = np.abs(whole - theirs).max(-1) / np.abs(theirs).max()
+    assert differs[: top_k + rate - 1].max() < TOLERANCE < 1e-3 < np.median(differs[top_k + rate :])
+
+
+@pytest.mark.parametrize("kept", ["bf16", "w4"])
+def test_the_same_bits_whatever_cuts_chunks_and_back_end_where_entries_are_chosen(
+    kept: Precision, tmp_path: Path
+) -> None:
+    """150 positions, of which two entries of eight are seen and up to seven behind them; cuts within and between entries."""
+    given: dict[str, Any] = {"index_topk": 16, "index_n_heads": 16}
+    folder, ids = make(tmp_path, stock(**given), torch.bfloat16, **given), [(11 * i * i + 5) % 256 for i in range(150)]
+    whole = native(folder, ids, kept=kept, back_end="scalar")
+    for back_end in library.supported():
+        for cuts, chunk in (((1, 2, 4), 150), ((3,), 13), ((), 64)):
+            assert (
+                native(folder, ids, cuts=cuts, chunk=chunk, kept=kept, back_end=back_end).tobytes() == whole.tobytes()
+            )
+
+
+def test_a_session_goes_back_into_an_entry(tmp_path: Path) -> None:
+    """States hold the values and gates of an entry's positions: wrong rows in its middle leave nothing behind."""
+    given: dict[str, Any] = {"index_topk": 16, "index_n_heads": 16}
+    folder = make(tmp_path, stock(**given), torch.bfloat16, **given)
+    span = native_span(folder)
+    right, wrong = rows_of(span, 100, 1), rows_of(span, 100, 2)
+    whole = span.step(right.tobytes(), [Piece(span.new_cache(), 0, 100)], 1)
+    cache = span.new_cache()
+    span.step(right[:61].tobytes(), [Piece(cache, 0, 61)], 1)
+    span.step(wrong[61:75].tobytes(), [Piece(cache, 61, 14)], 1)
+    assert np.array_equal(span.step(right[61:].tobytes(), [Piece(cache, 61, 39)], 1), whole[61:])
+    fork = span.fork(cache, 85, 200)
+    assert np.array_equal(span.step(right[85:].tobytes(), [Piece(fork, 85, 15)], 1), whole[85:])
+
+
+def test_the_context_is_that_of_the_config() -> None:
+    program = build_program({**TEXT, "model_type": "glm5_next_text", "max_position_embeddings": 1 << 20})
+    assert program.context == 1 << 20 and program.has_index and program.has_states
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"index_topk": 73}, "index_topk is 73, a multiple of index_kpool, 8"),
+        ({"index_kpool": 3}, "index_kpool is 3, one of 1, 2, 4, 8, 16, 32 is needed"),
+        ({"indexer_types": ["full", "full", "full", "shared", "full"]}, "an indexer in each layer of attention"),
         ({"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail is False"),
         ({"qk_rope_head_dim": 8}, "qk_rope_head_dim is 8, 0, and a q_lora_rank, are needed"),
         ({"linear_lower_bound": 1.0}, "linear_lower_bound is 1.0, a number below zero"),

@@ -41,6 +41,7 @@ from manyhands.program.ops import (
     Ngrams,
     Norm,
     Op,
+    Pool,
     Product,
     Program,
     Rescale,
@@ -253,13 +254,14 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = op.heads * op.value_width
         case LatentAttention():
             assert widths[op.query] == op.heads * (op.width + op.rotary_width)
-            cached = (op.latent, op.rotary, *((op.index.key,) if isinstance(op.index, Index) else ()))
+            cached = (op.latent, op.rotary, *((op.index.key,) if isinstance(op.index, Index | EntryIndex) else ()))
             assert tuple(widths.get(name, 0) for name in cached) == op.cache_widths
             if isinstance(op.index, SharedIndex):
                 assert widths[op.index.source] == op.index.top_k
             elif op.index is not None:
                 assert widths[op.index.query] == op.index.heads * op.index.width
                 assert widths[op.index.weight] == op.index.heads
+            if isinstance(op.index, Index):
                 widths[op.index.target] = op.index.top_k
             assert op.key_weight.outputs == op.heads * op.width
             assert op.sinks is None or op.sinks.outputs == op.heads
@@ -274,6 +276,9 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
             widths[op.target] = op.heads * op.width
         case Constant():
             widths[op.target] = len(op.numbers)
+        case Pool():
+            assert widths[op.values] == widths[op.gates] == op.width and op.bias.shape == (op.rate, op.width)
+            widths[op.target] = op.width
         case Compress():
             assert (widths[op.values], widths[op.gates]) == op.cache_widths
             assert op.bias.shape == (op.rate, widths[op.values])

@@ -110,8 +110,9 @@ def test_a_model_with_an_indexer_is_refused(
         describe(folder, "bf16")
     with pytest.raises(ModelError, match="a GPU does not compute an indexer"):
         check(library.INDEX, (1, 2, 3, 4, 5, 6))
-    with pytest.raises(ModelError, match="a GPU scales no heads by numbers of their own"):
-        check(library.SCALE, (0, 1, 0, 0, 2))
+    for kind, numbers in ((library.SCALE, (0, 1, 0, 0, 2)), (library.CONVOLVE, (0, 1, 4, 0, 1))):
+        with pytest.raises(ModelError, match="a GPU neither pools entries of positions nor scales heads"):
+            check(kind, numbers)
 
 
 def test_a_model_with_streams_and_entries_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

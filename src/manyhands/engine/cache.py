@@ -27,6 +27,7 @@ from manyhands.engine.states import (
 )
 from manyhands.program.ops import (
     Attention,
+    BlockIndex,
     CompressedAttention,
     Convolution,
     EntryIndex,
@@ -34,6 +35,7 @@ from manyhands.program.ops import (
     LatentAttention,
     Layer,
     LinearAttention,
+    Pool,
     SelectiveScan,
 )
 
@@ -57,21 +59,22 @@ def _attention_bytes(
     if isinstance(op, CompressedAttention):
         return -(-block_bytes(op, layer.compressed, item) // BLOCK)
     if isinstance(op, LatentAttention):  # values are the beginning of the keys
-        widths = op.rank + op.rotary_width, op.index.width if isinstance(op.index, Index) else 0
-        return sum(-(-width // WIDE) * WIDE for width in widths) * item
+        return -(-(op.rank + op.rotary_width) // WIDE) * WIDE * item + _index_bytes(op, item)
     numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
     scales = -(-op.width // _CODES) + -(-op.value_width // _CODES)
     index = _index_bytes(op, item)
     return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item) + index
 
 
-def _index_bytes(op: Attention, item: int) -> int:
+def _index_bytes(op: Attention | LatentAttention, item: int) -> int:
     if isinstance(op.index, EntryIndex):
         return -(-index_bytes(op.index, op.rate, item) // BLOCK)
-    return 0 if op.index is None else -(-op.index.width // WIDE) * WIDE * item
+    return -(-op.index.width // WIDE) * WIDE * item if isinstance(op.index, Index | BlockIndex) else 0
 
 
-def _sizes_of(op: Convolution | LinearAttention | SelectiveScan, item: int) -> StateSizes:
+def _sizes_of(op: Convolution | Pool | LinearAttention | SelectiveScan, item: int) -> StateSizes:
+    if isinstance(op, Pool):
+        return convolution_states(2 * op.width, op.rate, item)
     if isinstance(op, Convolution):
         return convolution_states(op.weight.outputs, op.length, item)
     if isinstance(op, SelectiveScan):

@@ -58,6 +58,7 @@ from manyhands.program.ops import (
     Norm,
     Op,
     Part,
+    Pool,
     Product,
     Program,
     Rotary,
@@ -321,7 +322,7 @@ class _Compiler:
         return self._pack(lambda: matrices(count, part, self.precision, self._memory, self._back_end))
 
     @add.register
-    def _(self, op: Collapse | Spread | GroupedProduct | Compress | CompressedAttention) -> None:
+    def _(self, op: Collapse | Spread | GroupedProduct | Compress | CompressedAttention | Pool) -> None:
         add_compressed(op, self)
 
     def exact(self, weight: Weight) -> Stored:

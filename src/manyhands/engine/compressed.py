@@ -17,10 +17,12 @@ from manyhands.program.ops import (
     EntryIndex,
     GroupedProduct,
     Op,
+    Pool,
     Spread,
 )
 
 _LINE: Final = 64  # bytes: what an operation keeps of a block begins at multiples
+_HALF: Final = 128  # columns of values, or gates, of a part of a pool's rows
 _WIDE: Final = 32  # columns: keys as attention reads them are padded to a multiple
 
 
@@ -61,6 +63,19 @@ def _(op: Compress, to: Emitter) -> None:
     values, gates = to.source(op.values), to.source(op.gates)
     numbers = (values, gates, to.target(op.target, op.width, [values, gates]), op.rate, int(op.is_doubled))
     to.emit(library.COMPRESS, numbers, (), (vector([op.bias], to.read),))
+
+
+@add_compressed.register
+def _(op: Pool, to: Emitter) -> None:
+    """As a convolution of values and gates, which lie side by side in each part of a row (native/states.c)."""
+    sources, width = (to.source(op.values), to.source(op.gates)), op.width
+    both = to.target(" pooled", 2 * width, sources)
+    for start in range(0, width, _HALF):
+        count = min(width - start, _HALF)
+        for i, source in enumerate(sources):
+            to.emit(library.COPY, (source, both, start, 2 * start + i * count, count, 1, 0, 0))
+    target = to.target(op.target, width, [both])
+    to.emit(library.CONVOLVE, (both, target, op.rate, 0, 1), (), (vector([op.bias], to.read), None))
 
 
 @add_compressed.register

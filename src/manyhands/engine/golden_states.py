@@ -81,6 +81,23 @@ def _ops(shape: StateShape) -> tuple[list[Op], tuple[int, ...]]:
     return ops, parts
 
 
+def pools(machine: BackEnd) -> bytes:
+    """Entries of few positions and of many, of few columns and of several parts; also of rows that are no numbers."""
+    found = []
+    for rate, width in ((1, 5), (4, 40), (16, 128), (32, 300)):
+        ops: list[Op] = [(library.CONVOLVE, (0, 1, rate, 0, 1), (), (reals(80, rate, width), None))]
+        x = reals(79, 75, 2 * width, spread=6)
+        x[9], x[21, ::3], x[22, 1], x[40] = np.nan, np.inf, -np.inf, 1e30
+        for row_type in ("bf16", "f32"):
+            found.append(machine.run(x, row_type, [width], ops, 1))
+            begin = machine.sessions(row_type, [2 * width, width], ops, 1)
+            rows, step = stored(x, row_type).view(np.uint8).reshape(len(x), -1), begin()
+            step(0, rows)
+            if not np.array_equal(step(45, rows[45:]), found[-1][45:]):
+                raise CompanyMatters("a row's bits depend on the rows that were taken back")
+    return b"".join(one.tobytes() for one in found)
+
+
 def channel_decays(machine: BackEnd) -> bytes:
     """The function of some rates, at edges, near zero and far from it."""
     return _decays(machine, 1, (0.0,))
@@ -107,6 +124,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "states f32": states("f32", SHAPES),
     "states by channel bf16": states("bf16", BY_CHANNEL),
     "states by channel f32": states("f32", BY_CHANNEL),
+    "pools of entries": pools,
     "decays of channels": channel_decays,
     "bounded decays": bounded_decays,
 }

@@ -24,7 +24,8 @@ def add_latent(to: Emitter, op: LatentAttention) -> None:
     if op.rotary_width:
         to.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, step, key_width))
         to.emit(library.COPY, (to.source(op.rotary), key, 0, rank, op.rotary_width, 1, 0, 0))
-    shape = (heads, 1, key_width, rank, op.window or 0, 1, 0, *chosen)
+    window = op.rate if isinstance(op.index, EntryIndex) else op.window or 0
+    shape = (heads, 1, key_width, rank, window, 1, 0, *chosen)
     sinks = vector([op.sinks] if op.sinks else [], to.read)
     to.emit(library.ATTENTION, (whole, key, key, seen, *shape), (op.scale, 0.0), (sinks,))
     _product(to, seen, target, op.value_weight, heads, False, (0, rank, 0, op.value_width, heads, rank, op.value_width))
@@ -54,6 +55,8 @@ def _choice(to: Emitter, op: LatentAttention) -> tuple[int, ...]:
         return ()
     if isinstance(index, SharedIndex):
         return (to.source(index.source),)
+    if isinstance(index, EntryIndex):
+        return (choice(to, index, op.rate),)
     sources = [to.source(name) for name in (index.query, index.key, index.weight)]
     chosen = to.target(index.target, index.top_k, sources)
     to.emit(library.INDEX, (*sources, chosen, index.heads, index.width))

@@ -24,7 +24,7 @@ from manyhands.engine.layout import WIDE as WIDE
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 30  # of the interface: mh_version in native/plan.c
+VERSION: Final = 31  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")

@@ -264,7 +264,7 @@ class _Layer:
         for rows, (latents_LR, keys_LW, *index_LI), seen_TL in self._cached(most, names, op):
             if isinstance(op.index, SharedIndex):
                 seen_TL = by_choice(self.registers[op.index.source][rows], seen_TL)
-            elif op.index is not None:
+            elif isinstance(op.index, Index):
                 seen_TL = self.chosen(op.index, rows, index_LI[0], seen_TL)
                 kept = positions_of(seen_TL, op.index.top_k)
                 self.registers[op.index.target][rows, : kept.shape[1]] = kept.float()

@@ -102,8 +102,8 @@ class LatentAttention:
     a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
     l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is expanded, in prefill either, so that
     chunks change no bit. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank], or `stacked` by head.
-    With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ... `sinks` and, without
-    an index, `window` as in Attention. Without rotary columns nothing reads `rotary`.
+    With an `index` a row sees the positions that it chooses, in order, as if they were positions 0, 1, ...; an EntryIndex as in
+    Attention. `sinks` and, without an index, `window` as there. Without rotary columns nothing reads `rotary`.
     """
 
     query: str
@@ -118,14 +118,33 @@ class LatentAttention:
     scale: float
     key_weight: Weight
     value_weight: Weight
-    index: Index | SharedIndex | None = None
+    index: Index | SharedIndex | EntryIndex | None = None
     sinks: Weight | None = None
     window: int | None = None
+    rate: int = 1
 
     @property
     def cache_widths(self) -> tuple[int, ...]:
         """Values that a position keeps in the cache, in the storage dtype: of latents, of rotary keys, of index keys if any."""
-        return (self.rank, self.rotary_width, *((self.index.width,) if isinstance(self.index, Index) else ()))
+        return (
+            self.rank,
+            self.rotary_width,
+            *((self.index.width,) if isinstance(self.index, Index | EntryIndex) else ()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """target [width], in the row of an entry's last position: the sum over its `rate` positions j of softmax_j(gates + bias_j)
+    * values, for each column; in other rows zeros. Values and gates are read rounded; `bias` is stored [rate, width]. It is
+    Compress of entries that are not doubled, for models with states."""
+
+    values: str
+    gates: str
+    target: str
+    width: int
+    rate: int
+    bias: Weight
 
 
 @dataclass(frozen=True, slots=True)

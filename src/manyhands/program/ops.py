@@ -14,7 +14,7 @@ even; with fp32 storage a rounding does nothing) at these and no others:
   3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
   4. the residual stream: the result of `Embed`, of `Spread` and of every `Add` to it (not of a `Norm` of it in place, as of
      nanochat's embedding), and the columns that a `Copy` replaces in it;
-  5. the rows that a `Convolution` reads;
+  5. the rows that a `Convolution` or a `Pool` reads;
   6. queries, keys and entries of `CompressedAttention`, queries and keys of its index, values and gates of `Compress`:
      where they are read or cached.
 Products sum in fp32 and are not rounded; logits are fp32. Numbers (epsilons, scales, caps, limits) are rounded to fp32
@@ -35,6 +35,7 @@ from manyhands.program.cached_ops import Decay as Decay
 from manyhands.program.cached_ops import Index as Index
 from manyhands.program.cached_ops import LatentAttention as LatentAttention
 from manyhands.program.cached_ops import LinearAttention as LinearAttention
+from manyhands.program.cached_ops import Pool as Pool
 from manyhands.program.cached_ops import SelectiveScan as SelectiveScan
 from manyhands.program.cached_ops import SharedIndex as SharedIndex
 from manyhands.program.cached_ops import Softplus as Softplus
@@ -197,6 +198,7 @@ Op = (
     | Spread
     | GroupedProduct
     | Convolution
+    | Pool
     | Decay
     | ChannelDecay
     | Softplus
@@ -243,9 +245,9 @@ class Layer:
         return (*(width for op in self.compressed for width in op.cache_widths), *found)
 
     @property
-    def recurrent(self) -> tuple[Convolution | LinearAttention | SelectiveScan, ...]:
+    def recurrent(self) -> tuple[Convolution | Pool | LinearAttention | SelectiveScan, ...]:
         """The operations that keep a state instead: what they cached last, which each position changes."""
-        return tuple(op for op in self.ops if isinstance(op, Convolution | LinearAttention | SelectiveScan))
+        return tuple(op for op in self.ops if isinstance(op, Convolution | Pool | LinearAttention | SelectiveScan))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from manyhands.program.ops import (
     Ngrams,
     Norm,
     Op,
+    Pool,
     Product,
     Program,
     Rotary,
@@ -59,7 +60,7 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield sinks
         case GroupedProduct():
             yield op.weight
-        case Compress():
+        case Compress() | Pool():
             yield op.bias
         case Collapse():
             yield from (op.mix, op.base, op.scale)
@@ -124,6 +125,7 @@ def wide_weights(layer: Layer) -> frozenset[str]:
     attending = [op for op in layer.ops if isinstance(op, LatentAttention | CompressedAttention)]
     routers |= {op.index.weight for op in attending if isinstance(op.index, Index | EntryIndex)}
     routers |= {name for op in layer.compressed for name in (op.values, op.gates)}
+    routers |= {op.gates for op in layer.recurrent if isinstance(op, Pool)}
     names = [part.weight.name for part in parts if part.target in routers]
     return frozenset([*names, *(weight.name for op in latent for weight in op_weights(op))])
 

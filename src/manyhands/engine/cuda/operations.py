@@ -58,8 +58,8 @@ def check(kind: int, numbers: Sequence[int]) -> None:
         raise ModelError("a GPU computes no gates of the kind situ")
     if kind == library.ROTARY and any(numbers[6:]):
         raise ModelError("a GPU turns no rows by the angles of positions before theirs")
-    if kind == library.SCALE and any(numbers[4:5]):
-        raise ModelError("a GPU scales no heads by numbers of their own")
+    if kind in (library.CONVOLVE, library.SCALE) and any(numbers[4:5]):
+        raise ModelError("a GPU neither pools entries of positions nor scales heads by numbers of their own")
     if kind == library.ATTENTION and any(numbers[12:13]):
         raise ModelError("a GPU adds nothing to scores by distance")
     if kind == library.INDEX:

@@ -32,7 +32,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 30; }
+EXPORT int mh_version(void) { return 31; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -294,8 +294,8 @@ static int keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
 
 /* query, key, value, target, heads, key heads, width, value width, window (0: none; -n: chunks of n), is_latent (a value is the beginning
  * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
- * width is how many are chosen; latent, of one key head, without window; or of plain keys: with a window those of entries, each of as many
- * positions as it says, and the positions behind the last entry; without one, of each key head, those of blocks of the cache), the register of
+ * width is how many are chosen; latent, of one key head; or of plain keys; with a window those of entries, each of as many positions as
+ * it says, and the positions behind the last entry; of plain keys without one, of each key head, those of blocks of the cache), the register of
  * what is added to scores by distance (0: none; heads times their extent wide; not latent, and of all positions); scale, soft cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
@@ -312,7 +312,9 @@ static int check_attention(Plan *plan, Op *op)
         return BAD_SHAPE;
     if (n[11] && (!has(plan, n[11]) || n[11] == n[3]))
         return BAD_REGISTER;
-    if (n[11] && (n[9] ? n[5] != 1 || n[8] : n[8] ? !is_count(n[8], MOST_RATE) || n[10] : plan->widths[n[11]] % n[5] != 0))
+    if (n[11] && (n[9] ? n[5] != 1 : !n[8] && plan->widths[n[11]] % n[5] != 0))
+        return BAD_SHAPE;
+    if (n[11] && n[8] && (!is_count(n[8], MOST_RATE) || n[10]))
         return BAD_SHAPE;
     if (n[11] && plan->positions > MOST_CHOSEN_FROM)
         return BAD_SHAPE;
@@ -441,14 +443,18 @@ static int check_xielu(const Plan *plan, const Op *op) /* register; alphas above
     return op->tensors[0].data && op->tensors[0].bytes == 16 ? DONE : BAD_TENSOR;
 }
 
-static int check_convolve(Plan *plan, Op *op) /* source, target, taps, activation; weights [taps, columns], bias */
+/* source, target, taps, activation, is_pool; weights [taps, columns], bias; of a pool entries of `taps` positions, values and gates side by side
+ * in every 256 columns of the source, and what is added to gates */
+static int check_convolve(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;
     if (!has(plan, n[0]) || !has(plan, n[1]) || n[0] == n[1])
         return BAD_REGISTER;
-    if (w[n[0]] != w[n[1]] || !is_count(n[2], MOST_TAPS) || n[3] < 0 || n[3] > 6)
+    if (n[4] < 0 || n[4] > 1 || w[n[0]] != w[n[1]] * (1 + n[4]) || !is_count(n[2], MOST_TAPS) || n[3] < 0 || n[3] > 6)
         return BAD_SHAPE;
-    if (!op->tensors[0].data || op->tensors[0].bytes != n[2] * w[n[0]] * 4 || !is_vector(op->tensors[1], w[n[0]]))
+    if (n[4] && (n[3] || !is_rate(n[2])))
+        return BAD_SHAPE;
+    if (!op->tensors[0].data || op->tensors[0].bytes != n[2] * w[n[1]] * 4 || (n[4] ? op->tensors[1].data != 0 : !is_vector(op->tensors[1], w[n[0]])))
         return BAD_TENSOR;
     return keep_states(plan, op, convolution_bytes(plan, op, STATE_BLOCK + n[2] - 1), convolution_bytes(plan, op, n[2] - 1));
 }

@@ -19,7 +19,8 @@ typedef struct {
 
 static char *block_of(const Segment *s, int64_t position) { return s->states[position / STATE_BLOCK]; }
 
-/* -- convolutions: source, target, taps, activation; weights [taps, columns], bias --------------------------------------------- */
+/* -- convolutions: source, target, taps, activation, is_pool; weights [taps, columns], bias; of a pool what is added to gates [taps, columns of
+ * the target] -- */
 
 int64_t convolution_bytes(const Plan *plan, const Op *op, int64_t rows)
 {
@@ -34,9 +35,20 @@ static char *kept_row(const Plan *plan, const Op *op, char *kept, int64_t row, i
 
 typedef struct {
     float rows[MOST_TAPS][COLUMNS]; /* the last `taps` rows, by position modulo taps */
+    float gates[MOST_TAPS][COLUMNS];
 } Window;
 
 static float *slot(Window *window, int64_t position, int64_t taps) { return window->rows[(position + MOST_TAPS * taps) % taps]; }
+
+/* Of a pool, `count` columns of values and gates at the last position of an entry: those of the entry's other positions are the rows before. */
+static void pool_rows(const Plan *plan, const Op *op, int64_t column, int64_t count, Window *window, float *out)
+{
+    int64_t taps = op->numbers[2], half = count / 2, width = plan->widths[op->numbers[1]];
+    const float *bias = op->tensors[0].data;
+    for (int64_t j = 0; j < taps; j++)
+        plan->kernels->add(window->rows[j] + half, bias + j * width + column / 2, 1, window->gates[j], half, 0);
+    plan->kernels->pool(window->gates[0], window->rows[0], taps, COLUMNS, half, out + column / 2);
+}
 
 static void convolve_part(const Plan *plan, const Op *op, const Segment *s, int64_t column, Window *window)
 {
@@ -58,9 +70,16 @@ static void convolve_part(const Plan *plan, const Op *op, const Segment *s, int6
         kernels->widen(row_of(plan, n[0], row) + column, F32, 1, slot(window, p, taps), count, plan->rounds);
         if (block)
             kernels->narrow(slot(window, p, taps), kept_row(plan, op, block, p % STATE_BLOCK + taps - 1, column), plan->type, count);
+        float *out = row_of(plan, n[1], row);
+        if (n[4]) {
+            memset(out + column / 2, 0, (size_t)count / 2 * 4);
+            if ((p + 1) % taps == 0)
+                pool_rows(plan, op, column, count, window, out);
+            continue;
+        }
         for (int64_t j = 0; j < taps; j++)
             rows[j] = slot(window, p - taps + 1 + j, taps);
-        kernels->convolve(rows, taps, weights + column, width, bias ? bias + column : 0, n[3], count, row_of(plan, n[1], row) + column);
+        kernels->convolve(rows, taps, weights + column, width, bias ? bias + column : 0, n[3], count, out + column);
     }
     int64_t end = s->start + s->count;
     for (int64_t before = taps - 1; before; before--)

@@ -1,21 +1,33 @@
 """The recipe of glm5_next_text (GLM-5.3-Flash): deepseek_v4's residual streams; kimi_linear's delta rule in most layers, latent
-attention without positions in the others; clamped experts. An indexer chooses entries of positions that attention sees: the
-model is held to the context in which it chooses all, so that it need not be computed (its keys would be kept in rings,
-compressed_ops.py, which no session has beside states)."""
+attention without positions in the others, over entries of positions that an indexer chooses; clamped experts."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from manyhands.program.blocks import NormStyle, Ops, TensorNames, head_scale
+from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames, head_scale
 from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.families.choices import SHARED
 from manyhands.program.families.experts import listed_sparse
-from manyhands.program.families.indexer import INDEXED
+from manyhands.program.families.indexer import INDEXED, MOST_CHOSEN, RATES, IndexStyle
 from manyhands.program.families.kimi_linear import ChannelLinear, channel_attention, linear_fields, linear_sizes
-from manyhands.program.families.latent import LatentSizes, latent_attention, sizes
+from manyhands.program.families.latent import LatentSizes, indexers, latent_attention, sizes
 from manyhands.program.families.linear import KINDS, LinearStyle
 from manyhands.program.families.residual_streams import ResidualStreams
 from manyhands.program.families.shared import ExpertBlocks, grouped_route
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Add, Copy, Gating, Mix, Multiply, Program, Term
+from manyhands.program.ops import (
+    Add,
+    Copy,
+    EntryIndex,
+    Gating,
+    Mix,
+    Multiply,
+    Part,
+    Pool,
+    Program,
+    Term,
+    Weight,
+)
 from manyhands.program.rope import RopeReader
 
 
@@ -31,8 +43,8 @@ def glm5_next_text(f: Fields) -> Program:
     z = LatentSizes.read(f, s, query_rank=1536, rank=512, plain=256, rotary=0, value=256)
     if z.query_rank is None or z.rotary:
         raise f.refuse("qk_rope_head_dim", "0, and a q_lora_rank, are needed")
-    rope.context = _whole_context(f, rope.context)
     z, kinds = replace(z, norm=norm), _kinds(f, s.layers)
+    index = _index(f, kinds, rope.context)
     gating, streams = Gating(f.activation(), limit=f.number("swiglu_limit", 10.0)), ResidualStreams.read(f, s, norm)
     linear, blocks = (
         _linear(f, norm.eps),
@@ -44,7 +56,7 @@ def glm5_next_text(f: Fields) -> Program:
         first = (
             channel_attention(n, s, linear)
             if kinds[i] == KINDS[0]
-            else latent_attention(n, s, z, scale, pairs=False, bias=bias, turns=False)
+            else latent_attention(n, s, z, scale, pairs=False, bias=bias, turns=False, index=index)
         )
         block = blocks.branch(n, s, norm, i)
         joined: Ops = (Add((Term("s"),), "m"),) if "s" in block.terms else ()
@@ -82,15 +94,37 @@ def _kinds(f: Fields, layers: int) -> list[str]:
     return kinds
 
 
-def _whole_context(f: Fields, context: int) -> int:
-    """The positions that a row sees all of: entries of `index_kpool` positions that are chosen, and those behind the last."""
+@dataclass(frozen=True, slots=True)
+class _Entries(IndexStyle):
+    """An indexer that chooses entries of `rate` positions, whose keys are pooled by gates of their own."""
+
+    def early(self, n: TensorNames, s: Sizes) -> tuple[Part, ...]:
+        gates = Weight(f"{n.path}self_attn.indexer.index_kpool_compress_gate", (self.width, s.hidden))
+        return (*super(_Entries, self).early(n, s), Part("ig", gates))
+
+    def late(self, n: TensorNames) -> Ops:
+        bias = Weight(f"{n.path}self_attn.indexer.index_kpool_compress_ape", (self.rate, self.width))
+        return (self.key_norm(n), Pool("ik", "ig", "ie", self.width, self.rate, bias))
+
+    def op(self) -> EntryIndex:
+        return EntryIndex("iq", "ie", "iw", self.heads, self.width, self.top_k)
+
+
+def _index(f: Fields, kinds: Sequence[str], context: int) -> _Entries:
+    """A row sees the entries that are chosen, and the positions behind the last entry. Refuses layers that share a choice."""
     f.only("index_kpool_always_select_tail", True)
     rate, top_k = f.count("index_kpool", 16), f.count("index_topk", 2048)
+    if rate not in RATES:
+        raise f.refuse("index_kpool", f"one of {', '.join(map(str, RATES))} is needed")
     if top_k % rate:
         raise f.refuse("index_topk", f"a multiple of index_kpool, {rate}, is needed")
-    f.ignore("index_n_heads", "index_head_dim", "indexer_types", "index_topk_freq", "index_topk_pattern")
-    f.ignore("index_skip_topk_offset")
-    return min(context, top_k + rate - 1)
+    chosen = min(top_k, -(-context // rate) * rate) // rate
+    if chosen > MOST_CHOSEN:
+        raise f.refuse("index_topk", f"at most {MOST_CHOSEN} entries of {rate} positions can be chosen")
+    if any(kind != KINDS[0] and one == SHARED for kind, one in zip(kinds, indexers(f, len(kinds)), strict=True)):
+        raise f.refuse("indexer_types", "an indexer in each layer of attention, full, is needed")
+    heads, width = f.count("index_n_heads", high=4096), f.count("index_head_dim", 128, high=1 << 14)
+    return _Entries(heads, width, chosen, pairs=False, rate=rate)
 
 
 def _linear(f: Fields, eps: float) -> ChannelLinear:

@@ -5,9 +5,10 @@ from typing import Final, Self
 
 from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Index, Norm, Part, Rotary
+from manyhands.program.ops import EntryIndex, Index, Norm, Part, Rotary
 
 INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention")  # names of layers with an indexer
+RATES: Final = (1, 2, 4, 8, 16, 32)  # positions of an entry whose key a state makes
 MOST_CHOSEN: Final = (
     1 << 16
 )  # positions that an indexer chooses: each row of a step keeps their numbers, four bytes each
@@ -23,6 +24,7 @@ class IndexStyle:
     pairs: bool
     eps: float = 1e-6  # of the norm of keys
     offset: int = 0  # of what turns of a head
+    rate: int = 1  # positions of an entry, where entries are chosen
 
     @classmethod
     def read(cls, f: Fields, rotary: int, context: int, *, pairs: bool) -> Self:
@@ -59,6 +61,6 @@ class IndexStyle:
             for register, heads in (("iq", self.heads), ("ik", 1))
         )
 
-    def op(self) -> Index:
+    def op(self) -> Index | EntryIndex:
         """What chooses, by these registers."""
         return Index("iq", "ik", "iw", self.heads, self.width, self.top_k)

@@ -144,7 +144,8 @@ def _attend(
 ) -> LatentAttention:
     """From "q", "c" and "r" to "a". `weights`: what makes keys, and values, of a latent."""
     widths = (s.heads, z.plain, z.rotary, z.value, z.rank)
-    return LatentAttention("q", "c", "r", "a", *widths, scale, *weights, index.op() if index else None)
+    attend = LatentAttention("q", "c", "r", "a", *widths, scale, *weights)
+    return attend if index is None else replace(attend, index=index.op(), rate=index.rate)
 
 
 def _queries(

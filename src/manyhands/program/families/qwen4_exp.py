@@ -12,7 +12,7 @@ from typing import Final
 
 from manyhands.program.blocks import AttentionStyle, NormStyle, Ops, Sizes, TensorNames, attention, head_scale
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.indexer import MOST_CHOSEN
+from manyhands.program.families.indexer import MOST_CHOSEN, RATES
 from manyhands.program.families.linear import LinearStyle, experts_beside, linear_attention
 from manyhands.program.fields import WIDEST, Fields
 from manyhands.program.ops import (
@@ -48,7 +48,6 @@ _GATES: Final[Mapping[str, Activation]] = {"sigmoid": "sigmoid", "silu": "silu",
 _DIGITS: Final = 4  # of a token's id
 _MOST_HEADS, _MOST_LAYERS, _MOST_ROWS = 64, 64, 1 << 24  # of n-grams, of layers with them, of a part of a table
 _MASK: Final = (1 << 64) - 1
-_RATES: Final = (1, 2, 4, 8, 16, 32)  # positions of an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +181,8 @@ def _index(f: Fields, turned: int, context: int) -> tuple[EntryIndex, int]:
     f.only("indexer_kv_heads", 1)
     heads, width = f.count("indexer_n_heads", high=4096), f.count("indexer_head_dim", low=turned, high=1 << 14)
     rate, budget = f.count("indexer_compress_ratio"), f.count("indexer_budget")
-    if rate not in _RATES:
-        raise f.refuse("indexer_compress_ratio", f"one of {', '.join(map(str, _RATES))} is needed")
+    if rate not in RATES:
+        raise f.refuse("indexer_compress_ratio", f"one of {', '.join(map(str, RATES))} is needed")
     if budget % rate:
         raise f.refuse("indexer_budget", f"a multiple of indexer_compress_ratio, {rate}, is needed")
     chosen = min(budget, -(-context // rate) * rate) // rate
