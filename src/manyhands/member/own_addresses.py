@@ -137,7 +137,7 @@ class OwnAddresses:
             try:
                 self._relayed.append(await self._node.transport.listen(relayed(relays[0])))
             except BadRequest as error:
-                self._away[f"not reachable by way of the relay: {error}"] = relays
+                self._away[f"not reachable by way of a relay: {error}"] = relays
         self._notes += self._away
 
     async def keep_relays(self) -> None:

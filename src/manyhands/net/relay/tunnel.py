@@ -18,7 +18,7 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.certificate import client_context
 from manyhands.net.link import SHUTDOWN_S, FramedLink
-from manyhands.net.names import connected
+from manyhands.net.names import connected, reason_of
 from manyhands.net.relay.relay import (
     ALIVE,
     ALIVE_S,
@@ -93,9 +93,8 @@ class Tunnels:
                 async with asyncio.timeout(HANDSHAKE_S):
                     mailbox = await self._ask(relay, LISTEN)
             except (LinkClosed, TimeoutError) as exc:
-                raise BadRequest(
-                    f"no relay at {relay}: {exc or 'no answer'}; name a member that others can dial"
-                ) from exc
+                said = str(exc) if str(relay) in str(exc) else f"no relay at {relay}: {str(exc) or 'no answer'}"
+                raise BadRequest(f"{said}; name a member that others can dial") from exc
             self._mailboxes[relay] = asyncio.create_task(self._keep(relay, mailbox), name=f"mailbox at {relay}")
             if len(self._mailboxes) > MAX_MAILBOXES:
                 longest_ago = next(iter(self._mailboxes))
@@ -218,7 +217,7 @@ class Tunnels:
         except ssl.SSLError as exc:
             raise LinkClosed(f"the relay at {relay} is not a member of this swarm (TLS: {exc.reason})") from exc
         except (OSError, ValueError) as exc:  # ValueError: a host that no resolver takes
-            reason = getattr(exc, "strerror", None) or exc
+            reason = reason_of(exc) if isinstance(exc, OSError) else exc
             raise LinkClosed(f"the relay at {relay} cannot be reached: {reason}") from exc
         if line.transport.get_extra_info("ssl_object").selected_alpn_protocol() != RELAY_ALPN:
             line.transport.abort()
