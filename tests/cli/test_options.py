@@ -1,6 +1,7 @@
 """Options in groups: a dataclass among a command's parameters stands for its fields."""
 
 import asyncio
+import errno
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -86,7 +87,7 @@ def test_a_port_that_a_node_of_this_user_has_is_told_with_its_name(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         addr = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(BadRequest, match=f"{addr} is in use or not of this machine: choose another --api"):
+        with pytest.raises(BadRequest, match=f"{addr} is in use: stop what listens there, or choose another --api"):
             ApiOptions().member_plan(addr)
         running = Running("home-7", os.getpid(), NodeId("1f" * 32), "home", "127.0.0.1:1", f"http://{addr}")
         with announced(tmp_path, running):
@@ -96,6 +97,23 @@ def test_a_port_that_a_node_of_this_user_has_is_told_with_its_name(
             with run_file("desk", tmp_path / "key"):
                 with pytest.raises(BadRequest, match=r"by the node desk, which runs .*: `manyhands stop desk` ends it"):
                     ApiOptions().member_plan(addr)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EACCES, "Permission denied; choose a port from 1024 on (--api HOST:PORT)"),
+        (errno.EADDRNOTAVAIL, "Cannot assign requested address; choose an address of this machine (--api HOST:PORT)"),
+    ],
+)
+def test_why_the_api_cannot_listen_at_an_address(number: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(address: tuple[str, int]) -> None:
+        raise OSError(number, f"{os.strerror(number)} (while attempting to bind on address {address})")
+
+    monkeypatch.setattr("manyhands.cli.gateway.socket.create_server", refuse)
+    with pytest.raises(BadRequest) as told:
+        ApiOptions(insecure=True).plan("127.0.0.1:80")
+    assert str(told.value) == f"the API cannot listen on 127.0.0.1:80: {said}"
 
 
 def test_lattice9s_short_options() -> None:

@@ -126,6 +126,8 @@ async def _dial(node: Any, addr: NodeAddr) -> Check:
 
 def check_ports(settings: Settings, running: list[Running]) -> Iterator[Check]:
     """Whether the addresses of the configuration can be listened at."""
+    from manyhands.net.names import reason_of
+
     ours = {running_.listen.rpartition(":")[2] for running_ in running} | {r.api.rpartition(":")[2] for r in running}
     wanted = {"peers": settings.node.listen, "API": settings.api.listen or "127.0.0.1:8000"}
     for what, text in wanted.items():
@@ -140,7 +142,7 @@ def check_ports(settings: Settings, running: list[Running]) -> Iterator[Check]:
                 yield Check("port", "ok", f"{addr} is in use by the node that runs here")
             else:
                 other = "name another address (--listen, --api), or stop what uses it"
-                yield Check("port", "warn", f"{addr} cannot be listened at for the {what}: {error.strerror}", other)
+                yield Check("port", "warn", f"{addr} cannot be listened at for the {what}: {reason_of(error)}", other)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -1,6 +1,7 @@
 """How commands open a gateway: `local --api`, `serve --api` and `up`, until they are stopped."""
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -95,8 +96,8 @@ class ApiOptions:
 
         addr = options.address("--api", api)
         check_exposure(addr.host, _keys(), insecure=self.insecure)
-        if addr.port and ":" not in addr.host and not is_free(addr.port, addr.host):
-            raise BadRequest(_in_use(addr))
+        if addr.port and ":" not in addr.host and (error := refused_at(addr.port, addr.host)):
+            raise BadRequest(_in_use(addr, error))
         self._check_watchers()
         return ApiPlan(addr, self.insecure, self.job_file, self.trace, self.log_json, names)
 
@@ -123,8 +124,8 @@ class ApiOptions:
         return ApiPlan(addr, self.insecure, names=self.names, is_told=False)
 
 
-def _in_use(addr: NodeAddr) -> str:
-    """Why the API cannot be opened at `addr`: a node of this user's that has it, or what is known else."""
+def _in_use(addr: NodeAddr, error: OSError) -> str:
+    """Why the API cannot be opened at `addr`: a node of this user's that has it, or what the system says, which is `error`."""
     from manyhands.cli.runfile import run_path, running_names, running_pid
     from manyhands.member.home import list_running
 
@@ -138,7 +139,12 @@ def _in_use(addr: NodeAddr) -> str:
                 f"{addr} is in use by {who}, which runs here already (process {running.pid}): `{end}` ends it; "
                 "for a second one choose another --api HOST:PORT"
             )
-    return f"{addr} is in use or not of this machine: choose another --api HOST:PORT"
+    if error.errno == errno.EADDRINUSE:
+        return f"{addr} is in use: stop what listens there, or choose another --api HOST:PORT"
+    from manyhands.net.names import reason_of
+
+    remedy = "a port from 1024 on" if error.errno == errno.EACCES else "an address of this machine"
+    return f"the API cannot listen on {addr}: {reason_of(error)}; choose {remedy} (--api HOST:PORT)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +276,13 @@ def _routers(gateway: "Gateway", history: "History", metrics: "Metrics", view: "
     ]
 
 
-def is_free(port: int, host: str = "0.0.0.0") -> bool:
-    """Whether this machine can listen there."""
+def refused_at(port: int, host: str = "0.0.0.0") -> OSError | None:
+    """Why this machine cannot listen there; None: it can."""
     try:
         socket.create_server((host, port)).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def _keys() -> "KeyRing":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.gateway import is_free
+from manyhands.cli.gateway import refused_at
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import BadRequest
 
@@ -164,6 +164,6 @@ def _listen_at(listen: str, key: "NodeKey", ticket: "Ticket") -> NodeAddr:
     if listen:
         return NodeAddr.parse(listen)
     for addr in ticket.addresses:
-        if addr.node == key.node_id and "%" not in addr.host and is_free(addr.port):
+        if addr.node == key.node_id and "%" not in addr.host and refused_at(addr.port) is None:
             return NodeAddr("0.0.0.0", addr.port)
     return NodeAddr("0.0.0.0", 0)

@@ -133,6 +133,8 @@ def _close(task: "asyncio.Task[socket.socket | OSError]") -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """Why a connection failed, as the system words it. asyncio's own text repeats the address in place of the reason."""
+    """Why a connection failed, or an address cannot be listened at, as the system words it. Python's own texts repeat the
+    address in place of the reason, or behind it."""
     said = error.strerror or str(error)
-    return os.strerror(error.errno) if error.errno and said.startswith("Connect call failed") else said
+    repeats = said.startswith("Connect call failed") or "while attempting to bind" in said
+    return os.strerror(error.errno) if error.errno and repeats else said

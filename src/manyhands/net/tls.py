@@ -315,7 +315,7 @@ async def _bind(addr: NodeAddr) -> socket.socket:
         if exc.errno == errno.EADDRINUSE:
             raise BadRequest(f"{addr} is in use: stop what listens there, or choose another port (0: any)") from exc
         remedy = "choose a port from 1024 on" if exc.errno == errno.EACCES else "choose an address of this machine"
-        raise BadRequest(f"cannot listen on {addr}: {exc.strerror or exc}; {remedy}") from exc
+        raise BadRequest(f"cannot listen on {addr}: {reason_of(exc)}; {remedy}") from exc
 
 
 def _listening(family: int, name: Any) -> socket.socket:
