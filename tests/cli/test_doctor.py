@@ -104,6 +104,13 @@ def test_a_ticket_and_who_answers_at_its_addresses(home: Path, tmp_path: Path) -
         process.communicate("")
 
 
+def test_a_home_that_is_no_folder(home: Path) -> None:
+    (home / "file").touch()
+    for inside in (home / "file", home / "file" / "deeper"):
+        check = only(checks.check_disk(inside))
+        assert check.level == "fail" and check.said == f"{home / 'file'} is a file and no folder"
+
+
 DOOR = """
 import asyncio, sys
 from manyhands.cli.connect import tls_node

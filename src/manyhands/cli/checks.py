@@ -188,8 +188,9 @@ def check_clock(home: Path, now: float, has_member: bool) -> Iterator[Check]:
 
 def check_disk(home: Path) -> Iterator[Check]:
     folder = next(path for path in (home, *home.parents) if path.exists())
-    if not os.access(folder, os.W_OK):
-        yield Check("disk", "fail", f"{folder} cannot be written", "set MANYHANDS_HOME to a folder of yours")
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        why = "cannot be written" if folder.is_dir() else "is a file and no folder"
+        yield Check("disk", "fail", f"{folder} {why}", "set MANYHANDS_HOME to a folder of yours")
         return
     free = shutil.disk_usage(folder).free
     level: Level = "fail" if free < MIN_DISK else "warn" if free < GOOD_DISK else "ok"
