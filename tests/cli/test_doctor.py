@@ -17,7 +17,7 @@ from manyhands.cli.checks import Check
 from manyhands.config_file import NAME, read_settings
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import Unauthorized
-from manyhands.member.home import TICKET, Running, save_ticket
+from manyhands.member.home import TICKET, Running, announced, save_ticket
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
@@ -102,6 +102,23 @@ def test_a_ticket_and_who_answers_at_its_addresses(home: Path, tmp_path: Path) -
         _, refused = checks.check_swarm(home, settings(tmp_path))
         assert refused.level == "warn" and "newest ticket" in refused.remedy
         process.communicate("")
+
+
+def test_this_machines_own_address_is_called_only_while_its_node_runs(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_digests(monkeypatch)
+    mine = NodeAddr("127.0.0.1", 9, NodeKey.load_or_create(home / "node.key").node_id)
+    save_ticket(home, Ticket.new("lab").with_address(mine).with_address(NodeAddr("127.0.0.1", 7, ME)))
+
+    def called() -> list[str]:
+        told = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+        return [check["said"].partition(" ")[0] for check in told["checks"] if check["name"] == "reach"]
+
+    assert called() == ["127.0.0.1:7"]
+    assert mine.node is not None
+    with announced(home, Running("desk", os.getpid(), mine.node, "lab", "127.0.0.1:9")):
+        assert called() == ["127.0.0.1:7", "127.0.0.1:9"]
 
 
 def test_a_home_that_is_no_folder(home: Path) -> None:

@@ -10,13 +10,13 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from manyhands.config_file import SECRETS, Settings
-from manyhands.core import NodeAddr
+from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import ManyhandsError
 from manyhands.member.home import TICKET, Running, starting_ticket
 from manyhands.plain import size_of
@@ -82,8 +82,8 @@ def is_open(path: Path) -> bool:
     return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
 
 
-def check_swarm(home: Path, settings: Settings) -> Iterator[Check]:
-    """The ticket, and whether a node answers at its addresses."""
+def check_swarm(home: Path, settings: Settings, away: Collection[NodeId] = ()) -> Iterator[Check]:
+    """The ticket, and whether a node answers at its addresses; those of nodes known to be `away` are left out."""
     try:
         ticket = starting_ticket(home, Ticket.parse(settings.swarm.ticket) if settings.swarm.ticket else None)
     except ManyhandsError as error:
@@ -98,14 +98,14 @@ def check_swarm(home: Path, settings: Settings) -> Iterator[Check]:
         ticket.agree(settings.swarm.directory)
     except ManyhandsError as error:
         yield verdict("directory", error)
-    yield from asyncio.run(_dial_all(ticket))
+    yield from asyncio.run(_dial_all(ticket, away))
 
 
-async def _dial_all(ticket: Ticket) -> list[Check]:
+async def _dial_all(ticket: Ticket, away: Collection[NodeId]) -> list[Check]:
     """One check for each address, all dialled at once as a member would (own TLS key, swarm's secret)."""
     from manyhands.cli.connect import tls_node
 
-    addrs = [addr for addr in ticket.addresses if "%" not in addr.host]
+    addrs = [addr for addr in ticket.addresses if "%" not in addr.host and addr.node not in away]
     async with tls_node(ticket, None, name="doctor") as node:
         return list(await asyncio.gather(*(_dial(node, addr) for addr in addrs)))
 

@@ -17,6 +17,7 @@ from manyhands.cli.client import call
 from manyhands.cli.lines import fitted
 from manyhands.config import home_from_env, physical_memory
 from manyhands.config_file import Settings, read_settings
+from manyhands.core import NodeId
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
 
@@ -78,7 +79,18 @@ def _swarm(settings: Settings) -> Iterator[Check]:
     yield from checks.check_clock(home, time.time(), bool(running))
     yield from checks.check_ports(settings, running)
     yield from checks.check_running(running, partial(_view, settings.api.key))
-    yield from checks.check_swarm(home, settings)
+    yield from checks.check_swarm(home, settings, _own_node(home, settings) - {one.node for one in running})
+
+
+def _own_node(home: Path, settings: Settings) -> set[NodeId]:
+    """The id of this machine's key, if it has one: its addresses are silent while it does not run."""
+    from manyhands.swarm.identity import NodeKey
+
+    path = Path(settings.node.key or home / "node.key")
+    try:
+        return {NodeKey.load_or_create(path).node_id} if path.exists() else set()
+    except ManyhandsError:
+        return set()  # check_keys says what is wrong with it
 
 
 def _view(key: str, api: str) -> dict[str, object]:
