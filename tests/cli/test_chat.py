@@ -152,7 +152,7 @@ async def talk(source: object, *lines: str) -> None:
     await ChatHistory(source, ask).run()  # type: ignore[arg-type]
 
 
-def test_help_and_mistakes_break_no_word_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_commands_say_breaks_no_word_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -164,6 +164,12 @@ def test_help_and_mistakes_break_no_word_of_a_narrow_terminal(monkeypatch: pytes
     lines = terminal.getvalue().split("\n")
     assert max(map(len, lines)) <= 40
     assert terminal.getvalue().split() == [*HELP.split(), *parse("/nonsense").why.split()]  # type: ignore[union-attr]
+    terminal.truncate(terminal.seek(0))
+    asyncio.run(talk(Echo(), "/save /nowhere/talk.md", f"/model {'a name of many words ' * 2}"))
+    told = terminal.getvalue()
+    assert max(map(len, told.split("\n"))) <= 40
+    assert "/nowhere/talk.md cannot be written: No\n  such file or directory\n" in told
+    assert "there is no 'a name of many words a name\n  of many words' here\n" in told
 
 
 def test_a_conversation_and_its_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,9 +77,10 @@ class ChatHistory:
         try:
             with path.open("x", encoding="utf-8") as file:  # never over something that is there
                 file.write(as_markdown(self.messages))
-            typer.echo(f"{len(self.messages)} messages are in {path}")
+            said = f"{len(self.messages)} messages are in {path}"
         except OSError as error:
-            typer.echo(f"{path} cannot be written: {error.strerror}")
+            said = f"{path} cannot be written: {error.strerror}"
+        typer.echo(fitted(said, sys.stdout))
 
     async def _choose(self, name: str) -> None:
         try:
@@ -91,7 +92,7 @@ class ChatHistory:
             self._source.model = name
             typer.echo(fitted(f"from now on {introduced(name)}", sys.stdout))
         elif name:
-            typer.echo(f"there is no {name!r:.80} here")
+            typer.echo(fitted(f"there is no {name!r:.80} here", sys.stdout))
         typer.echo("\n".join(one_line(f"{'*' if one == self._source.model else ' '} {one}") for one in known))
 
     async def _turn(self, text: str) -> None:
@@ -108,7 +109,8 @@ class ChatHistory:
         except ManyhandsError as error:
             typer.secho(error_line(error, sys.stderr), err=True)
             if said:
-                typer.secho("what came of the answer is not kept in the conversation: ask again", dim=True, err=True)
+                kept = "what came of the answer is not kept in the conversation: ask again"
+                typer.secho(fitted(kept, sys.stderr), dim=True, err=True)
             self.num_failed += 1
             self._turns.pop()
             return
