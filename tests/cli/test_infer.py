@@ -18,7 +18,7 @@ from manyhands.cli.infer_gateway import Telling, figures, infer_by_gateway
 from manyhands.cli.options import Computing
 from manyhands.cli.swarm_origin import _unknown
 from manyhands.core import SamplingParams
-from manyhands.errors import BadRequest, ShardUnavailable
+from manyhands.errors import BadRequest, NotFound, ShardUnavailable
 from manyhands.swarm.ticket import Ticket
 from tests.api.served import make_model, served
 
@@ -149,7 +149,7 @@ def test_every_machine_asks_by_the_name_that_status_shows(folder: Path, monkeypa
     asyncio.run(main())
 
 
-def test_nodes_that_were_started_by_hand_are_said_to_hold_a_model() -> None:
+def test_nodes_that_were_started_by_hand_are_said_to_hold_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no records: it was "serves no model yet: run `manyhands up MODEL`", although they answer for one."""
     offers = [SimpleNamespace(info=SimpleNamespace(model_name="tales"))] * 2
     requests = SimpleNamespace(known_offers=lambda addrs, excluded: offers)
@@ -160,3 +160,6 @@ def test_nodes_that_were_started_by_hand_are_said_to_hold_a_model() -> None:
     offers.clear()
     with pytest.raises(ShardUnavailable, match="serves no model yet"):
         asyncio.run(_unknown(member, "", Computing()))
+    monkeypatch.setattr("manyhands.cli.swarm_origin.kinds_of", lambda records: [SimpleNamespace(name="tales")])
+    with pytest.raises(NotFound, match="swarm home serves no 'smollm2'; it has tales"):
+        asyncio.run(_unknown(member, "smollm2", Computing()))

@@ -141,4 +141,4 @@ async def _unknown(member: "Member", model: str, computing: options.Computing) -
         raise BadRequest(
             f"{model!r:.80} is no model here, and swarm {member.ticket.name} names none: give its folder or hub id"
         )
-    raise NotFound(f"swarm {member.ticket.name} serves no {model!r:.80}; there are {one_line(', '.join(served), 300)}")
+    raise NotFound(f"swarm {member.ticket.name} serves no {model!r:.80}; it has {one_line(', '.join(served), 300)}")
