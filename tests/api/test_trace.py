@@ -136,10 +136,16 @@ def test_requests_at_once_have_their_own_hops(folder: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_exporter_that_is_not_there_is_named() -> None:
+def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         pytest.raises(BadRequest, match=r"no trace exporter 'smoke' is installed; there is .*console"),
         open_tracing("smoke"),
+    ):
+        pass
+    monkeypatch.setattr("manyhands.api.trace.entry_points", lambda group, name="": [])
+    with (
+        pytest.raises(BadRequest, match=r"'otlp' is installed; .*: .* -m pip install opentelemetry-exporter-otlp$"),
+        open_tracing("otlp"),
     ):
         pass
 

@@ -3,6 +3,7 @@
 Needs the extra `manyhands[trace]`; nothing of it is imported before `open_tracing`. Names and numbers only: no prompt, no text.
 """
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +56,8 @@ def trace_exporter(exporter: str) -> EntryPoint:
     found = entry_points(group="opentelemetry_traces_exporter", name=exporter)
     if not found:
         known = sorted(point.name for point in entry_points(group="opentelemetry_traces_exporter"))
-        raise BadRequest(f"no trace exporter {exporter!r} is installed; there is {', '.join(known) or 'none'}")
+        more = f": {sys.executable} -m pip install opentelemetry-exporter-otlp" if exporter == "otlp" else ""
+        raise BadRequest(f"no trace exporter {exporter!r} is installed; there is {', '.join(known) or 'none'}{more}")
     return next(iter(found))
 
 
