@@ -50,9 +50,8 @@ def check_config(settings: Settings) -> Iterator[Check]:
     if settings.file is None:
         yield Check("config", "ok", "no configuration file: defaults and environment")
         return
-    secrets = [
-        f"{s.section}.{s.key}" for s in settings.all if (s.section, s.key) in SECRETS and s.source == str(settings.file)
-    ]
+    of_file = [s for s in settings.all if s.source == str(settings.file)]
+    secrets = [f"{s.section}.{s.key}" for s in of_file if s.value and (s.section, s.key) in SECRETS]
     if secrets and is_open(settings.file):
         what = f"{settings.file} holds {', '.join(secrets)} and other users can read it"
         yield Check("config", "fail", what, f"chmod 600 {settings.file}")
