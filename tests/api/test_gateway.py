@@ -250,6 +250,31 @@ def test_silence_is_broken_by_comments(folder: Path) -> None:
     play(folder, scene, limits=LimitsConfig(keep_alive_s=0.05))
 
 
+def test_a_comment_in_mid_stream_is_no_event(folder: Path) -> None:
+    """OpenAI's client, which takes an empty line after a comment for the end of an event once it has seen an id."""
+
+    async def scene(it: Served) -> None:
+        ends: Any = it.swarm.origin._ends
+        turn, num_turns = ends.turn, 0
+
+        async def pausing(*arguments: Any) -> Any:
+            nonlocal num_turns
+            num_turns += 1
+            await asyncio.sleep(0.3 * (num_turns == 5))
+            return await turn(*arguments)
+
+        asked: Any = {"model": MODEL, "messages": HI, "max_tokens": 12, "seed": 4}
+        client = await it.client()
+        whole = await client.chat.completions.create(**asked)
+        ends.turn = pausing
+        parts = [
+            chunk.choices[0].delta.content async for chunk in await client.chat.completions.create(**asked, stream=True)
+        ]
+        assert "".join(part or "" for part in parts) == whole.choices[0].message.content and num_turns > 5
+
+    play(folder, scene, limits=LimitsConfig(keep_alive_s=0.05))
+
+
 def test_full_nodes_are_503(folder: Path) -> None:
     async def scene(it: Served) -> None:
         with pytest.raises(openai.APIStatusError) as refusal:

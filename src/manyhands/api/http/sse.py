@@ -26,7 +26,8 @@ Event = bytes | Iterable[bytes]  # whole, or in pieces
 # Takes an event, or what makes it when its turn to be written has come; None is nothing to write.
 Emit = Callable[[Event | Callable[[], Event | None]], Awaitable[None]]
 
-KEEP_ALIVE = b": keep-alive\n\n"
+# No empty line, which ends an event: OpenAI's client and httpx-sse, once they have seen an id, make an empty one of it.
+KEEP_ALIVE = b": keep-alive\n"
 DONE = b"data: [DONE]\n\n"
 _JSON_TYPE = (b"content-type", b"application/json")
 _STREAMED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
