@@ -348,6 +348,8 @@ const checks = {
     await page.waitForSelector("text=No machine can join here"); // `local` is no swarm's member
     await inBothColours(page, "add-none");
     await page.click("nav >> text=Keys");
+    await page.fill('input[pattern]', "a guest");
+    assert.match(await page.locator("input[pattern]:invalid").getAttribute("title"), /Letters, digits/); // the browser shows it
     await page.fill('input[pattern]', "guest");
     await page.locator('input[placeholder="no limit"]').nth(1).fill("30");
     await page.click("button:has-text('Make key')");
@@ -393,6 +395,7 @@ const checks = {
     const other = await open("dark", 390, 844);
     await other.goto(first);
     await other.waitForSelector("dialog[open] [role=alert]:has-text('has been used or is too old')");
+    assert.match(await other.textContent("dialog [role=alert]"), /^This link/);
     await accessible(other, "a link that was used");
     await shot(other, "narrow-used-link");
     await other.keyboard.press("Escape");
