@@ -11,7 +11,7 @@ from manyhands.api.native.switch import switch_router
 from manyhands.api.run import Caller
 from manyhands.cli.reporter import missing_of
 from manyhands.core import SamplingParams, Span
-from manyhands.errors import ExperimentalDisabled, Forbidden, ShardUnavailable
+from manyhands.errors import Draining, ExperimentalDisabled, Forbidden, ShardUnavailable
 from manyhands.route.offer import Rules
 from tests.member.members import Play, Town
 from tests.member.requests import PROMPT, ask, level, place_records, settled, shown, until
@@ -59,6 +59,21 @@ def test_a_node_that_is_switched_off_asks_nothing(play: Play) -> None:
             await ask(own, Rules())
         one.switch(on=True)
         assert shown(await ask(own, Rules())) == "n1:0-3"
+
+    play(scene)
+
+
+def test_a_node_that_leaves_takes_no_request_of_its_own(play: Play) -> None:
+    """It waits until its own have ended: a gateway that was asked again and again never left."""
+
+    async def scene(place: Town) -> None:
+        _, (_, one, _) = await settled(place, "", "0-3", "0-3")
+        own = place.origin(one)
+        assert shown(await ask(own, Rules()))
+        await one.leave()
+        with pytest.raises(Draining, match="n1 is leaving: ask another member"):
+            await ask(own, Rules())
+        await one.idle()
 
     play(scene)
 

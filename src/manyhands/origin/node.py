@@ -7,6 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import SessionId
+from manyhands.errors import Draining, ExperimentalDisabled
 from manyhands.host_node import HostNode
 from manyhands.net.transport import Transport
 from manyhands.origin.sampling import sampling
@@ -40,6 +41,14 @@ class FullNode(HostNode):
     def sessions(self) -> dict[SessionId, Session]:
         """The open sessions that this node owns."""
         return self.requests.active
+
+    def check_may_ask(self) -> None:
+        """Raise for a new request of this node's own: ExperimentalDisabled while it is switched off, Draining while it leaves,
+        since a member that leaves waits until its requests have ended."""
+        if self.worker.is_off:
+            raise ExperimentalDisabled(f"{self.name} is switched off: `manyhands switch on`")
+        if self.worker.is_leaving:
+            raise Draining(f"{self.name} is leaving: ask another member")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

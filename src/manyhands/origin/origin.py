@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
-from manyhands.errors import BadRequest, ContextOverflow, ExperimentalDisabled
+from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.origin.adoption import Adoption
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.auditing import Audits
@@ -160,8 +160,7 @@ class Origin:
         `rules`: how the route is chosen; None: as the node's configuration says. `constraint` says which tokens may be drawn;
         `marks` are special tokens that shall appear in the text.
         """
-        if self.node.worker.is_off:
-            raise ExperimentalDisabled(f"{self.node.name} is switched off: `manyhands switch on`")
+        self.node.check_may_ask()
         request, config = Request(answer.prompt, answer.params), self.node.request
         around = RequestRoutes(self.routes, rules or Rules.of(config), tenant, path)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)

@@ -64,7 +64,7 @@ class Worker:
         start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
         sampling: Sampling,
     ) -> None:
-        self.config, self.is_off, self._is_leaving = config, False, False
+        self.config, self.is_off, self.is_leaving = config, False, False
         self.hosts: list[SpanHost] = []
         self.logs, self.caches = LogBudget(config.log_bytes), CacheBudget(config.cache_bytes)
         self._own_caches = CacheBudget(config.cache_bytes)  # of private spans, whose room no other node's sessions take
@@ -200,7 +200,7 @@ class Worker:
 
     async def drain(self) -> None:
         """Leave politely: accept no session, hand those here over, return when none is left, `drain_s` at most."""
-        self._is_leaving = True
+        self.is_leaving = True
         leaving = list(self.hosts)  # some may be gone before the others are empty
         for host in leaving:
             host.drain()
@@ -297,7 +297,7 @@ class Worker:
         holding.sort(key=lambda host: host.is_private and host.info.span != message.span)  # the whole model goes last
         exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
         if not exact and (loadable := find_loadable(self._loadable, message, self._name)) is not None:
-            if self._is_leaving:
+            if self.is_leaving:
                 raise Draining(f"{self._name} is leaving and loads nothing more: try another node")
             info = replace(loadable.info, span=message.span, is_loaded=True)  # of exactly these
             return self._make_host(replace(loadable.known, info=info), self.config), loadable
