@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.gguf_indexed import DOTS3, HY_V4_SHARED, dots3_facts, hy_v4_facts
+from tests.gguf_indexed import DOTS3, GLM5_FIXED, HY_V4_SHARED, dots3_facts, glm5_facts, hy_v4_facts
 
 Piece = tuple[str, NDArray[np.float32]]
 
@@ -23,7 +23,7 @@ EXPERT_FAMILIES = (
     "hy_v3", "afmoe", "laguna", "laguna_plain", "mellum", "cohere2_moe", "cohere2_moe_norm",
     "step3p5", "step3p5_plain",
     "minimax_m3_vl_text", "minimax", "minimax_part",
-    "phimoe", "phimoe_plain", "dots3_note_text", "hy_v4", "hy_v4_shared",
+    "phimoe", "phimoe_plain", "dots3_note_text", "hy_v4", "hy_v4_shared", *GLM5_FIXED,
 )  # fmt: skip
 SPLIT_FAMILIES = (
     "deepseek_v3",
@@ -42,6 +42,7 @@ SPLIT_FAMILIES = (
     "dots3_note_text",
     "hy_v4",
     "hy_v4_shared",
+    *GLM5_FIXED,
 )  # as newer converters write them
 # Families that share an architecture, or have another name with their publisher.
 SAME_FILES = {"deepseek_v2": "deepseek_v3", "glm4_moe_lite": "deepseek_v3", "minimax": "minimax_text_01"}
@@ -70,6 +71,7 @@ EXPERTS_FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v32": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "index_head_dim": 64},
     "dots3_note_text": DOTS3,
     "hy_v4_shared": HY_V4_SHARED,
+    **GLM5_FIXED,
     "kimi_linear": {"linear_num_heads": 4, "norm_topk_prob": True},
     "kimi_k3": {
         "rms_norm_eps": 1e-6, "attn_res_block_size": 3, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
@@ -200,7 +202,7 @@ EXPERTS_MORE: dict[str, dict[str, str]] = {
         "expert_latent_length": "routed_expert_hidden_size", "activation.situ_beta": "activation_situ_beta",
         "attn_res.block_size": "attn_res_block_size",
     },
-    **dict.fromkeys(("glm-dsa", "deepseek32", "dots3note", "hy_v4"), _INDEXED),
+    **dict.fromkeys(("glm-dsa", "deepseek32", "dots3note", "hy_v4", "glm5-next"), _INDEXED),
     "deepseek4": {
         "expert_feed_forward_length": "moe_intermediate_size", "expert_weights_scale": "routed_scaling_factor",
         "attention.q_lora_rank": "q_lora_rank", "attention.output_lora_rank": "o_lora_rank",
@@ -323,6 +325,8 @@ def _latent(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str
         keys |= dots3_facts(config, rope)
     if name.startswith("hy_v4"):
         keys |= hy_v4_facts(config)
+    if name in GLM5_FIXED:
+        keys |= glm5_facts(config)
     if name.startswith("kimi_k3"):
         keys |= _kimi_k3(config, config["linear_attn_config"])
     if name.startswith("mistral4"):
@@ -525,8 +529,10 @@ _MIXTURES = {
 
 
 def layer_ahead(tensors: list[Piece], layers: int, hidden: int) -> list[Piece]:
-    """A layer that guesses tokens ahead, behind the others: the last one once more, and a few tensors of its own."""
+    """A layer that guesses tokens ahead, behind the others: the last one once more, of one stream, with a few tensors more."""
     last, ahead = f"blk.{layers - 1}.", f"blk.{layers}."
-    copied = [(name.replace(last, ahead), array) for name, array in tensors if name.startswith(last)]
+    copied = [
+        (name.replace(last, ahead), array) for name, array in tensors if name.startswith(last) and ".hc_" not in name
+    ]
     own = {"eh_proj": (hidden, 2 * hidden), "enorm": (hidden,), "hnorm": (hidden,), "shared_head_norm": (hidden,)}
     return copied + [(f"{ahead}nextn.{name}.weight", np.ones(shape, np.float32)) for name, shape in own.items()]

@@ -41,6 +41,7 @@ from tests.gguf_hybrids import (
 )
 from tests.gguf_indexed import of_layer, stretched
 from tests.gguf_qwen4 import QWEN4_FIXED, QWEN4_MORE, qwen4_facts, qwen4_pieces, without_words, word_table
+from tests.glm5_next import first_layers, make, stock
 from tests.kimi_k3 import make_kimi_k3
 
 # Files of the same recipe under another name.
@@ -225,6 +226,9 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     if family == "kimi_k3":
         layers = kimi_k3_layers(sizes.pop("layers"), is_bounded=name == family)
         make_kimi_k3(folder, **{**fixed, **layers, **sizes})
+    elif family == "glm5_next":
+        given = {**first_layers(sizes.pop("layers")), **fixed, **sizes}
+        make(folder, stock(**given), **given)
     else:
         make_tiny(family, folder, dtype="fp32", **{**fixed, **sizes})
     config = json.loads((folder / "config.json").read_text())
@@ -240,12 +244,12 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
     stored = load_file(folder / "model.safetensors")
-    tensors = fused_scores({name.removeprefix("language_model."): array for name, array in stored.items()})
+    tensors = fused_scores({name.replace("language_model.", ""): array for name, array in stored.items()})
     arch, _ = _architecture(config)
     renamed = [*_renamed(without_words(tensors), config, arch), *word_table(tensors)]
     renamed += (
         layer_ahead(renamed, config["num_hidden_layers"], config["hidden_size"])
-        if name in ("glm4_moe", "glm_moe_dsa")
+        if name in ("glm4_moe", "glm_moe_dsa", "glm5_next")
         else []
     )
     if name in ("gemma3n_text", "gemma4_text_e4b"):
@@ -385,7 +389,7 @@ def _pieces(
         yield name, np.exp(array)[:, None]
     elif last == "A_log" and config["tiny_family"].startswith("kimi_k3"):  # padded in published checkpoints
         yield name, -np.exp(array[: config["num_attention_heads"]])
-    elif config["model_type"] in ("jamba", "kimi_linear", "bailing_hybrid"):
+    elif config["model_type"] in ("jamba", "kimi_linear", "bailing_hybrid", "glm5_next_text"):
         yield name, rates_and_kernels(name, array, config["model_type"] == "jamba")
     elif config["model_type"] == "qwen4_exp_text" and ".linear_attn." not in name:
         yield from qwen4_pieces(name, array, config)

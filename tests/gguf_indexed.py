@@ -1,4 +1,4 @@
-"""Models with an indexer in latent attention, as llama.cpp's converter writes them: dots3-note, Hy4."""
+"""Models with an indexer in latent attention, as llama.cpp's converter writes them: dots3-note, Hy4, GLM-5.3-Flash."""
 
 import re
 from typing import Any
@@ -25,6 +25,21 @@ HY_V4_SHARED: dict[str, Any] = {
     "swiglu_limit": 0.25,
     "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
 }
+
+
+# Fields that published configs state; one number of heads for both kinds of layers, four streams, as llama.cpp wants.
+_GLM5: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "hc_eps": 1e-6, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "linear_num_heads": 4, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "linear_lower_bound": -5.0, "index_n_heads": 8, "index_head_dim": 64, "moe_intermediate_size": 32,
+}  # fmt: skip
+GLM5_FIXED: dict[str, dict[str, Any]] = {
+    "glm5_next": {**_GLM5, "index_topk": 16},  # two entries of eight
+    "glm5_next_plain": {
+        **_GLM5, "index_kpool": 4, "index_topk": 64, "n_shared_experts": 2, "linear_lower_bound": -3.0, "hc_eps": 1e-5,
+        "indexer_types": ["full"] * 4, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+    },
+}  # fmt: skip
 
 
 def of_layer(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -83,4 +98,31 @@ def hy_v4_facts(config: dict[str, Any]) -> dict[str, Any]:
         "hyper_connection.epsilon": config["hc_eps"],
         "hyper_connection.magnitude": config["hc_magnitude"],
         "swiglu_clamp_exp": np.array([config["swiglu_limit"]] * config["num_hidden_layers"], np.float32),
+    }
+
+
+def glm5_facts(config: dict[str, Any]) -> dict[str, Any]:
+    """A layer that guesses tokens ahead comes last, but where the file lists the indexers."""
+    kinds, types = config["layer_types"], config.get("indexer_types")
+    ahead = [] if types else [1]
+    layers = len(kinds) + len(ahead)
+    limits = np.array([config["swiglu_limit"]] * layers, np.float32)
+    inner = config["n_shared_experts"] * config["moe_intermediate_size"]
+    return {
+        "block_count": layers,
+        "nextn_predict_layers": len(ahead),
+        "attention.head_count_kv": np.array([int(kind != "linear_attention") for kind in kinds] + ahead, np.int32),
+        "attention.layer_norm_epsilon": 1e-6,
+        "attention.indexer.kpool": config["index_kpool"],
+        **({} if types else {"attention.indexer.index_share_mtp": True, "expert_shared_feed_forward_length": inner}),
+        "attention.indexer.kpool_select_tail": True,
+        **({"attention.indexer.types": np.array([kind == "full" for kind in types])} if types else {}),
+        "kda.head_dim": config["linear_head_dim"],
+        "kda.gate_lower_bound": float(config["linear_lower_bound"]),
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "hyper_connection.count": config["hc_mult"],
+        "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"],
+        "hyper_connection.epsilon": config["hc_eps"],
+        "swiglu_clamp_exp": limits,
+        "swiglu_clamp_shexp": limits,
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 
 from manyhands.checkpoint.gguf import Gguf, GgufTensor
 from manyhands.checkpoint.gguf_model import config_json, tensor_entries
@@ -19,6 +20,7 @@ FAMILIES = (
     "glm_moe_dsa",
     "dots3_note_text",
     "hy_v4",
+    "glm5_next",
     "mistral4",
     "kimi_linear",
     "kimi_k3",
@@ -101,6 +103,34 @@ def config(found: Gguf) -> dict[str, Any]:
         ("hy_v4", {"hyper_connection__sinkhorn_iterations": 4}, "sinkhorn_iterations' is not known here"),
         ("hy_v4", {"expert_gating_func": 1}, "not chosen by sigmoid"),
         ("hy_v4", {"block_count": HUGE}, f"a switch for each of {HUGE} layers"),
+        ("glm5_next", {"attention__indexer__kpool": None}, "indexer.kpool is None; a whole number from 1"),
+        ("glm5_next", {"attention__indexer__kpool": 3}, "index_kpool is 3, one of 1, 2, 4, 8, 16, 32 is needed"),
+        ("glm5_next", {"attention__indexer__top_k": 20}, "index_topk is 20, a multiple of index_kpool, 8"),
+        ("glm5_next", {"attention__indexer__kpool_select_tail": False}, "index_kpool_always_select_tail is False"),
+        ("glm5_next", {"attention__indexer__kpool_select_tail": 1}, "select_tail is 1; true or false is needed"),
+        ("glm5_next", {"attention__indexer__types": FEW}, "a switch for each of 4 layers"),
+        (
+            "glm5_next",
+            {"attention__indexer__types": np.array([True, True, True, False])},
+            "an indexer in each layer of attention",
+        ),
+        ("glm5_next", {"attention__indexer__block_size": 8}, "indexer.block_size' is not known here"),
+        ("glm5_next", {"attention__layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05; the indexer's norm has"),
+        ("glm5_next", {"attention__head_count_kv": FEW}, "a whole number from 0 for each of 5 layers"),
+        ("glm5_next", {"attention__q_lora_rank": 0}, "qk_rope_head_dim is 0, 0, and a q_lora_rank, are needed"),
+        ("glm5_next", {"rope__dimension_count": 8}, "qk_rope_head_dim is 8, 0, and a q_lora_rank, are needed"),
+        ("glm5_next", {"kda__gate_lower_bound": None}, "kda.gate_lower_bound is None; a number is needed"),
+        ("glm5_next", {"kda__gate_lower_bound": 5.0}, "linear_lower_bound is 5.0, a number below zero is needed"),
+        ("glm5_next", {"kda__head_dim": HUGE}, "head_dim is 1152921504606846976"),
+        ("glm5_next", {"kda__safe_gate": True}, "kda.safe_gate' is not known here"),
+        ("glm5_next", {"ssm__conv_kernel": None}, "ssm.conv_kernel is None; a whole number from 1"),
+        ("glm5_next", {"swiglu_clamp_exp": None}, "one number for all layers"),
+        ("glm5_next", {"swiglu_clamp_shexp": np.array([1.0], np.float32)}, "one number for all layers"),
+        ("glm5_next", {"hyper_connection__count": 64}, "hc_mult is 64"),
+        ("glm5_next", {"hyper_connection__sinkhorn_iterations": None}, "sinkhorn_iterations is None; a whole number"),
+        ("glm5_next", {"expert_gating_func": 1}, "not chosen by sigmoid"),
+        ("glm5_next", {"expert_shared_feed_forward_length": 48}, "shared_feed_forward_length is 48; served is 32"),
+        ("glm5_next", {"block_count": HUGE}, f"a whole number from 0 for each of {HUGE} layers"),
         ("mistral4", {"expert_gating_func": 2}, r"not chosen by softmax \(expert_gating_func 1\), as in mistral4"),
         ("mistral4", {"expert_group_count": 2}, "by softmax in groups, which mistral4 does not"),
         ("mistral4", {"attention__temperature_length": 9}, "temperature_length is 9; served is 8"),
@@ -197,6 +227,29 @@ def test_every_key_is_needed_or_has_a_meaning_where_it_is_absent(family: str, fi
             assert "\n" not in str(error)
 
 
+def test_a_file_of_glm_5_3_flash_says_all_of_its_published_config(files: dict[str, bytes]) -> None:
+    """A header of its sizes gives the program of transformers' config; without its switch rows see what is behind entries."""
+    published: dict[str, Any] = {
+        "block_count": 46, "context_length": 1 << 20, "embedding_length": 4096, "feed_forward_length": 12288,
+        "attention.head_count": 64, "attention.head_count_kv": np.array([i % 4 == 3 or i == 45 for i in range(46)], np.int32),
+        "attention.q_lora_rank": 1536, "attention.kv_lora_rank": 512, "attention.key_length_mla": 256,
+        "attention.value_length_mla": 256, "attention.indexer.head_count": 32, "attention.indexer.key_length": 128,
+        "attention.indexer.top_k": 2048, "attention.indexer.kpool": 4, "attention.indexer.kpool_select_tail": None,
+        "kda.head_dim": 128, "expert_count": 288, "expert_used_count": 8, "expert_feed_forward_length": 2048,
+        "expert_shared_feed_forward_length": 2048, "leading_dense_block_count": 3,
+        "swiglu_clamp_exp": np.array([10.0] * 46, np.float32), "swiglu_clamp_shexp": np.array([10.0] * 46, np.float32),
+        "hyper_connection.sinkhorn_iterations": 20,
+    }  # fmt: skip
+    found = change(files["glm5_next"])
+    made = config(
+        replace(found, facts={**found.facts, **{f"glm5-next.{name}": one for name, one in published.items()}})
+    )
+    plain = {name: one for name, one in made.items() if name != "quantization_config"}
+    theirs = Glm5NextTextConfig(index_kpool=4, vocab_size=plain["vocab_size"]).to_dict()
+    assert build_program(plain) == build_program(theirs)
+    assert made["quantization_config"].keys() == {"quant_method", "negative_rates", "split_kv_b"}
+
+
 def test_a_file_of_kimi_k3_says_what_it_has_of_what_is_new_in_it(files: dict[str, bytes]) -> None:
     """Without a bound decays are kimi_linear's; without a key experts are as wide as rows; norms and gates are tensors."""
     found = change(files["kimi_k3"])
@@ -270,9 +323,10 @@ def test_files_of_glm_5_2_are_known_by_their_context(
     assert (made.get("indexer_types"), build_program(made).context) == (kinds, context)
 
 
-def test_layers_of_glm_5_that_guess_ahead_are_left_out(files: dict[str, bytes]) -> None:
-    found = change(files["glm_moe_dsa"])
-    assert found.facts["glm-dsa.block_count"] == 5 and config(found)["num_hidden_layers"] == 4
+@pytest.mark.parametrize(("family", "arch"), [("glm_moe_dsa", "glm-dsa"), ("glm5_next", "glm5-next")])
+def test_layers_of_glm_5_that_guess_ahead_are_left_out(family: str, arch: str, files: dict[str, bytes]) -> None:
+    found = change(files[family])
+    assert found.facts[f"{arch}.block_count"] == 5 and config(found)["num_hidden_layers"] == 4
     assert not [entry.name for entry in tensor_entries(found) if ".layers.4." in entry.name]
 
 

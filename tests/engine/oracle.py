@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.glm5_next import Glm5NextForConditionalGeneration
 from transformers.models.hy_v4 import HYV4ForCausalLM
 from transformers.models.longcat_flash import LongcatFlashForCausalLM
 
@@ -47,7 +48,8 @@ def stock_model(folder: Path, **options: Any) -> PreTrainedModel:
         return _stock_longcat(folder, said, options)
     if said["model_type"] == "hy_v4":
         return _stock_hy(folder, said, options)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    known: Any = Glm5NextForConditionalGeneration if said["model_type"] == "glm5_next" else AutoModelForCausalLM
+    model: PreTrainedModel = known.from_pretrained(
         folder, config=config, attn_implementation="eager", dtype=torch.float32, **options
     )
     return model.eval()

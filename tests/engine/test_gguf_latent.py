@@ -25,7 +25,7 @@ EXACT = (
     "gemma3n_text",
 )
 # Of what the checkpoint stores the file has exp, products or factors, rounded.
-ROUNDED = ("dots3_note_text", "kimi_linear", "kimi_k3", "kimi_k3_plain", "jamba", "apertus")
+ROUNDED = ("dots3_note_text", "glm5_next", "kimi_linear", "kimi_k3", "kimi_k3_plain", "jamba", "apertus")
 
 
 @pytest.mark.parametrize("family", [*EXACT, *ROUNDED])
@@ -44,6 +44,7 @@ def test_ids_are_those_of_the_checkpoint_that_a_file_was_made_of(family: str, tm
         ("mistral4", "Q4_0"),
         ("dots3_note_text", "Q8_0"),
         ("hy_v4", "Q4_0"),
+        ("glm5_next", "Q8_0"),
         ("kimi_linear", "Q8_0"),
         ("kimi_k3", "MXFP4"),
         ("deepseek_v4", "Q8_0"),
@@ -54,8 +55,10 @@ def test_ids_are_those_of_the_checkpoint_that_a_file_was_made_of(family: str, tm
     ],
 )
 def test_blocks_are_the_numbers_that_they_store(family: str, dtype: str, tmp_path: Path) -> None:
-    """Routers, kernels and rates are stored in F32, as llama.cpp's quantiser leaves them."""
-    plain = ("ffn_gate_inp.weight", "ssm_a", "_ape.weight", "_fn.weight", "indexer.proj.weight", "altup_router.weight")
+    """Routers, kernels and rates are stored in F32, as llama.cpp's quantiser leaves them; mixes of streams are in blocks in
+    files of GLM-5.3-Flash."""
+    mixes = () if family == "glm5_next" else ("_fn.weight",)
+    plain = ("ffn_gate_inp.weight", "ssm_a", "_ape.weight", *mixes, "indexer.proj.weight", "altup_router.weight")
 
     def pick(name: str, shape: tuple[int, ...]) -> str:
         whole = len(shape) > 1 and shape[-1] % 32 == 0

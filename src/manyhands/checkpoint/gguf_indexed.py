@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from manyhands.checkpoint import gguf_latent_names as names
-from manyhands.checkpoint.gguf_architecture import Architecture
-from manyhands.checkpoint.gguf_configs import STRETCHED, layer_types, stated_windows
-from manyhands.checkpoint.gguf_experts import beside_shared, by_sigmoid
+from manyhands.checkpoint.gguf_architecture import STEPS, Architecture
+from manyhands.checkpoint.gguf_configs import RATES, STRETCHED, layer_types, mixed_layers, stated_windows
+from manyhands.checkpoint.gguf_experts import SIGMOID, beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
-from manyhands.checkpoint.gguf_latent import deepseek32, glm_dsa, indexer, latents, one_limit
+from manyhands.checkpoint.gguf_latent import channel_linear, deepseek32, glm_dsa, indexer, latents, one_limit, streams
 from manyhands.checkpoint.gguf_mixtures import heads_by_type
 
+_INDEX_EPSILON: Final = 1e-6  # of glm5_next
 _BIASES: Final = ((None, ("exp_probs_b", "indexer.k_norm")),)
 
 
@@ -81,6 +82,42 @@ def hy_v4(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def glm5_next(keys: GgufKeys, config: Config) -> Config:
+    """GLM-5.3-Flash (text), in the fields of its published config: layers without key heads have linear attention."""
+    by_sigmoid(keys, SIGMOID)
+    made, blocks, limit = latents(keys, config), beside_shared(keys), one_limit(keys, "swiglu_clamp_exp")
+    one_limit(keys, "swiglu_clamp_shexp", limit)
+    kinds, dense = mixed_layers(keys, config, "linear_attention"), blocks.pop("first_k_dense_replace")
+    kinds = kinds[: made["num_hidden_layers"]]
+    keys.only("expert_shared_feed_forward_length", blocks["n_shared_experts"] * blocks["moe_intermediate_size"])
+    return {
+        **made,
+        **blocks,
+        **dict.fromkeys(("head_dim", "rope_theta")),  # nothing turns
+        **streams(keys),
+        **_entries(keys, len(kinds)),
+        "layer_types": kinds,
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(len(kinds))],
+        "linear_attn_config": channel_linear(keys, config),
+        "linear_lower_bound": keys.number("kda.gate_lower_bound"),
+        "swiglu_limit": limit,
+    }
+
+
+def _entries(keys: GgufKeys, layers: int) -> Config:
+    """An indexer that chooses entries of positions. Raises ModelError for another epsilon of its norm than the family's."""
+    if (eps := keys.number("attention.layer_norm_epsilon", _INDEX_EPSILON)) != _INDEX_EPSILON:
+        raise keys.refused(f"its attention.layer_norm_epsilon is {eps}; the indexer's norm has {_INDEX_EPSILON}")
+    full = keys.switches("attention.indexer.types", layers)
+    keys.get("attention.indexer.index_share_mtp")  # of the layer that guesses tokens ahead
+    return {
+        **indexer(keys),
+        **({} if full is None else {"indexer_types": ["full" if on else "shared" for on in full]}),
+        "index_kpool": keys.count("attention.indexer.kpool"),
+        "index_kpool_always_select_tail": keys.flag("attention.indexer.kpool_select_tail", True),
+    }
+
+
 INDEXED: Final[Mapping[str, Architecture]] = {
     "deepseek32": Architecture(
         "deepseek_v32", "DeepseekV32ForCausalLM", names.DEEPSEEK32, deepseek32, latent=True, biases=_BIASES
@@ -100,5 +137,14 @@ INDEXED: Final[Mapping[str, Architecture]] = {
     ),
     "hy_v4": Architecture(
         "hy_v4", "HYV4ForCausalLM", names.HY_V4, hy_v4, latent=True, ends=names.HY_V4_ENDS, biases=_BIASES
+    ),
+    "glm5-next": Architecture(
+        "glm5_next_text",
+        "Glm5NextForCausalLM",
+        names.GLM5_NEXT,
+        glm5_next,
+        (RATES,),
+        latent=True,
+        biases=(*_BIASES, *STEPS),
     ),
 }

@@ -144,6 +144,13 @@ def deepseek4(keys: GgufKeys, config: Config) -> Config:
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "num_hash_layers": keys.count("hash_layer_count", least=0),
         **indexer(keys),
+        **streams(keys),
+    }
+
+
+def streams(keys: GgufKeys) -> Config:
+    """Residual streams: how many, and how they mix."""
+    return {
         "hc_mult": keys.count("hyper_connection.count"),
         "hc_sinkhorn_iters": keys.count("hyper_connection.sinkhorn_iterations"),
         "hc_eps": keys.number("hyper_connection.epsilon"),
@@ -173,11 +180,16 @@ def kimi_linear(keys: GgufKeys, config: Config) -> Config:
         **blocks,
         "norm_topk_prob": True,
         "layer_types": kinds,
-        "linear_attn_config": {
-            "num_heads": config["num_attention_heads"],
-            "head_dim": keys.count("kda.head_dim"),
-            "short_conv_kernel_size": keys.count("ssm.conv_kernel"),
-        },
+        "linear_attn_config": channel_linear(keys, config),
+    }
+
+
+def channel_linear(keys: GgufKeys, config: Config) -> Config:
+    """Sizes of linear attention, with as many heads as the other layers."""
+    return {
+        "num_heads": config["num_attention_heads"],
+        "head_dim": keys.count("kda.head_dim"),
+        "short_conv_kernel_size": keys.count("ssm.conv_kernel"),
     }
 
 
@@ -220,9 +232,7 @@ def _k3_linear(keys: GgufKeys, config: Config) -> Config:
     return {
         "full_attn_layers": full,
         "kda_layers": [i for i in range(1, len(kinds) + 1) if i not in {*full}],
-        "num_heads": config["num_attention_heads"],
-        "head_dim": keys.count("kda.head_dim"),
-        "short_conv_kernel_size": keys.count("ssm.conv_kernel"),
+        **channel_linear(keys, config),
         "use_full_rank_gate": True,
         **({} if keys.get(bound) is None else {"gate_lower_bound": keys.number(bound)}),
     }

@@ -139,6 +139,19 @@ HY_V4_ENDS: Final = {
     **ENDS,
     **{f"output_hc_{part}.weight": f"model.hc_head.hc_head_{part}" for part in ("fn", "base", "scale")},
 }
+GLM5_NEXT: Final = {
+    **DEEPSEEK32,
+    **{name: ours for name, ours in KIMI_LINEAR.items() if name.startswith("ssm_")},
+    **{
+        f"indexer_compressor_{part}.weight": f"self_attn.indexer.index_kpool_compress_{part}"
+        for part in ("gate", "ape")
+    },
+    **{
+        f"hc_{place}_{part}.weight": f"hc_{place}_{part}"
+        for place in ("attn", "ffn")
+        for part in ("fn", "base", "scale")
+    },
+}
 GEMMA3N: Final = {
     **GEMMA3,
     **INPUTS,

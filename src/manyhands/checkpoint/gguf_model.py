@@ -173,7 +173,7 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
     hidden, name = keys.count("embedding_length"), "attention.head_count"
     heads = max(keys.counts(name, keys.count("block_count"), 0)) if arch.varied else keys.count(name)
     if arch.latent:
-        head, kv_heads = keys.count("rope.dimension_count"), heads
+        head, kv_heads = keys.count("rope.dimension_count", least=0), heads  # 0: nothing turns
         keys.get("attention.head_count_kv")  # 1 in newer files
     else:
         head = keys.count("attention.key_length", hidden // heads if heads else 0)
@@ -232,7 +232,7 @@ def _rotary(keys: GgufKeys, shapes: Mapping[str, GgufTensor], config: Config, re
     """rope_theta, and how positions are scaled. Factors of single columns become transformers' longrope."""
     found: Config = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
     turned, head, context = (
-        keys.count("rope.dimension_count", config["head_dim"]),
+        keys.count("rope.dimension_count", config["head_dim"], least=min(config["head_dim"], 1)),
         config["head_dim"],
         config["max_position_embeddings"],
     )

@@ -50,13 +50,13 @@ def glm5_next_text(f: Fields) -> Program:
         _linear(f, norm.eps),
         ExpertBlocks.read(f, grouped_route(f), listed_sparse(f, s.layers, 3), act=gating),
     )
-    scale = head_scale(z.plain)
+    scale, split = head_scale(z.plain), f.stored("split_kv_b")
 
     def layer(n: TensorNames, i: int) -> Ops:
         first = (
             channel_attention(n, s, linear)
             if kinds[i] == KINDS[0]
-            else latent_attention(n, s, z, scale, pairs=False, bias=bias, turns=False, index=index)
+            else latent_attention(n, s, z, scale, pairs=False, bias=bias, split=split, turns=False, index=index)
         )
         block = blocks.branch(n, s, norm, i)
         joined: Ops = (Add((Term("s"),), "m"),) if "s" in block.terms else ()
@@ -137,5 +137,6 @@ def _linear(f: Fields, eps: float) -> ChannelLinear:
         raise f.refuse("linear_lower_bound", "a number below zero is needed")
     inner.ignore("kda_layers", "full_attn_layers")
     inner.finish()
-    style = LinearStyle(heads, heads, width, width, taps, eps, f.activation(), gate="sigmoid")
+    is_log, act = not f.stored("negative_rates"), f.activation()
+    style = LinearStyle(heads, heads, width, width, taps, eps, act, is_log=is_log, gate="sigmoid")
     return ChannelLinear(style, bound, is_full=False, rates=(heads,))
