@@ -109,6 +109,20 @@ def test_the_context_is_that_of_the_config() -> None:
     assert program.context == 1 << 20 and program.has_index and program.has_states
 
 
+def test_what_the_published_config_says_besides_is_what_is_computed() -> None:
+    """Fields of zai-org/GLM-5.3-Flash that transformers (5.23) does not read: inert ones, and others that stand fast."""
+    inert = {"indexer_rope_interleave": True, "index_share_for_mtp_iteration": True, "num_nextn_predict_layers": 1}
+    fixed: dict[str, Any] = {
+        "mhc": True, "index_kpool_compress": True, "mla_use_nope": True, "moe_router_dtype": "float32", "moe_layer_freq": 1,
+        "first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    }  # fmt: skip
+    plain = {**TEXT, "model_type": "glm5_next_text"}
+    assert build_program({**plain, **inert, **fixed}) == build_program(plain)
+    for name in fixed:
+        with pytest.raises(ModelError, match=f"{name} is"):
+            build_program({**plain, **fixed, name: 2})
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

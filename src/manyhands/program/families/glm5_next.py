@@ -46,10 +46,7 @@ def glm5_next_text(f: Fields) -> Program:
     z, kinds = replace(z, norm=norm), _kinds(f, s.layers)
     index = _index(f, kinds, rope.context)
     gating, streams = Gating(f.activation(), limit=f.number("swiglu_limit", 10.0)), ResidualStreams.read(f, s, norm)
-    linear, blocks = (
-        _linear(f, norm.eps),
-        ExpertBlocks.read(f, grouped_route(f), listed_sparse(f, s.layers, 3), act=gating),
-    )
+    linear, blocks = _linear(f, norm.eps), ExpertBlocks.read(f, grouped_route(f), _sparse(f, s.layers), act=gating)
     scale, split = head_scale(z.plain), f.stored("split_kv_b")
 
     def layer(n: TensorNames, i: int) -> Ops:
@@ -84,7 +81,18 @@ def _defaults(f: Fields) -> None:
     )
     f.assume(n_routed_experts=288, index_n_heads=32)
     f.only("use_grouped_topk", True)
-    f.only("mla_use_nope", True)
+    for name in ("mla_use_nope", "mhc", "index_kpool_compress"):  # of published configs; transformers reads none
+        f.only(name, True)
+    f.only("moe_router_dtype", "float32")
+    f.ignore("indexer_rope_interleave")  # nothing turns
+    f.ignore("index_share_for_mtp_iteration")  # of the layer that guesses tokens ahead
+
+
+def _sparse(f: Fields, layers: int) -> list[bool]:
+    """Which layers have experts. Published configs say it twice: transformers reads the list alone."""
+    sparse = listed_sparse(f, layers, 3)
+    f.only("first_k_dense_replace", [*sparse, True].index(True))
+    return sparse
 
 
 def _kinds(f: Fields, layers: int) -> list[str]:
