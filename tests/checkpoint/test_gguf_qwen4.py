@@ -50,7 +50,6 @@ def made(found: Gguf) -> dict[str, Any]:
         ({"attention__compress_ratios": np.array([0, 0, 4, 4], np.int32)}, r"ratios are \[0, 0, 4, 4\]; one number"),
         ({"attention__compress_ratios": np.array([0, 4], np.int32)}, "compress_ratios is array.*for each of 4 layers"),
         ({"attention__compress_ratios": np.array([0, 0, 0, 3], np.int32)}, "indexer_compress_ratio is 3, one of 1, 2"),
-        ({"block_count": HUGE}, "a whole number from 0 for each of 1152921504606846976 layers"),
         ({"attention__recurrent_layers": np.array([True, False])}, "recurrent_layers is .*a switch for each of 4"),
         ({"attention__recurrent_layers": np.array([True] * 4)}, r"ratios are \[0, 0, 0, 4\]; one number of all layers"),
         ({"attention__indexer__top_k": None}, "indexer.top_k is None; a whole number from 1"),

@@ -28,6 +28,7 @@ MAX_TEXTS: Final = 1 << 21  # in lists of all keys together: tokens and merges
 MAX_KEYS: Final = 4096
 MAX_TENSORS: Final = 1 << 17
 MAX_NAME: Final = 1 << 10  # bytes of a key's or a tensor's name
+_MAX_SHOWN: Final = 60  # characters of a value
 _MAX_SIZES: Final = 4
 _VERSIONS: Final = (2, 3)
 _SCALARS: Final = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -84,6 +85,13 @@ class Gguf:
         return value
 
 
+def shown(value: Any) -> str:
+    """A value on one line, and not long: that of an array has several."""
+    if isinstance(value, list):
+        return f"a list of {len(value)} texts"
+    return " ".join(repr(value[:_MAX_SHOWN] if isinstance(value, str) else value).split())[:_MAX_SHOWN]
+
+
 class _Short(Exception):
     """The header goes on behind the bytes that were read."""
 
@@ -131,7 +139,7 @@ class _Reader:
         self._check_grids(described)
         align = facts.get("general.alignment", 32)
         if type(align) is not int or not 8 <= align <= 1 << 16 or align & (align - 1):
-            raise self._refused(f"general.alignment is {align!r:.40}; it must be a power of two from 8 to 65536")
+            raise self._refused(f"general.alignment is {shown(align)}; it must be a power of two from 8 to 65536")
         start = -(-self._at // align) * align
         return Gguf(self._file, facts, self._place(described, start, align), start, self._places)
 

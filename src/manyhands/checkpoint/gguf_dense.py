@@ -160,8 +160,8 @@ def _turning(keys: GgufKeys, config: Config, width: int) -> float:
     factors = config.get("rope_scaling", {}).get("short_factor", [])
     turned, pairs = factors.count(1.0), width // 2
     part: float = turned / max(pairs, 1)
-    wanted = [1.0] * turned + [_STILL] * (pairs - turned)
-    if not turned or factors != wanted or int(part * width // 2) != turned:
+    wanted = [1.0] * turned + [_STILL] * (len(factors) - turned)
+    if not turned or len(factors) != pairs or factors != wanted or int(part * width // 2) != turned:
         raise keys.refused(
             f"its rope_freqs.weight is not {pairs} factors, first 1 for pairs that turn, then {_STILL:g}"
         )

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from manyhands.checkpoint.gguf import Gguf
+from manyhands.checkpoint.gguf import Gguf, shown
 from manyhands.errors import ModelError
 
 Config = dict[str, Any]
-_MAX_LAYERS: Final = 1 << 10  # that a recipe may have
+MAX_LAYERS: Final = 1 << 10  # that a recipe may have
 _ROTATED: Final = "prism.hadamard."  # of files whose matrices are for rows turned by it: Bonsai 2, in types of any kind
 
 
@@ -45,7 +45,7 @@ class GgufKeys:
     def layers_with(self, name: str, layers: int) -> list[bool]:
         """For each layer whether it has this tensor."""
         names = {tensor.name for tensor in self.gguf.tensors}
-        return [f"blk.{i}.{name}" in names for i in range(min(layers, _MAX_LAYERS))]
+        return [f"blk.{i}.{name}" in names for i in range(layers)]
 
     def refused(self, what: str) -> ModelError:
         """The error for a file that cannot be served."""
@@ -55,13 +55,13 @@ class GgufKeys:
         """The key must be absent or have this value."""
         value = self.one(name, allowed)
         if value != allowed:
-            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; served is {allowed!r}")
+            raise self.refused(f"{self.arch}.{name} is {shown(value)}; served is {allowed!r}")
 
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; true or false is needed")
+            raise self.refused(f"{self.arch}.{name} is {shown(value)}; true or false is needed")
         return value
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
@@ -70,16 +70,16 @@ class GgufKeys:
         if isinstance(value, np.ndarray) and len(value) and bool((value == value[0]).all()):
             value = value[0].item()
         if type(value) is not int or value < least:
-            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a whole number from {least} is needed")
+            raise self.refused(f"{self.arch}.{name} is {shown(value)}; a whole number from {least} is needed")
         return value
 
     def counts(self, name: str, layers: int, default: int) -> list[int]:
         """A whole number from 0 for each layer; one alone is that of all."""
         value = self.get(name, default)
-        found = value.tolist() if isinstance(value, np.ndarray) else [value] * min(layers, _MAX_LAYERS)
+        found = _each(value, layers)
         if len(found) != layers or any(type(one) is not int or one < 0 for one in found):
-            shown = f"{self.arch}.{name} is {value!r:.60}"
-            raise self.refused(f"{shown}; a whole number from 0 for each of {layers} layers is needed")
+            needed = f"a whole number from 0 for each of {layers} layers is needed"
+            raise self.refused(f"{self.arch}.{name} is {shown(value)}; {needed}")
         return found
 
     def switches(self, name: str, layers: int) -> list[bool] | None:
@@ -88,22 +88,22 @@ class GgufKeys:
         if value is None:
             return None
         if not isinstance(value, np.ndarray) or len(value) != layers:
-            raise self.refused(f"{name} is {value!r:.40}; a switch for each of {layers} layers is needed")
+            raise self.refused(f"{name} is {shown(value)}; a switch for each of {layers} layers is needed")
         return [bool(one) for one in value]
 
     def number(self, name: str, default: float | None = None) -> float:
         """As the shortest decimal that is this fp32: 1e-05, not 9.999999747378752e-06."""
         value = self.get(name, default)
         if type(value) not in (int, float) or abs(value) > 1e30:
-            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a number is needed")
+            raise self.refused(f"{self.arch}.{name} is {shown(value)}; a number is needed")
         return float(str(np.float32(value)))
 
     def numbers(self, name: str, layers: int, default: float) -> list[float]:
         """A number for each layer; one alone is that of all."""
         value = self.get(name, default)
-        found = value.tolist() if isinstance(value, np.ndarray) else [value] * min(layers, _MAX_LAYERS)
+        found = _each(value, layers)
         if len(found) != layers or any(type(one) not in (int, float) or not abs(one) <= 1e30 for one in found):
-            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a number for each of {layers} layers is needed")
+            raise self.refused(f"{self.arch}.{name} is {shown(value)}; a number for each of {layers} layers is needed")
         return [float(str(np.float32(one))) for one in found]
 
     def finish(self) -> None:
@@ -112,3 +112,8 @@ class GgufKeys:
         harmless = {f"{self.arch}.{name}" for name in ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")}
         for key in sorted(ours - self._used - harmless):
             raise self.refused(f"the key {key[:80]!a} is not known here and may change the model's arithmetic")
+
+
+def _each(value: Any, layers: int) -> list[Any]:
+    """The value of each layer, one alone being that of all; of more no more than tells that they are too many."""
+    return value[: layers + 1].tolist() if isinstance(value, np.ndarray) else [value] * layers

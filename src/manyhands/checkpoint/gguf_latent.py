@@ -4,11 +4,11 @@ from typing import Final
 
 import numpy as np
 
+from manyhands.checkpoint.gguf import shown
 from manyhands.checkpoint.gguf_configs import SEPARATE, SPLIT, latent, layers_here, mixed_layers
 from manyhands.checkpoint.gguf_experts import ROOT, SIGMOID, SOFTMAX, beside_shared, by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
 
-_MAX_LAYERS: Final = 1 << 10
 _SHARED_FROM: Final = 1 << 20  # the context from which on a glm-dsa without indexer.types is GLM-5.2
 
 
@@ -83,7 +83,7 @@ def glm_dsa(keys: GgufKeys, config: Config) -> Config:
     made = deepseek32(keys, config)
     layers = made["num_hidden_layers"]
     is_5_2 = config["max_position_embeddings"] >= _SHARED_FROM
-    default = [i < 2 or i % 4 == 2 for i in range(min(layers, _MAX_LAYERS))] if is_5_2 else None
+    default = [i < 2 or i % 4 == 2 for i in range(layers)] if is_5_2 else None
     full = keys.switches("attention.indexer.types", layers) or default
     return made if full is None else {**made, "indexer_types": ["full" if on else "shared" for on in full]}
 
@@ -160,12 +160,11 @@ def streams(keys: GgufKeys) -> Config:
 def one_limit(keys: GgufKeys, name: str, default: float | None = None) -> float:
     """What gates are held below, in all layers."""
     value = keys.get(name, default)
-    found = (
-        {float(str(np.float32(one))) for one in np.atleast_1d(value)} if isinstance(value, float | np.ndarray) else {}
-    )
-    if len(found) != 1 or (default is not None and found != {default}):
-        raise keys.refused(f"its {name} is {value!r:.60}; one number for all layers is needed")
-    return next(iter(found))
+    each = np.atleast_1d(value) if isinstance(value, float | np.ndarray) else np.empty(0)
+    first = float(str(np.float32(each[0]))) if len(each) and bool((each == each[0]).all()) else None
+    if first is None or (default is not None and first != default):
+        raise keys.refused(f"its {name} is {shown(value)}; one number for all layers is needed")
+    return first
 
 
 def kimi_linear(keys: GgufKeys, config: Config) -> Config:

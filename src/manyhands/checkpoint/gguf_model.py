@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
-from manyhands.checkpoint.gguf import Gguf, GgufTensor
+from manyhands.checkpoint.gguf import Gguf, GgufTensor, shown
 from manyhands.checkpoint.gguf_architecture import Architecture
 from manyhands.checkpoint.gguf_architectures import ARCHITECTURES, VARIANTS
-from manyhands.checkpoint.gguf_keys import Config, GgufKeys, layers_ahead
+from manyhands.checkpoint.gguf_keys import MAX_LAYERS, Config, GgufKeys, layers_ahead
 from manyhands.checkpoint.gguf_scales import SCALE, Scales, is_followed
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError
@@ -48,7 +48,7 @@ def _architecture(gguf: Gguf) -> tuple[str, Architecture]:
     found = ARCHITECTURES.get(arch) if isinstance(arch, str) else None
     if found is None or not isinstance(arch, str):
         known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{gguf.file} refused: its architecture is {arch!r:.60}; served from GGUF are {known}")
+        raise ModelError(f"{gguf.file} refused: its architecture is {shown(arch)}; served from GGUF are {known}")
     key, other = VARIANTS.get(arch, ("", found))
     return arch, other if gguf.one(f"{arch}.{key}", 0) else found
 
@@ -159,6 +159,8 @@ def config_json(gguf: Gguf, read: ReadTensor) -> bytes:
     tokens, rows = gguf.facts.get("tokenizer.ggml.tokens"), shapes["token_embd.weight"].shape[0]
     if isinstance(tokens, list) and len(tokens) > rows:
         raise keys.refused(f"its tokenizer has {len(tokens)} tokens, token_embd.weight {rows} rows")
+    if (layers := keys.count("block_count")) > MAX_LAYERS:  # before lists of as many are made
+        raise keys.refused(f"its block_count is {layers}; at most {MAX_LAYERS} layers are read")
     config = _sizes(keys, found, shapes)
     config |= _rotary(keys, shapes, config, read)
     config |= found.more(keys, config)

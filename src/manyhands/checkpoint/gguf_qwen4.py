@@ -12,7 +12,7 @@ import numpy as np
 
 from manyhands.checkpoint import gguf_names as names
 from manyhands.checkpoint.dtypes import TABLE_BLOCKS, stored_bytes
-from manyhands.checkpoint.gguf import Gguf, GgufTensor
+from manyhands.checkpoint.gguf import Gguf, GgufTensor, shown
 from manyhands.checkpoint.gguf_architecture import STEPS, Architecture
 from manyhands.checkpoint.gguf_configs import INDEX, PLUS_ONE, RATES, TILED, qwen3_5_moe
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
@@ -137,11 +137,11 @@ def _whole(keys: GgufKeys, name: str) -> tuple[int, ...]:
     """A list of whole numbers from 0 to below 2^63."""
     value = keys.get(name)
     if not isinstance(value, np.ndarray) or not len(value) or value.dtype.kind not in "iu" or value.dtype.itemsize < 4:
-        raise keys.refused(f"its {name} is {value!r:.60}; a list of whole numbers of 32 or 64 bit is needed")
+        raise keys.refused(f"its {name} is {shown(value)}; a list of whole numbers of 32 or 64 bit is needed")
     found = tuple(int(one) for one in value[:_MOST_NUMBERS])
     if len(value) > _MOST_NUMBERS or min(found) < 0 or max(found) >= 1 << 63:
         raise keys.refused(
-            f"its {name} is {value!r:.60}; at most {_MOST_NUMBERS} numbers from 0 to below 2^63 are read"
+            f"its {name} is {shown(value)}; at most {_MOST_NUMBERS} numbers from 0 to below 2^63 are read"
         )
     return found
 
