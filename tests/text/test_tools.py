@@ -21,6 +21,7 @@ from manyhands.text.dialects import (
     HERMES,
     HUNYUAN,
     KIMI,
+    KIMI3,
     LLAMA3,
     MINIMAX,
     MISTRAL,
@@ -249,6 +250,26 @@ CUTS = st.lists(st.integers(0, 400))
 @given(HOSTILE, CUTS)
 def test_any_text_is_read_the_same_however_it_is_cut(dialect: Dialect, text: str, places: list[int]) -> None:
     assert read(dialect, [text])[:2] == read(dialect, cut(text, places))[:2]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "content", "count"),
+    [
+        (HERMES, f"<tool_call>\n<tool_call>{CALL}</tool_call>", "<tool_call>", 1),
+        (HERMES, "<tool_call>\n<tool_call>\n", "<tool_call>\n<tool_call>\n", 0),
+        (KIMI3, f"{KIMI3.marker}\n\t{KIMI3.marker}", "", 0),
+        (KIMI3, f"{KIMI3.marker}\n\ttext", "\n\ttext", 0),
+        (MISTRAL, f"[TOOL_CALLS][[TOOL_CALLS]{CALL}", "[TOOL_CALLS][", 1),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_mark_that_begins_no_call_hides_none_however_the_text_is_cut(
+    dialect: Dialect, text: str, content: str, count: int
+) -> None:
+    """White space between two marks was text or not, by where it was cut; and [ was swallowed that began another mark."""
+    for parts in ([text], list(text)):
+        told, calls, _ = read(dialect, parts)
+        assert (told, len(calls)) == (content, count)
 
 
 @pytest.mark.parametrize("dialect", TAGGED, ids=lambda d: d.name)

@@ -127,8 +127,8 @@ class ToolReader:
             self._swallowed.clear()
         elif self.num_calls and end and rest.startswith(end):
             self._held = rest[len(end) :]
-        elif not rest:  # not looked at again
-            self._swallow(len(self._held))
+        elif not rest:  # not looked at again, but for what may begin another marker
+            self._swallow(len(self._held) - overlap(self._held, self._dialect.marker))
         elif close.startswith(rest) or (self.num_calls and end.startswith(rest)):
             return
         elif rest.startswith(begins):
@@ -139,8 +139,10 @@ class ToolReader:
             swallowed = self._give_back()
             if self.num_calls:
                 self._held = rest
-            elif swallowed:  # the marker itself is text now: step over it
-                yield Content(swallowed)
+            else:  # the marker itself is text now: step over it, but not over white space, as a call may follow
+                kept = swallowed.rstrip()
+                self._held = swallowed[len(kept) :] + self._held
+                yield from [Content(kept)] if kept else []
 
     def _begin(self) -> None:
         self._state, self._is_list = "call", False
