@@ -22,7 +22,6 @@ class _Call:
     """What both kinds of calls share: the text of the arguments, and where in their JSON the reader is."""
 
     def __init__(self) -> None:
-        self.raw = ""
         self.name: str | None = None
         self.is_done = self.is_told = False
         self._fresh: list[str] = []  # of the arguments, not taken yet
@@ -52,15 +51,20 @@ class JsonCall(_Call):
         self._key: str | None = None  # of the value being read; None while a key is read
         self._part: list[str] = []
         self._has_arguments = False
+        self._swallowed: list[str] = []
+
+    @property
+    def raw(self) -> str:
+        return "".join(self._swallowed)
 
     def feed(self, text: str) -> int:
         """Read on; return how many characters belong to the object."""
         for count, char in enumerate(text, 1):
             self._read(char)
             if self.is_done:
-                self.raw += text[:count]
+                self._swallowed.append(text[:count])
                 return count
-        self.raw += text
+        self._swallowed.append(text)
         return len(text)
 
     def _read(self, char: str) -> None:
@@ -129,6 +133,7 @@ class NamedCall(_Call):
 
     def __init__(self, forms: Sequence[str], functions: Collection[str]) -> None:
         super().__init__()
+        self.raw = ""
         self._forms, self._functions = forms, functions
 
     def feed(self, text: str) -> int:

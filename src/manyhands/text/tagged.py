@@ -97,6 +97,7 @@ class TaggedCall(HeadedCall):
         super().__init__(tags.begin, tags.name_end, functions, has_namespace=tags.has_namespace)
         self._tags = tags
         self._seen: set[str] = set()
+        self._part: list[str] = []  # of a key
         self._value = _Value("", frozenset(), is_padded=False)
 
     def _in_between(self) -> bool:
@@ -109,10 +110,16 @@ class TaggedCall(HeadedCall):
         return found is not None
 
     def _in_key(self) -> bool:
-        key, found, after = self._held.partition(self._tags.key_close)
+        close = self._tags.key_close
+        part, found, after = self._held.partition(close)
+        kept = 0 if found else overlap(part, close)
+        self._part.append(part[: len(part) - kept])
+        self._held = after if found else part[len(part) - kept :]
         if found:
+            key = "".join(self._part)
+            self._part.clear()
             self._begin_value(unescape(key) if self._tags.is_typed else key.strip())
-            self._held, self._state = after, "open" if self._tags.value_open else "value"
+            self._state = "open" if self._tags.value_open else "value"
         return bool(found)
 
     def _in_open(self) -> bool:
@@ -185,12 +192,16 @@ class _Value:
         self.key, self._kinds, self._is_padded = key, kinds, is_padded
         self.is_new, self.is_told = True, False
         self._streams = kinds == {"string"}
+        self._whole: list[str] = []  # of one that does not stream
         self._held = ""
         self._has_begun = False
 
     def grow(self, text: str) -> Iterator[str]:
+        if not self._streams:
+            self._whole.append(text)
+            return
         self._held += text
-        if not self._streams or not self._held:
+        if not self._held:
             return
         if not self._has_begun:
             self._has_begun = True
@@ -203,7 +214,7 @@ class _Value:
 
     def end(self, text: str) -> Iterator[str]:
         if not self._streams:
-            yield json_of(self._unpadded(self._held + text), self._kinds)
+            yield json_of(self._unpadded("".join(self._whole) + text), self._kinds)
             return
         yield from self.grow(text)
         if not self._has_begun:
