@@ -462,7 +462,9 @@ def test_of_what_a_value_may_be_so_much_is_looked_at(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tagged_calls, "referred", counted)
     back = {"x": {"anyOf": [{"$ref": "#/x"}] * 20}}
-    assert kinds_of({"$ref": "#/x"}, back) == frozenset() and len(looked) < MAX_LOOKS
+    assert kinds_of({"$ref": "#/x"}, back) == frozenset() and len(looked) == 1
+    folded: dict[str, Any] = {str(i): {"anyOf": [{"$ref": f"#/{i + 1}"}] * 15} for i in range(9)}
+    assert kinds_of({"$ref": "#/0"}, {**folded, "9": {"type": "integer"}}) == {"integer"} and len(looked) == 11
     assert kinds_of({"enum": ["a"] * (MAX_LOOKS - 1)}, {}) == {"string"}
     long = {"type": ["string"] * MAX_LOOKS}
     for far in (

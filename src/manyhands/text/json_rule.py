@@ -9,11 +9,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from manyhands.errors import BadRequest
+
 Schema = Mapping[str, Any]
 # As json.dumps writes: no room for endless white space, and what models have read most of.
 STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 COMPACT: Final = {**STYLE, "item_separator": ",", "key_separator": ":"}
-_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")  # schemas by name
+MAX_COPIED: Final = 1 << 20  # letters of the rules of one function that each hold its definitions
+_DEFINED: Final = ("$defs", "definitions")
+_NAMED: Final = ("properties", "patternProperties", *_DEFINED)  # schemas by name
 _LISTS: Final = ("anyOf", "allOf", "prefixItems", "items")
 _SINGLE: Final = ("items", "additionalProperties")
 _OTHERS: Final = frozenset({"additionalProperties", "patternProperties"})
@@ -27,11 +31,44 @@ class _Joined(Exception):
 
 def json_rule(schema: Schema, *, compact: bool = False) -> str:
     """JSON by a schema; `compact`: without spaces."""
-    try:
-        schema = _closed(schema)
-    except _Joined:
-        pass
+    return _told(_closed_or_none(schema) or schema, compact=compact)
+
+
+class Definitions:
+    """What the references of a schema may point to, for rules of its parts: each that refers to something has a copy."""
+
+    def __init__(self, root: Schema) -> None:
+        self._own = {word: root[word] for word in _DEFINED if word in root}
+        self._closed = _closed_or_none(self._own)
+        self._letters = 0  # of rules with a copy
+
+    def rule(self, schema: Schema) -> str:
+        """As json_rule, of a part. Raises BadRequest where the copies become too long."""
+        if not self._own or '"$ref"' not in json.dumps(schema):
+            return json_rule(schema)
+        inner = _closed_or_none(schema)
+        if self._closed is None or inner is None:
+            rule = _told({**self._own, **schema})
+        else:
+            rule = _told({**self._closed, **inner})
+        self._letters += len(rule)
+        if self._letters > MAX_COPIED:
+            what = f"each parameter that refers to {' or '.join(self._own)} needs a copy, and these have more than {MAX_COPIED}"
+            raise BadRequest(f"{what} characters: send fewer definitions, or not strict")
+        return rule
+
+
+def _told(schema: Schema, *, compact: bool = False) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": COMPACT if compact else STYLE})
+
+
+def _closed_or_none(schema: Schema) -> Schema | None:
+    """As _closed; None where several schemas are joined."""
+    try:
+        found: Schema = _closed(schema)
+    except _Joined:
+        return None
+    return found
 
 
 def _closed(schema: Any) -> Any:
@@ -49,7 +86,7 @@ def _lists_all(schema: Schema) -> bool:
     known, required, least = (schema.get(word) for word in ("properties", "required", "minProperties"))
     if not known or not isinstance(known, Mapping) or schema.keys() & _OTHERS:
         return False
-    if isinstance(required, list) and any(key not in list(known) for key in required):
+    if isinstance(required, list) and any(not isinstance(key, str) or key not in known for key in required):
         return False
     return not isinstance(least, int) or least <= len(known)
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from manyhands.errors import BadRequest
-from manyhands.text.json_rule import json_rule
+from manyhands.text.json_rule import Definitions
 from manyhands.text.literals import Notation
 from manyhands.text.tagged import referred
-from manyhands.text.tagged_grammar import NOTES, marked, properties_of, with_root
+from manyhands.text.tagged_grammar import NOTES, marked, properties_of
 
 Schema = Mapping[str, Any]
 MAX_DEPTH: Final = 32  # of schemas in each other
@@ -36,6 +36,7 @@ class _Rules:
 
     def __init__(self, name: str, index: int, root: Schema, notation: Notation, marks: Mapping[str, int]) -> None:
         self._name, self._index, self._root, self._notation, self._marks = name, index, root, notation, marks
+        self._definitions = Definitions(root)
         self._known: dict[str, str] = {}  # rules by their text
         self._referred: dict[str, str] = {}  # rules by what refers to them
         self._bodies: dict[str, str] = {}
@@ -76,7 +77,7 @@ class _Rules:
         if self._notation.is_python:
             if isinstance(schema, bool):
                 return self._rule(f"%json {json.dumps(schema)}")
-            return self._rule(json_rule(with_root(schema, self._root)))
+            return self._rule(self._definitions.rule(schema))
         if isinstance(schema, bool):
             return self._any() if schema else self._refuse("false as a schema")
         if isinstance(ref := schema.get("$ref"), str):

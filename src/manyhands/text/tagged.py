@@ -227,32 +227,35 @@ class _Value:
 
 def kinds_of(schema: Any, root: Schema) -> frozenset[str]:
     """The JSON types that `schema`, a part of `root`, allows; none if it does not say, within MAX_LOOKS."""
-    kinds, todo, left = set[str](), [schema], MAX_LOOKS
+    kinds, todo, seen, left = set[str](), [schema], set[str](), MAX_LOOKS
     while todo:
-        told, others, cost = _look(todo.pop(), root, left)
+        told, others, cost = _look(todo.pop(), root, left, seen)
         left -= cost
-        if left < 0 or not (told or others):
+        if left < 0 or told is None:
             return frozenset()
         kinds |= told
         todo += others
     return frozenset(kinds)
 
 
-def _look(schema: Any, root: Schema, left: int) -> tuple[set[str], list[Any], int]:
-    """The types that a schema names, or else the schemas that say it in its place, and what to look cost, of `left`."""
+def _look(schema: Any, root: Schema, left: int, seen: set[str]) -> tuple[set[str] | None, list[Any], int]:
+    """The types that a schema names (None: it does not say), the schemas that say it in its place, and what to look cost, of
+    `left`. `seen`: references that were followed, which say nothing new."""
     if not isinstance(schema, Mapping):
-        return set(), [], 1
+        return None, [], 1
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-        return set(map(_kind, values[:left])), [], 1 + len(values)
+        return set(map(_kind, values[:left])) or None, [], 1 + len(values)
     if "type" in schema:
         kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        return {kind for kind in kinds[:left] if isinstance(kind, str)}, [], 1 + len(kinds)
+        return {kind for kind in kinds[:left] if isinstance(kind, str)} or None, [], 1 + len(kinds)
     if isinstance(ref := schema.get("$ref"), str):
         cost = 1 + ref.count("/")
-        return set(), [referred(ref, root)] if cost <= left else [], cost
+        is_new = ref not in seen and cost <= left
+        seen.add(ref)
+        return set(), [referred(ref, root)] if is_new else [], cost
     others: list[Any] = next((schema[word] for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list)), [])
-    return set(), others, 1 + len(others)
+    return set() if others else None, others, 1 + len(others)
 
 
 def referred(ref: str, root: Any) -> Any:

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, Final
 
 from manyhands.errors import BadRequest
-from manyhands.text.json_rule import json_rule
+from manyhands.text.json_rule import Definitions
 from manyhands.text.tagged import kinds_of
 from manyhands.text.tags import Tags
 
@@ -40,21 +40,15 @@ def tagged_rules(name: str, index: int, schema: Schema, tags: Tags, marks: Mappi
     return f"call_{index}: {' '.join(filter(None, [head, *body, end]))}\n" + "".join(writer.rules)
 
 
-def properties_of(name: str, schema: Schema) -> tuple[Mapping[str, Any], list[Any]]:
+def properties_of(name: str, schema: Schema) -> tuple[Mapping[str, Any], frozenset[str]]:
     """The properties of an object, and which are required. Raises BadRequest where its schema says more of it."""
     known, required = schema.get("properties", {}), schema.get("required", [])
     if schema.keys() - _OBJECT or not isinstance(known, Mapping) or not isinstance(required, list):
         said = ", ".join(sorted(schema.keys() - _OBJECT)) or "properties, required"
         raise BadRequest(f"{name}: {said[:100]} of its arguments cannot be enforced in this model's dialect")
-    if missing := [key for key in required if key not in list(known)]:
+    if missing := [key for key in required if not isinstance(key, str) or key not in known]:
         raise BadRequest(f"{name}: required {missing[0]!r:.60} cannot be given, it is not among the properties")
-    return known, required
-
-
-def with_root(schema: Any, root: Schema) -> Mapping[str, Any]:
-    """A part of a schema, with what its references may point to."""
-    shared = {word: root[word] for word in ("$defs", "definitions") if word in root}
-    return {**shared, **schema}
+    return known, frozenset(required)
 
 
 class _Rules:
@@ -62,6 +56,7 @@ class _Rules:
 
     def __init__(self, tags: Tags, marks: Mapping[str, int], prefix: str, root: Schema) -> None:
         self._tags, self._marks, self._prefix, self._root = tags, marks, prefix, root
+        self._definitions = Definitions(root)
         self.rules: list[str] = []
 
     def parameter(self, at: int, key: str, schema: Any, is_required: bool) -> str:
@@ -92,7 +87,7 @@ class _Rules:
     def _value(self, name: str, key: str, schema: Any) -> str:
         kinds = kinds_of(schema, self._root)
         if "string" not in kinds and kinds:
-            return f"{json_rule(with_root(schema, self._root))} {self._close()}"
+            return f"{self._definitions.rule(schema)} {self._close()}"
         if isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
             return f"({' | '.join(self._bare(key, value) for value in schema['enum'])}) {self._close()}"
         if isinstance(schema, Mapping) and schema.keys() - _TEXT:
