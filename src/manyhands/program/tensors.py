@@ -1,8 +1,13 @@
 """Which tensors of the checkpoint a Program needs, by name and stored shape."""
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
+from manyhands.checkpoint.gguf_scales import SCALE
+from manyhands.checkpoint.partition import layer_of
+from manyhands.errors import ModelError
 from manyhands.program.ops import (
     EXPERT,
     AttendStreams,
@@ -39,6 +44,11 @@ from manyhands.program.ops import (
     Weight,
     Xielu,
 )
+
+# Of GGUF files, without meaning where they are not read: of an indexer, where all positions are chosen; keys and values of
+# latents in one tensor, beside the two that newer files have.
+_SPARE: Final = (".indexer.", ".kv_b_proj.")
+_NUMBER: Final = re.compile(r"\d+")
 
 
 def op_weights(op: Op) -> Iterator[Weight]:
@@ -141,6 +151,20 @@ def ends_tensors(program: Program, *, embed: bool, head: bool) -> dict[str, tupl
         for op in program.head.ops:
             out.update((weight.name, weight.shape) for weight in op_weights(op))
     return out
+
+
+def check_all_read(program: Program, names: Iterable[str], where: str) -> None:
+    """Raise ModelError for a tensor of a GGUF file that the Program reads in no layer: what the file's metadata leave out may
+    change the arithmetic. Of some layers tensors may be spare, as keys are of layers that share those of others."""
+    weights = [weight for layer in program.layers for op in layer.ops for weight in op_weights(op)]
+    read = [*(weight.stored_name(0) for weight in weights), *whole_tensors(program)]
+    known = {_NUMBER.sub("#", name) for name in (*read, *ends_tensors(program, embed=True, head=True))}
+    for name in names:
+        kinds = {_NUMBER.sub("#", each) for each in (name, name.removesuffix(SCALE))}
+        is_known = bool(kinds & known) and (layer_of(name) or 0) < len(program.layers)
+        if not is_known and not any(part in name for part in _SPARE):
+            what = f"{program.family} as its metadata describe it, and may change the model's arithmetic"
+            raise ModelError(f"{where}: the file's tensor {name} is not read by {what}")
 
 
 def with_own_head(program: Program, names: Iterable[str]) -> Program:

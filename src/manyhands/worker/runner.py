@@ -30,7 +30,7 @@ from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import STRETCH, Read, Stored, find
 from manyhands.program.ops import Program
-from manyhands.program.tensors import with_own_head, with_stacked_experts, without_corrections
+from manyhands.program.tensors import check_all_read, with_own_head, with_stacked_experts, without_corrections
 from manyhands.weights.packed import PackedShelf
 from manyhands.worker.choice import device_part, is_gguf, is_quantised, position_bytes, program_of, state_bytes
 from manyhands.worker.gpu import open_gpu
@@ -126,9 +126,12 @@ def load_span(
 
     Raises ModelError (Damaged if they are not), CutError.
     """
-    program = program_of(read_config(folder), precision, str(folder / "config.json"))
+    config, where = read_config(folder), str(folder / "config.json")
+    program = program_of(config, precision, where)
     shapes = _shapes(folder, manifest)
     program = without_corrections(with_stacked_experts(program, shapes), shapes)
+    if is_gguf(parse_config(config, where)):
+        check_all_read(with_own_head(program, shapes), shapes, str(folder))
     with _reading(folder, precision, manifest, lambda entries: loading.layers(span, entries)) as (read, packer, bar):
         return span_of(program, span, read, precision, num_threads, WatchedPacker(packer, bar))
 
