@@ -6,7 +6,7 @@ import pickle
 from manyhands.api.http.body import BadField
 from manyhands.cli.client import GatewayError
 from manyhands.errors import Damaged, ManyhandsError, RateLimited, Unanswered, WrongCode, first_of
-from manyhands.text.template import TooCostly
+from manyhands.text.render_budget import TooCostly
 
 
 def test_the_first_of_a_kind_is_found_however_deep() -> None:

@@ -18,7 +18,8 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.text import apart, template
 from manyhands.text.apart import SMALL_TEMPLATE, bounded, read_templates
 from manyhands.text.prompt import are_templates_read, find_template, learn_templates
-from manyhands.text.template import MAX_KEPT, MAX_NODES, RenderBudget, compile_template, find_variables, is_read
+from manyhands.text.render_budget import RenderBudget
+from manyhands.text.template import MAX_KEPT, MAX_NODES, compile_template, find_variables, is_read
 from manyhands.text.tokenizer import load_tokenizer
 from tests.hostile.test_false_models import bloating, hostile, slow
 

@@ -19,7 +19,7 @@ from manyhands.text.history import write_calls
 from manyhands.text.prompt import Tokenizer, render_chat, render_text
 from manyhands.text.readers import answer_reader
 from manyhands.text.reasoning import find_level, find_thinking
-from manyhands.text.template import RenderBudget
+from manyhands.text.render_budget import RenderBudget
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import CallArguments, CallStart, ToolReader
 from tests.text.test_detokenize import byte_level

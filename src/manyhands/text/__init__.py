@@ -2,7 +2,7 @@
 
 tokenizer          a checkpoint's tokenizer; tokenizer_parts says what of it may run where, apart runs the rest in processes
 generation_config  the ids that end a text, and how its publisher recommends to draw tokens
-template           a checkpoint's chat template, rendered within bounds
+template           a checkpoint's chat template, rendered within bounds, which render_budget holds
 history            conversations with tools, as a template takes them
 prompt             text and messages to ids
 detokenize         ids to text that is safe to show

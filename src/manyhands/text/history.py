@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from manyhands.text.dialects import GEMMA4, GLM4, KIMI, MISTRAL, MISTRAL11, PHI4, Dialect, find_dialect
 from manyhands.text.reasoning import variables_of
-from manyhands.text.template import MAX_KEPT, ChatTemplate, RenderBudget
+from manyhands.text.render_budget import RenderBudget
+from manyhands.text.template import MAX_KEPT, ChatTemplate
 
 Object = dict[str, Any]
 Messages = Sequence[Mapping[str, Any]]

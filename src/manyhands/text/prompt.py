@@ -12,7 +12,8 @@ from manyhands.text.apart import read_templates
 from manyhands.text.dialects import Dialect, find_dialect
 from manyhands.text.history import as_taught, with_calls, with_turn
 from manyhands.text.reasoning import sources_of
-from manyhands.text.template import MAX_KEPT, ChatTemplate, RenderBudget, compile_template, is_read
+from manyhands.text.render_budget import RenderBudget
+from manyhands.text.template import MAX_KEPT, ChatTemplate, compile_template, is_read
 
 # Stands behind the words that an answer goes on from: where they end cannot be told by themselves, as "<" and "end" stand in
 # markers of turns too. Its space shows whether a template trims.

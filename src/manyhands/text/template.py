@@ -8,10 +8,9 @@ what one operation may build. What these cannot see, say one filter over a long 
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from datetime import datetime
+from functools import wraps
 from itertools import islice
 from threading import Lock
 from types import CodeType
@@ -28,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from manyhands.errors import BadRequest
+from manyhands.text.render_budget import RenderBudget, TooCostly
 
 Object = dict[str, Any]
 # Compiling takes a second or two at most.
@@ -43,52 +43,14 @@ _SIMPLE_FILTERS = frozenset(
     "trim length count tojson first last list string default d upper lower items dictsort safe e escape int float "
     "capitalize title map selectattr rejectattr select reject unique sort reverse abs round".split()
 )
+_SIMPLE_NODES: Final = 1 << 12  # that a simple template has at most: no clock is looked at for a slice, or a comparison
+# Filters that look at the items of a list, or at the characters of a text, one by one.
+_WALKING: Final = frozenset("map select reject selectattr rejectattr sort unique dictsort".split())
+_PER_CHARACTER: Final = 64  # comparisons for each character that a value may have
 _SIMPLE_CALLS = frozenset(
     "raise_exception strftime_now namespace dict split rsplit strip lstrip rstrip startswith endswith items keys values "
     "get upper lower title capitalize index find rfind removeprefix removesuffix isdigit".split()
 )
-
-
-class TooCostly(BadRequest):
-    """A render went beyond its budget."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the chat template of this model: {reason}")
-
-
-@dataclass(slots=True)
-class RenderBudget:
-    """What one render may use: passes of its loops and macros, seconds, and characters (or items) of one value."""
-
-    passes: int = 1_000_000
-    seconds: float = 2.0
-    size: int = 16 << 20
-    clock: Callable[[], float] = time.thread_time  # CPU time: a busy machine is no costly template
-    used: int = 0
-    _end: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._end = self.clock() + self.seconds
-
-    def take(self) -> bool:
-        """Count one pass. Raises TooCostly."""
-        self.used += 1
-        if self.used > self.passes:
-            raise TooCostly(f"it takes more than {self.passes} passes of its loops")
-        if self.clock() > self._end:
-            raise TooCostly(f"it takes more than {self.seconds:g} s")
-        return True
-
-    def join(self, *values: Any) -> str:
-        """`a ~ b`, within `size`."""
-        texts = [value if isinstance(value, str) else str(value) for value in values]
-        self.check(sum(map(len, texts)))
-        return "".join(texts)
-
-    def check(self, size: float) -> None:
-        """Raise TooCostly if one value would get so large."""
-        if size > self.size:
-            raise TooCostly(f"it builds a value of more than {self.size} characters or items")
 
 
 class _Generation(Extension):
@@ -136,6 +98,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _to_json
+        self.filters |= {name: self._counted(name, given) for name, given in self.filters.items()}
         self.globals |= {"raise_exception": _raise, "strftime_now": _now, "namespace": _Namespace}
         self.budget = RenderBudget()  # of the render that runs: one at a time
 
@@ -155,7 +118,20 @@ class _Environment(ImmutableSandboxedEnvironment):
                 block.test = nodes.And(count, block.test)
         return tree
 
+    def _counted(self, name: str, given: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter under the render's budget: those that look at items one by one take a pass for each."""
+        at = int(hasattr(given, "jinja_pass_arg"))  # before the value the environment is passed, or the context
+
+        @wraps(given)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            is_walked = name in _WALKING and isinstance(args[at], Sized)
+            self.budget.take(len(args[at]) if is_walked else 0)
+            return given(*args, **kwargs)
+
+        return counted
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self.budget.take(0)
         if operator == "**" and _magnitude(left) ** min(_magnitude(right), 64) > 1 << 64:
             raise TooCostly(f"{left!r:.20} ** {right!r:.20} is out of bounds")
         if operator == "%" and isinstance(left, str):
@@ -169,9 +145,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        text = getattr(__obj, "__self__", None)  # of a text's method
+        __self.budget.take(0)
         for value in (*args, *kwargs.values()):
             if isinstance(value, int) and not isinstance(value, bool):
                 __self.budget.check(abs(value))  # center(10**9), indent(10**9)
+            if isinstance(value, str) and isinstance(
+                text, str
+            ):  # of rfind, and of lstrip the time grows by both lengths
+                __self.budget.check(len(value) * len(text) / _PER_CHARACTER)
         return super().call(__context, __obj, *args, **kwargs)
 
 
@@ -317,6 +299,8 @@ def _with_thoughts(message: Mapping[str, Any]) -> Object:
 
 def _is_simple(tree: nodes.Template) -> bool:
     """Whether it uses only operations whose cost a RenderBudget sees."""
+    if next(islice(tree.find_all(nodes.Node), _SIMPLE_NODES, None), None) is not None:
+        return False
     macros = {macro.name for macro in tree.find_all(nodes.Macro)}
     filters = [node.name for node in tree.find_all(nodes.Filter)]
     calls = [_called(node.node) for node in tree.find_all(nodes.Call)]

@@ -16,7 +16,7 @@ from manyhands.text.headed_grammar import headed_grammar
 from manyhands.text.prompt import are_templates_read, encode_prompt, find_template, render_text
 from manyhands.text.reasoning import Heads
 from manyhands.text.received import ReceivedText, read_received
-from manyhands.text.template import RenderBudget, TooCostly
+from manyhands.text.render_budget import RenderBudget, TooCostly
 
 # What may be tokenised on the event loop: so many letters, or a fifth as many characters that may each be a token of their own
 # (digits, which take 3 us each). Some milliseconds.
