@@ -1,6 +1,7 @@
 """manyhands.text.template: what transformers renders, and what an untrusted template cannot use up."""
 
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -123,6 +124,55 @@ def test_operations_outside_of_loops_are_within_the_budget_too(operation: str) -
     with pytest.raises(TooCostly):
         template.render(HI, {}, RenderBudget(passes=4096, seconds=0.005, size=1 << 17))
     assert time.thread_time() - began < 0.1
+
+
+DOUBLED = {
+    "a block": "{% set x %}{{ x }}{{ x }}{% endset %}",
+    "what a macro says": "{% macro f() %}{{ x }}{{ x }}{% endmacro %}{% set x = f() %}",
+    "a list": "{% set x = [x, x] %}",
+    "a tuple": "{% set x = (x, x) %}",
+    "an object": "{% set x = {'a': x, 'b': x} %}",
+    "a call of dict": "{% set x = dict(a=x, b=x) %}",
+    "a sum of lists": "{% set x = [x] + [x] %}",
+    "arguments": "{% macro g() %}{% set n.x = varargs %}{% endmacro %}{% set y = g(n.x, n.x) %}{% set x = n.x %}",
+    "a format": "{% set x = '%(a)s%(a)s' % {'a': x} %}",
+}
+
+
+@pytest.mark.parametrize("how", DOUBLED)
+@pytest.mark.parametrize("end", ["{{ x }}", "{{ x | tojson | length }}", "{{ x == [x] }}", ""])
+def test_values_that_double_are_bounded(how: str, end: str) -> None:
+    """Lists within lists, of 450 characters, took 14 s and a gigabyte on the event loop; a block, as much as there was."""
+    template = compile_template("{% set n = namespace(x='abcdefgh') %}{% set x = n.x %}" + DOUBLED[how] * 26 + end)
+    tracemalloc.start()
+    began = time.thread_time()
+    try:
+        with pytest.raises(TooCostly):
+            template.render(HI, {}, RenderBudget(passes=4096, seconds=0.005, size=1 << 17))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20 and time.thread_time() - began < 0.2
+    finally:
+        tracemalloc.stop()
+
+
+def test_namespaces_within_namespaces_are_not_written_out() -> None:
+    source = "{% set x = namespace() %}" + "{% set x = namespace(a=x, b=x) %}" * 26
+    assert compile_template(source + "{{ x }}").render(HI, {}, RenderBudget()) == "<namespace>"
+
+
+def test_lines_of_json_are_bounded_with_their_indents() -> None:
+    template = compile_template("{{ messages | tojson(indent=16) }}")
+    assert template.is_simple
+    deep: Any = [1] * 4000
+    for _ in range(60):
+        deep = [deep]
+    with pytest.raises(TooCostly, match="more than 131072"):
+        template.render([{"role": "user", "content": deep}], {}, RenderBudget(size=1 << 17))
+
+
+def test_a_filter_that_is_named_to_map_must_be_simple_too() -> None:
+    assert compile_template("{{ messages | map(attribute='role') | map('upper') | list }}").is_simple
+    for source in ("{{ messages | map('center', 9) | list }}", "{{ messages | map(messages[0].role) | list }}"):
+        assert not compile_template(source).is_simple
 
 
 def test_slices_of_which_no_clock_is_looked_at_are_few() -> None:

@@ -3,9 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 from manyhands.errors import BadRequest
+
+_LIGHT: Final = 256  # characters and items that are counted without a look at the clock
 
 
 class TooCostly(BadRequest):
@@ -24,6 +27,7 @@ class RenderBudget:
     size: int = 16 << 20
     clock: Callable[[], float] = time.thread_time  # CPU time: a busy machine is no costly template
     used: int = 0
+    _looks: int = 0
     _end: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,12 +42,38 @@ class RenderBudget:
             raise TooCostly(f"it takes more than {self.seconds:g} s")
         return True
 
+    def look(self) -> None:
+        """Before an operation: to look at the clock takes as long as a short one, so it is done before each eighth."""
+        self._looks += 1
+        if self._looks % 8 == 0:
+            self.take(0)
+
     def join(self, *values: Any) -> str:
         """`a ~ b`, within `size`."""
-        self.take(0)
+        self.look()
         texts = [value if isinstance(value, str) else str(value) for value in values]
         self.check(sum(map(len, texts)))
         return "".join(texts)
+
+    def weigh(self, value: Any) -> Any:
+        """`value` itself, of which characters and items, each as often as it is written out, must be within `size`: a list that
+        holds another twice, and so on, doubles with each few letters of a template."""
+        size, _ = self.spread(value)
+        self.check(size)
+        if size > _LIGHT:
+            self.take(0)
+        return value
+
+    def spread(self, value: Any) -> tuple[int, int]:
+        """Characters and items of a value as it is written out, counted to beyond `size`, and how deep it is."""
+        waiting, size, deepest = [(value, 0)], 0, 0
+        while waiting and size <= self.size:
+            one, depth = waiting.pop()
+            size += 1 + (len(one) if isinstance(one, str) else 0)
+            deepest = max(deepest, depth)
+            inner = chain(one, one.values()) if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+            waiting += ((each, depth + 1) for each in inner)
+        return size, deepest
 
     def check(self, size: float) -> None:
         """Raise TooCostly if one value would get so large."""

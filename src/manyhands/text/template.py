@@ -22,7 +22,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -37,7 +37,7 @@ MAX_KEPT: Final = (
     128  # compiled templates, some megabytes each at the limits: two of each model that a gateway serves, and more
 )
 # Names under which the bounds reach a compiled template; no template can spell them.
-_PASS, _JOIN = "pass_5f1c0e", "join_5f1c0e"
+_PASS, _JOIN, _WEIGH = "pass_5f1c0e", "join_5f1c0e", "weigh_5f1c0e"
 # Operations whose result is no longer than what goes in, or a constant more.
 _SIMPLE_FILTERS = frozenset(
     "trim length count tojson first last list string default d upper lower items dictsort safe e escape int float "
@@ -71,6 +71,9 @@ class _Namespace(Namespace):
             raise SecurityError(f"a namespace has no name {name!r}")
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        return "<namespace>"  # what it holds may be other namespaces, each twice
+
 
 class _Generator(CodeGenerator):
     """Computes nothing ahead: {{ "x" | center(10 ** 9) }} would cost its gigabyte, and no budget, while it is compiled."""
@@ -97,7 +100,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
-        self.filters["tojson"] = _to_json
+        self.filters["tojson"] = self._to_json
         self.filters |= {name: self._counted(name, given) for name, given in self.filters.items()}
         self.globals |= {"raise_exception": _raise, "strftime_now": _now, "namespace": _Namespace}
         self.budget = RenderBudget()  # of the render that runs: one at a time
@@ -125,28 +128,35 @@ class _Environment(ImmutableSandboxedEnvironment):
         @wraps(given)
         def counted(*args: Any, **kwargs: Any) -> Any:
             is_walked = name in _WALKING and isinstance(args[at], Sized)
-            self.budget.take(len(args[at]) if is_walked else 0)
+            if is_walked:
+                self.budget.take(len(args[at]))
+            self.budget.look()
             return given(*args, **kwargs)
 
         return counted
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self.budget.take(0)
+        self.budget.look()
         if operator == "**" and _magnitude(left) ** min(_magnitude(right), 64) > 1 << 64:
             raise TooCostly(f"{left!r:.20} ** {right!r:.20} is out of bounds")
         if operator == "%" and isinstance(left, str):
-            self.budget.check(len(left) + sum(int(width) for width in re.findall(r"\d{1,18}", left)))
+            widths = sum(int(width) for width in re.findall(r"\d{1,18}", left))
+            self.budget.check(len(left) + widths + left.count("%") * self.budget.spread(right)[0])
             if "*" in left:
                 raise TooCostly("a text's width cannot be a variable")
         if operator == "+" and _is_long(left) and _is_long(right):
-            self.budget.check(len(left) + len(right))
+            self.budget.weigh([left, right])
         if operator == "*":
             self.budget.check(_product(left, right))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         text = getattr(__obj, "__self__", None)  # of a text's method
-        __self.budget.take(0)
+        if text is __self.budget:  # our own call
+            return __obj(*args)
+        __self.budget.look()
+        if __obj is dict or (isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs)):
+            __self.budget.weigh([args, kwargs])
         for value in (*args, *kwargs.values()):
             if isinstance(value, int) and not isinstance(value, bool):
                 __self.budget.check(abs(value))  # center(10**9), indent(10**9)
@@ -156,22 +166,40 @@ class _Environment(ImmutableSandboxedEnvironment):
                 __self.budget.check(len(value) * len(text) / _PER_CHARACTER)
         return super().call(__context, __obj, *args, **kwargs)
 
+    def concat(self, pieces: Iterable[str], /) -> str:
+        """What a macro says, or a block that is set to a variable."""
+        made = list(pieces)
+        self.budget.look()
+        self.budget.check(sum(map(len, made)))
+        return "".join(made)
+
+    def _to_json(self, value: Any, ensure_ascii: bool = False, indent: Any = None, **form: Any) -> str:
+        """JSON without the escapes of HTML that Jinja's own filter makes. `form`: separators, sort_keys."""
+        if isinstance(indent, int) and indent > 16:
+            raise TooCostly(f"tojson is indented by {indent}; at most 16")
+        if indent:
+            size, depth = self.budget.spread(value)
+            self.budget.check(size * depth)
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **form)
+
 
 def _join_within_bounds(every: Iterable[nodes.Node]) -> None:
-    """Replace `a ~ b` by a call of RenderBudget.join, wherever it stands below one of `every` node of a tree."""
+    """Replace `a ~ b` by a call of RenderBudget.join, wherever it stands below one of `every` node of a tree, and a list, a
+    tuple or an object by one of RenderBudget.weigh."""
     for parent in every:
         for name, value in parent.iter_fields():
             if isinstance(value, list):
                 value[:] = map(_joined, value)  # in place: a call has the list of the operation that it replaces
-            elif isinstance(value, nodes.Concat):
+            elif isinstance(value, nodes.Node):
                 setattr(parent, name, _joined(value))
 
 
 def _joined(node: Any) -> Any:
-    if not isinstance(node, nodes.Concat):
+    is_held = isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load")
+    if not is_held and not isinstance(node, nodes.Concat):
         return node
-    name = nodes.Name(_JOIN, "load")
-    call = nodes.Call(name, node.nodes, [], None, None, lineno=node.lineno)
+    name = nodes.Name(_WEIGH if is_held else _JOIN, "load")
+    call = nodes.Call(name, [node] if is_held else node.nodes, [], None, None, lineno=node.lineno)
     call.environment = name.environment = node.environment
     return call
 
@@ -200,13 +228,6 @@ def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **form: Any) -> str:
-    """JSON without the escapes of HTML that Jinja's own filter makes. `form`: separators, sort_keys."""
-    if isinstance(indent, int) and indent > 16:
-        raise TooCostly(f"tojson is indented by {indent}; at most 16")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **form)
-
-
 class TemplateCode(NamedTuple):
     """What a template is compiled to. `variables`: those that it takes from outside."""
 
@@ -223,7 +244,7 @@ def compile_code(source: str) -> TemplateCode | str:
         tree = environment._parse(source, None, None)
         tracker = _Tracker(environment)
         tracker.visit(tree)
-        variables = frozenset(tracker.undeclared_identifiers - {_PASS, _JOIN})
+        variables = frozenset(tracker.undeclared_identifiers - {_PASS, _JOIN, _WEIGH})
         return TemplateCode(environment.compile(tree), _is_simple(tree), variables)
     except Exception as error:  # it is compiled to Python, which raises many things for what is too deep or too wide
         return " ".join(str(error).split())[:200] or type(error).__name__
@@ -241,7 +262,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], budget: RenderBudget) -> str:
         """The text of a conversation. Raises TooCostly, TemplateError, and whatever a template's operations do."""
         self._environment.budget = budget
-        own = {_PASS: budget.take, _JOIN: budget.join}
+        own = {_PASS: budget.take, _JOIN: budget.join, _WEIGH: budget.weigh}
         pieces, size = [], 0
         known = {"add_generation_prompt": True, "documents": None, **variables, **own}
         for piece in self._template.generate(messages=list(map(_with_thoughts, messages)), **known):
@@ -305,11 +326,11 @@ def _is_simple(tree: nodes.Template) -> bool:
     filters = [node.name for node in tree.find_all(nodes.Filter)]
     calls = [_called(node.node) for node in tree.find_all(nodes.Call)]
     others = (nodes.Mul, nodes.Pow, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.FilterBlock)
-    joins = [node for node in tree.find_all(nodes.Filter) if node.name == "join"]
+    mapped = [given for node in tree.find_all(nodes.Filter) if node.name == "map" for given in node.args[:1]]
     return (
         set(filters) <= _SIMPLE_FILTERS
-        and all(isinstance(given, nodes.Const) for node in joins for given in node.args)
-        and set(calls) <= _SIMPLE_CALLS | macros | {_PASS, _JOIN}
+        and all(isinstance(given, nodes.Const) and given.value in _SIMPLE_FILTERS for given in mapped)
+        and set(calls) <= _SIMPLE_CALLS | macros | {_PASS, _JOIN, _WEIGH}
         and next(tree.find_all(others), None) is None
     )
 
