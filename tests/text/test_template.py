@@ -135,6 +135,7 @@ DOUBLED = {
     "a call of dict": "{% set x = dict(a=x, b=x) %}",
     "a sum of lists": "{% set x = [x] + [x] %}",
     "arguments": "{% macro g() %}{% set n.x = varargs %}{% endmacro %}{% set y = g(n.x, n.x) %}{% set x = n.x %}",
+    "escapes": "{% set x = ('\"' ~ x) | tojson %}",
     "a format": "{% set x = '%(a)s%(a)s' % {'a': x} %}",
 }
 

@@ -131,7 +131,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             if is_walked:
                 self.budget.take(len(args[at]))
             self.budget.look()
-            return given(*args, **kwargs)
+            made = given(*args, **kwargs)
+            self.budget.check(len(made) if isinstance(made, str) else 0)
+            return made
 
         return counted
 
