@@ -150,7 +150,10 @@ ATTENTION_SHAPE = [1, 2, 2, 5, 5, 1, 6, 4, 0, 1, 0, 4]
     [
         *((library.INDEX, place, value) for place, value in ((0, 7), (1, -1), (2, 7), (3, 7), (3, 2), (4, 0), (4, 4))),
         *((library.INDEX, place, value) for place, value in ((4, 1 << 40), (5, 0), (5, 7), (0, 2), (1, 1), (2, 1))),
-        *((library.ATTENTION, place, value) for place, value in ((11, 7), (11, -1), (11, 5), (8, 3), (9, 0))),
+        *(
+            (library.ATTENTION, place, value)
+            for place, value in ((11, 7), (11, -1), (11, 5), (8, -3), (8, 513), (9, 0))
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(kind: int, place: int, value: int) -> None:

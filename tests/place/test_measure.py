@@ -50,7 +50,7 @@ def test_layers_that_are_not_here_are_made(model: Checkpoint, family: str, tmp_p
 def test_models_of_few_positions_are_measured_within_them(tmp_path: Path, home: Path, context: int) -> None:
     found = look_up(str(make_tiny("llama", tmp_path / "llama", context=context)), "bf16", home)
     speed = measure.measure_speed(found)
-    assert speed.source == "layers" and speed.layer_s > 0 and speed.row_s > 0
+    assert speed.source == "layers" and speed.layer_s > 0 and speed.row_s >= 0  # a row more may take no longer
 
 
 def test_steps_that_are_measured_are_within_the_context() -> None:
