@@ -280,6 +280,23 @@ def test_a_scaling_beside_tables_is_refused_where_transformers_takes_it_for_all_
         build_program({**config, "rope_scaling": TABLES})
 
 
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")
+@pytest.mark.parametrize("family", ["beam", "cohere_compass_text"])
+@pytest.mark.parametrize("beside", [{}, {"rope_parameters": TABLES}])
+def test_a_scaling_is_refused_where_transformers_takes_it_as_it_stands_for_the_tables(
+    family: str, beside: dict[str, Any]
+) -> None:
+    from manyhands.testing.tiny import tiny_config
+
+    config = json.loads(tiny_config(family, layers=4, context=512).to_json_string())
+    config = {name: value for name, value in config.items() if name != "rope_parameters"} | copy.deepcopy(beside)
+    other = {kind: {**table, "rope_theta": 99.0} for kind, table in TABLES.items()}
+    theirs = CONFIG_MAPPING[family].from_dict(copy.deepcopy({**config, "rope_scaling": other}))
+    assert theirs.rope_parameters == other
+    with pytest.raises(ModelError, match=r"rope_scaling is \{.*, only None is supported"):
+        build_program({**config, "rope_scaling": other})
+
+
 @pytest.mark.parametrize(
     ("family", "is_read"),
     [

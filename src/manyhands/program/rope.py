@@ -136,7 +136,8 @@ class RopeReader:
         self, kinds: Collection[str], width: int, *, theta: float, unread: Collection[str] = ()
     ) -> dict[str, Rope]:
         """The tables of those types of layers that turn: rope_parameters has an object for each type, or null for one that does
-        not. `unread`: fields beside them that transformers drops."""
+        not. `unread`: fields beside them that transformers drops. It takes rope_scaling in their place as it stands."""
+        self.fields.only("rope_scaling", None)
         tables = self.fields.raw("rope_parameters", {})
         others = (value for name, value in tables.items() if name not in unread)
         if not all(isinstance(value, dict | None) for value in others) or not tables.keys() >= set(kinds):
