@@ -1221,6 +1221,7 @@ def test_heads_whose_width_is_null_share_the_rows_as_in_transformers(family: str
             (family, "rope_parameters")
             for family in ("gemma4_text", "gemma4_unified_text", "llama", "ministral3", "qwen3_next")
         ),
+        ("flint", "mlp_only_layers"),
         ("gemma4_text", "per_layer_config"),
         ("gemma4_unified_text", "per_layer_config"),
         ("mimo_v2_flash", "routed_scaling_factor"),  # as published

@@ -1,5 +1,6 @@
 """Recipes of families whose blocks are experts: mixtral, qwen2_moe, qwen3_moe, olmoe, minimax_m2, granitemoe, gpt_oss."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -111,9 +112,10 @@ def listed_sparse(f: Fields, layers: int, dense: int) -> list[bool]:
     return [kind == "sparse" for kind in f.per_layer("mlp_layer_types", layers, default, ("dense", "sparse"))]
 
 
-def sparse_layers(f: Fields, layers: int) -> list[bool]:
-    """Which layers of qwen have experts."""
-    step, dense = f.count("decoder_sparse_step", 1), f.whole_numbers("mlp_only_layers")
+def sparse_layers(f: Fields, layers: int, dense: Sequence[int] = ()) -> list[bool]:
+    """Which layers of qwen have experts; `dense`: those that have none where the config does not list them, or has null."""
+    step = f.count("decoder_sparse_step", 1)
+    dense = f.whole_numbers("mlp_only_layers") if f.has("mlp_only_layers") else dense
     return [(i + 1) % step == 0 and i not in dense for i in range(layers)]
 
 

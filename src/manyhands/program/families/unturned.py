@@ -47,14 +47,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 def flint(f: Fields) -> Program:
     """Norms of heads, and sinks; experts beside one that every row takes."""
-    f.assume(mlp_only_layers=[0, 1])
     s, norm, bias = Sizes.read(f, head=128), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), f.flag("attention_bias")
     full = [i for i in range(s.layers) if i < 2 or i % 4 == 1 or i == s.layers - 1]
     found = windows(f, s.layers, sliding(s.layers, full), f.count("sliding_window", 513))
     count = f.count("num_experts", 256, high=MOST_EXPERTS)
     f.only("num_local_experts", count)
     blocks = replace(
-        _blocks(f, "sigmoid", sparse_layers(f, s.layers), count, normalise=True, shared=1024),
+        _blocks(f, "sigmoid", sparse_layers(f, s.layers, [0, 1]), count, normalise=True, shared=1024),
         correction=None,
         beside="mlp.shared_expert",
     )
