@@ -759,6 +759,7 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("step3p5", "per_layer_config", {}),
         ("step3p5", "query_pre_attn_scalar", -1),
         ("step3p5", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("step3p5", "rope_parameters", {"full_attention": {"rope_type": "default"}, "sliding_attention": None}),
         ("step3p5", "rope_theta", [5e6, 1e4, 1e4]),
         ("step3p5", "sliding_window", 0),
         ("step3p5", "swiglu_limits", [7.0]),

@@ -103,7 +103,9 @@ def _with_tables(f: Fields, kinds: Sequence[str]) -> RopeReader:
     if f.has("rope_parameters"):
         for name in ("rope_theta", "partial_rotary_factors", "rope_scaling"):
             f.only(name, None)  # which transformers does not read then
-        if not isinstance(f.raw("rope_parameters"), dict) or not set(kinds) <= f.raw("rope_parameters").keys():
+        given = f.raw("rope_parameters")
+        # Without an object for one of the types, transformers drops those of all.
+        if not isinstance(given, dict) or not all(isinstance(given.get(kind), dict) for kind in kinds):
             raise f.refuse("rope_parameters", f"an object is needed for {', '.join(sorted(set(kinds)))}")
     rope = RopeReader(f)
     scaling = {_FULL: f.raw("rope_scaling", {})}
