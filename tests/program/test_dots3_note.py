@@ -38,6 +38,7 @@ PUBLISHED: dict[str, Any] = {
     "use_sliding_window": True,
     "vision_config": {"model_type": "dots3_note_vision_encoder"},
 }
+BASE = {"rope_type": "default", "rope_theta": 8e6}
 del PUBLISHED["sliding_window"], PUBLISHED["shared_experts_intermediate_size"]
 
 
@@ -96,6 +97,9 @@ def test_the_defaults_are_those_of_transformers() -> None:
         ("per_layer_config", {"0": {}}),
         ("per_layer_config", [1]),
         ("q_lora_rank", None),
+        ("rope_parameters", {}),
+        ("rope_parameters", {"indexed_attention": BASE}),
+        ("rope_parameters", {"indexed_attention": BASE, "sliding_attention": {"rope_type": "default"}}),
         ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
         ("surprise", 1),
     ],

@@ -129,12 +129,22 @@ def _published(f: Fields) -> dict[str, Any]:
 
 def _tables(f: Fields, rope: RopeReader, types: list[str], full: int, sliding: int) -> list[Rope]:
     """The rotary embeddings of `full` columns, and of the `sliding` ones of layers with a window."""
+    _check_bases(f, set(types))
     kind, base = (_FULL if _FULL in types else _INDEXED), f.number("rope_theta", 80000000.0)
     tables = [rope.by_type(kind, full, theta=base, scaled=False, unread=_UNREAD)]
     base = f.number("swa_rope_theta", 50000.0)
     if _SLIDING in types:
         tables.append(rope.by_type(_SLIDING, sliding, theta=base, scaled=False, unread=_UNREAD))
     return tables
+
+
+def _check_bases(f: Fields, kinds: set[str]) -> None:
+    """Raises ModelError for rope_parameters that do not say the base frequency of each of these types. (transformers takes
+    rope_theta for all of them then, whatever swa_rope_theta says.)"""
+    given = f.raw("rope_parameters")
+    tables = [given.get(kind) for kind in kinds] if given is not None else []
+    if not all(isinstance(table, dict) and table.get("rope_theta") is not None for table in tables):
+        raise f.refuse("rope_parameters", f"an object with rope_theta is needed for {', '.join(sorted(kinds))}")
 
 
 def _attention(n: TensorNames, kind: _Kind, bias: bool, split: bool, is_stretched: bool) -> Ops:
