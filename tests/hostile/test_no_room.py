@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.core import EndsAt, PathKind, SessionId
+from manyhands.core import EndsAt, PathKind, SessionId, Span
 from manyhands.origin import growth
 from manyhands.origin.node import FullNode
 from manyhands.origin.room import FULL_S
@@ -51,9 +51,9 @@ def in_turn(scene: Scene) -> list[FullNode]:
     return sorted(scene.hops[3:], key=lambda node: node.transport.node)
 
 
-def leave(host: SpanHost, positions: int) -> Callable[[], None]:
-    """No more than `positions` can be leased, until what is returned is called."""
-    place = SessionId(bytes(16)), host.info.span
+def leave(host: SpanHost, positions: int, part: Span | None = None) -> Callable[[], None]:
+    """No more than `positions` can be leased, on the layers of `part` (default: on any), until what is returned is called."""
+    place = SessionId(bytes(16)), part or host.info.span
     host.leases.take(place, host.engine.cache_tokens - positions, host.engine.cache_tokens, None)
     return lambda: host.leases.give_back(place)
 
@@ -148,7 +148,7 @@ def test_no_hop_is_replaced_while_another_keeps_the_answer_from_going_on(bench: 
 
 @pytest.mark.parametrize("is_roomy", [True, False])
 def test_a_full_node_loses_all_its_places_or_none(bench: Bench, is_roomy: bool) -> None:
-    """Two hops died, one node has taken both places, and has room in one of them alone; another has room for both, or not."""
+    """Two hops died, one node has taken both places, and has room in one of them alone; another has it for both, or one."""
 
     async def main() -> None:
         async with bench.scene(spares=["0-5", "0-5"]) as scene:
@@ -159,7 +159,7 @@ def test_a_full_node_loses_all_its_places_or_none(bench: Bench, is_roomy: bool) 
 
             scene.faults.at("decode", scene.hops[0], both_die, 2)
             (host,), (other,) = (node.hosts for node in in_turn(scene))
-            give_back = leave(other, 2 * (LENGTH + NEW) if is_roomy else LENGTH + NEW)
+            give_back = leave(other, LENGTH + NEW if is_roomy else FEW, Span(4, 6))
             plain = host.leases.extend
 
             def extend(place: Any, positions: int, tokens: int, now: float) -> int:
@@ -174,6 +174,27 @@ def test_a_full_node_loses_all_its_places_or_none(bench: Bench, is_roomy: bool) 
             else:
                 await ends_early(bench, scene)
                 assert len(scene.answers[0].repairs) == 1
+            give_back()
+
+    bench.play(main)
+
+
+def test_a_node_with_room_for_one_session_takes_two_places_of_it(bench: Bench) -> None:
+    """Room was counted for each place as if it held all layers of the node: a request ended for want of some."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5"]) as scene:
+
+            def both_die() -> None:
+                scene.faults.die(scene.hops[0])
+                scene.faults.die(scene.hops[2])
+
+            scene.faults.at("decode", scene.hops[0], both_die, 2)
+            (host,) = scene.hops[3].hosts
+            give_back = leave(host, LENGTH + NEW)
+            await lost_of(bench, scene)
+            (repair,) = scene.answers[0].repairs
+            assert sorted(repair.lost) == ["n0", "n2"] and len(set(repair.replacement)) == 1 < len(repair.replacement)
             give_back()
 
     bench.play(main)

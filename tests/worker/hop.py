@@ -136,8 +136,8 @@ class Hop:
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()
         facts = describe(folder, precision)
-        sizes = sum(facts.position_bytes[2:4]), sum(facts.state_bytes[2:4])
-        leases = SpanLeases(CacheBudget(config.cache_bytes), Parking(self.logs), *sizes)
+        sizes = facts.position_bytes[2:4], facts.state_bytes[2:4]
+        leases = SpanLeases(CacheBudget(config.cache_bytes), Parking(self.logs), info.span, *sizes)
         self.host = SpanHost(info, load, device, config, make_sampler, self.logs, self.owners, leases)
 
     async def open(self, number: int, capacity: int = 64, after: Notes | None = None, **changes: Any) -> None:

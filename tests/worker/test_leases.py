@@ -286,10 +286,15 @@ def test_short_sessions_with_states_hold_no_more_than_the_bound(tmp_path: Path, 
     run_virtual(main())
 
 
+def leases_of(budget: CacheBudget, position_bytes: int, state_bytes: int = 0) -> SpanLeases:
+    """Of the layers FIRST: the first caches positions, the last has a state."""
+    return SpanLeases(budget, Parking(LogBudget(0)), FIRST, (position_bytes, 0, 0), (0, 0, state_bytes))
+
+
 def test_a_lease_may_grow_over_the_whole_of_its_last_block() -> None:
     """Its bytes are whole blocks; where no other block was free, an answer ended up to 63 positions early."""
     budget = CacheBudget(17 * BLOCK * 3)
-    span, place = SpanLeases(budget, Parking(LogBudget(0)), 3), (session_id(1), FIRST)
+    span, place = leases_of(budget, 3), (session_id(1), FIRST)
     span.take(place, 16 * BLOCK + 6, 1 << 20, None)
     assert span.free(1 << 20) == 0 and span.extend(place, 4096, 1 << 20, 0.0) == 17 * BLOCK
     assert budget.leased_bytes == budget.limit_bytes and span.extend(place, 4096, 1 << 20, 1.0) == 17 * BLOCK
@@ -298,6 +303,24 @@ def test_a_lease_may_grow_over_the_whole_of_its_last_block() -> None:
     budget.limit(18 * BLOCK * 3)
     assert span.extend(place, 17 * BLOCK + 1, 1 << 20, 3.0) == 17 * BLOCK + 1
     assert span.extend(place, 4096, 17 * BLOCK + 5, 4.0) == 17 * BLOCK + 5, "no more than the span may have"
+
+
+def test_places_on_other_layers_share_what_there_is_for_each_layer() -> None:
+    """A session of 249 positions had one layer of a span of 400, and was refused another layer of it."""
+    position_bytes, state_bytes = (3, 0, 5), (0, 700, 0)
+    budget = CacheBudget(10 * BLOCK * 8 + 700)
+    span = SpanLeases(budget, Parking(LogBudget(0)), FIRST, position_bytes, state_bytes)
+    first, middle, last, both = (Span(3, 4), Span(4, 5), Span(5, 6), Span(4, 6))
+    span.take((session_id(1), first), 249, 400, None)
+    assert [span.free(400, part) for part in (first, middle, last, both, None)] == [151, 400, 400, 400, 151]
+    span.take((session_id(1), both), 249, 400, None)
+    assert span.leased_bytes == span.bytes_of(249, first) + span.bytes_of(249, both) == span.bytes_of(249)
+    assert span.extend((session_id(1), first), 500, 400, 0.0) == 400 and span.free(400, last) == 151
+    span.give_back((session_id(1), both))
+    assert span.free(1000, last) > span.free(1000, both) > 400, "bytes are those of the layers, with their states"
+    assert budget.leased_bytes + span.bytes_of(span.free(1000, both), both) <= budget.limit_bytes
+    span.give_back((session_id(1), first))
+    assert budget.leased_bytes == 0 and span.free(1000) == span.most(1000) == 10 * BLOCK
 
 
 OWNERS = [ORIGIN, BEFORE, AFTER]
@@ -311,37 +334,37 @@ def test_leases_and_what_is_parked_never_exceed_the_limit(
     acts: list[tuple[int, int, int, int]], states: tuple[int, int]
 ) -> None:
     """Also while the limit changes: leases may be beyond a lower one, and then nothing is parked. With and without what each
-    session takes whatever its length."""
+    session takes whatever its length, on all layers of a span or on some."""
     budget = CacheBudget(2000 * 3)
-    spans = [
-        SpanLeases(budget, Parking(LogBudget(0)), *each) for each in zip((1 - (states[0] > 0), 3), states, strict=True)
-    ]
+    spans = [leases_of(budget, *each) for each in zip((1 - (states[0] > 0), 3), states, strict=True)]
     places: list[tuple[SpanLeases, Any, int]] = []
     for now, (act, index, size, owner) in enumerate(acts):
-        span, place = spans[index], (session_id(now), FIRST)
-        if act <= 1 and size <= span.free(1500):
+        part = (FIRST, Span(3, 4), Span(4, 6))[owner]
+        span, place = spans[index], (session_id(now), part)
+        if act <= 1 and size <= span.free(1500, part):
             span.take(place, size, 1500, None)
             places.append((span, place, size))
         elif act == 2 and places:
             span, place, size = places.pop(size % len(places))
             span.give_back(place)
-            span.park(place[0], parked(OWNERS[owner], size), 1500, float(now))
+            span.park(place[0], parked(OWNERS[owner], size, place[1]), 1500, float(now))
             assert sum(span.parked_bytes(OWNERS[owner]) for span in spans) <= OWNER_SHARE * budget.limit_bytes
         elif act == 3:
             budget.limit(size * 10)
         elif act == 4 and places:
             span, place, _ = places[size % len(places)]
             held = span.extend(place, 10 * size, 1500, float(now))
-            assert held >= 10 * size or held % BLOCK == 0 or span._num_positions >= 1500
+            assert held >= 10 * size or held % BLOCK == 0 or span._most_leased(place[1]) >= 1500
         kept = sum(span.parked_bytes() for span in spans)
         assert budget.leased_bytes + kept <= budget.limit_bytes or kept == 0
         for span in spans:
-            if free := span.free(1500):
-                assert budget.leased_bytes + span.bytes_of(free) <= budget.limit_bytes
+            if free := span.free(1500, part):
+                assert budget.leased_bytes + span.bytes_of(free, part) <= budget.limit_bytes
             else:
-                assert span._num_positions >= 1500 or budget.leased_bytes + span.bytes_of(1) > budget.limit_bytes
+                is_full = budget.leased_bytes + span.bytes_of(1, part) > budget.limit_bytes
+                assert is_full or span._most_leased(part) >= 1500
 
 
-def parked(owner: NodeId, positions: int) -> Parked:
+def parked(owner: NodeId, positions: int, span: Span) -> Parked:
     cache = cast(Any, object())
-    return Parked(owner, FIRST, "origin", positions, positions, cache, OutputLog(), 0, RowBounds(), ())
+    return Parked(owner, span, "origin", positions, positions, cache, OutputLog(), 0, RowBounds(), ())

@@ -5,6 +5,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,7 +79,7 @@ def test_a_session_is_not_refused_for_what_it_has_outlived_itself(folder: Path, 
         with pytest.raises(Busy):  # another hop's, in the same epoch or of other layers
             one.host.reserve(opening(1, span=Span(3, 4)), cast(Link, one.origin))
         await one.open(1, span=Span(2, 3), epoch=2, serial=2)
-        with pytest.raises(Busy):
+        with pytest.raises(Busy) if "max_sessions" in full else nullcontext():  # positions are leased on other layers
             one.host.reserve(opening(1, span=Span(3, 4), epoch=3), cast(Link, one.origin))
         assert one.host.num_sessions == 1 and one.host.has_place(opening(1, span=Span(2, 3)))
 

@@ -56,7 +56,7 @@ def serve(
     device: options.Device = "cpu",
     routing: options.RouteOptions = options.RouteOptions(),
     max_sessions: Annotated[int, typer.Option(help="Sessions served at once; beyond it: Busy.")] = 32,
-    cache_tokens: Annotated[int, typer.Option(help="Positions of cache leased in all; beyond it: Busy.")] = 65536,
+    cache_tokens: Annotated[int, typer.Option(help="Cache positions leased per layer; beyond it: Busy.")] = 65536,
     log_bytes: Annotated[int, typer.Option(help="Memory for output logs (repairs replay them); 0: none.")] = 256 << 20,
     evict_after: Annotated[float, typer.Option(help="Drop the weights after so many idle seconds; 0: never.")] = 0.0,
     api: gateway.Api = "",

@@ -7,7 +7,9 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.config import WorkerConfig
 from manyhands.core import Precision, Span, SpanInfo
 from manyhands.worker.execute import Device
+from manyhands.worker.leases import CacheBudget, SpanLeases
 from manyhands.worker.loading import Loading
+from manyhands.worker.parking import Parking
 from manyhands.worker.runner import describe
 
 
@@ -23,15 +25,11 @@ class KnownSpan:
     position_bytes: tuple[int, ...]
     state_bytes: tuple[int, ...]
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes of one position of a session on the span."""
-        return sum(self.position_bytes[self.info.span.start : self.info.span.end])
-
-    @property
-    def session_bytes(self) -> int:
-        """Cache bytes of a session on the span whatever its length."""
-        return sum(self.state_bytes[self.info.span.start : self.info.span.end])
+    def leases(self, budget: CacheBudget, parking: Parking) -> SpanLeases:
+        """Those of the span, within `budget`."""
+        span = self.info.span
+        layers = slice(span.start, span.end)
+        return SpanLeases(budget, parking, span, self.position_bytes[layers], self.state_bytes[layers])
 
 
 def describe_span(

@@ -3,8 +3,11 @@
     CacheBudget, one for a node ◄─ SpanLeases, one for each span ◄─ take, give_back, park
 
 Parked sessions live in what no lease covers: what a lease needs they give up, on whichever span, the least recently used first.
+A place on some layers of a span leases positions of these alone: so the places of one session on a span, which share no layer,
+need no more than one place on all of it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from manyhands.core import NodeId, SessionId, Span
@@ -71,51 +74,74 @@ class CacheBudget:
         for _, _, key, span in sorted(going, key=lambda one: one[:2]):
             if excess <= 0:
                 break
-            excess -= span.bytes_of(span.parking.give_up(key))
+            excess -= span.bytes_of(span.parking.give_up(key), key[1])
 
 
 class SpanLeases:
-    """The leases of one span, whose caches take `bytes_per_token` for a position, and `session_bytes` each whatever their
-    length. `tokens`, where it is asked for, are the positions that this span may lease whatever the node has."""
+    """The leases of `span`, whose layers cache so many `position_bytes` for a position each, and `state_bytes` for a session
+    whatever its length. `tokens`, where it is asked for, are the positions that each layer may lease whatever the node has;
+    `part`, the layers that a place is on (default: all)."""
 
-    def __init__(self, budget: CacheBudget, parking: Parking, bytes_per_token: int, session_bytes: int = 0) -> None:
-        self.parking = parking
-        self._budget, self._bytes_per_token, self._session_bytes = budget, bytes_per_token, session_bytes
-        self._block_bytes = max(1, BLOCK * bytes_per_token)
+    def __init__(
+        self,
+        budget: CacheBudget,
+        parking: Parking,
+        span: Span,
+        position_bytes: Sequence[int],
+        state_bytes: Sequence[int],
+    ) -> None:
+        self.parking, self._span, self._budget = parking, span, budget
+        self._position_bytes, self._state_bytes = position_bytes, state_bytes
         self._leased: dict[Place, int] = {}  # positions of each place
         self._short: dict[Place, float] = {}  # which lacks some: until when it is heeded
-        self._num_positions = self.leased_bytes = 0  # of them all
+        self._positions = [0] * (span.end - span.start)  # that are leased on each layer
+        self.leased_bytes = 0
 
     def __repr__(self) -> str:
         return f"<SpanLeases {self.leased_bytes} bytes of {len(self._leased)} places>"
 
-    def bytes_of(self, positions: int) -> int:
+    def _layers(self, part: Span | None) -> slice:
+        span, start = part or self._span, self._span.start
+        return slice(span.start - start, span.end - start)
+
+    def _sizes(self, part: Span | None) -> tuple[int, int]:
+        """Cache bytes of a position on `part`, and of a session there beside."""
+        layers = self._layers(part)
+        return sum(self._position_bytes[layers]), sum(self._state_bytes[layers])
+
+    def bytes_of(self, positions: int, part: Span | None = None) -> int:
         """What a cache of so many positions, at least one, takes: whole blocks, and what each session takes."""
-        return -(-positions // BLOCK) * self._block_bytes + self._session_bytes
+        position_bytes, state_bytes = self._sizes(part)
+        return -(-positions // BLOCK) * max(1, BLOCK * position_bytes) + state_bytes
 
     def parked_bytes(self, owner: NodeId | None = None) -> int:
         """Cache bytes of parked sessions; of one owner's, if it is given."""
-        return sum([self.bytes_of(size) for size in self.parking.sizes(owner) if size])
+        return sum([self.bytes_of(size, span) for span, size in self.parking.sizes(owner) if size])
 
-    def most(self, tokens: int) -> int:
+    def most(self, tokens: int, part: Span | None = None) -> int:
         """Positions that a lease may have on an idle node."""
-        return min(tokens, max(0, self._budget.limit_bytes - self._session_bytes) // self._block_bytes * BLOCK)
+        position_bytes, state_bytes = self._sizes(part)
+        blocks = max(0, self._budget.limit_bytes - state_bytes) // max(1, BLOCK * position_bytes)
+        return min(tokens, blocks * BLOCK)
 
-    def free(self, tokens: int) -> int:
+    def free(self, tokens: int, part: Span | None = None) -> int:
         """Positions that a new lease may have. Parked sessions may have their caches there."""
-        left = self._budget.free(self._bytes_per_token, self._session_bytes)
-        return max(0, min(tokens - self._num_positions, left))
+        left = self._budget.free(*self._sizes(part))
+        return max(0, min(tokens - self._most_leased(part), left))
 
-    def offered(self, tokens: int, now: float) -> int:
+    def _most_leased(self, part: Span | None = None) -> int:
+        return max(self._positions[self._layers(part)])
+
+    def offered(self, tokens: int, now: float, part: Span | None = None) -> int:
         """Positions that a new session may have: as `free`, and none while one that runs here lacks some."""
-        return 0 if any(until > now for until in self._short.values()) else self.free(tokens)
+        return 0 if any(until > now for until in self._short.values()) else self.free(tokens, part)
 
     def take(self, place: Place, positions: int, tokens: int, last: SessionId | None) -> None:
         """Lease `positions`, which are free, to `place`; parked sessions give up what that needs, `last` in the end."""
         self._leased[place] = positions
-        self._count(positions, 1)
+        self._count(place, 1)
         self._budget.join(self)
-        self.parking.shrink(self.free(tokens), last)
+        self.parking.shrink(tokens - self._most_leased(), last)
         self._budget.shrink(last)
 
     def extend(self, place: Place, positions: int, tokens: int, now: float) -> int:
@@ -123,9 +149,9 @@ class SpanLeases:
         many it has now."""
         self._short.pop(place, None)
         leased = self._leased[place]
-        free = -leased % BLOCK + self._budget.free(self._bytes_per_token, 0)
-        if (more := min(positions - leased, tokens - self._num_positions, free)) > 0:
-            self._count(leased, -1)
+        free = -leased % BLOCK + self._budget.free(self._sizes(place[1])[0], 0)
+        if (more := min(positions - leased, tokens - self._most_leased(place[1]), free)) > 0:
+            self._count(place, -1)
             self.take(place, leased + more, tokens, None)
         if self._leased[place] < positions:
             self._short[place] = now + SHORT_S
@@ -134,14 +160,16 @@ class SpanLeases:
     def give_back(self, place: Place) -> None:
         """The place is gone."""
         self._short.pop(place, None)
-        self._count(self._leased.pop(place), -1)
+        self._count(place, -1)
+        del self._leased[place]
 
-    def _count(self, positions: int, sign: int) -> None:
-        self._num_positions += sign * positions
-        self.leased_bytes += sign * self.bytes_of(positions)
+    def _count(self, place: Place, sign: int) -> None:
+        positions, layers = self._leased[place], self._layers(place[1])
+        self._positions[layers] = [leased + sign * positions for leased in self._positions[layers]]
+        self.leased_bytes += sign * self.bytes_of(positions, place[1])
 
     def park(self, name: SessionId, parked: Parked, tokens: int, now: float) -> None:
         """Keep what a place without a lease has left, as Parking.park, and within what the node has."""
-        self.parking.park(name, parked, self.free(tokens), self.most(tokens), now)
+        self.parking.park(name, parked, tokens - self._most_leased(), self.most(tokens), now)
         self._budget.shrink_owner(parked.owner)
         self._budget.shrink()

@@ -119,18 +119,19 @@ def check_lease(message: Open, leased: int) -> None:
         )
 
 
-def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) -> None:
-    """Raise ContextOverflow, ShardUnavailable or Busy if a span of `cache_tokens` with so many sessions cannot take another."""
-    span, asked, free = info.span, message.capacity, info.free_tokens
+def check_room(message: Open, info: SpanInfo, most: int, free: int, sessions: int) -> None:
+    """Raise ContextOverflow, ShardUnavailable or Busy if a span with so many sessions cannot take another: on the layers of
+    `message` a lease may have `most` positions, and `free` now."""
+    span, asked = message.span, message.capacity
     if asked > info.context_length:
         raise ContextOverflow(f"{asked} positions exceed the model's context of {info.context_length}")
-    if asked > cache_tokens:
+    if asked > most:
         raise ShardUnavailable(
-            f"layers {span} have cache for {cache_tokens} positions in all, {asked} are asked for: lower "
+            f"layers {span} have cache for {most} positions in all, {asked} are asked for: lower "
             "max_tokens, or raise --cache-tokens or --memory there"
         )
     if sessions >= info.max_sessions:
-        raise Busy(f"layers {span} already serve {sessions} sessions, the limit; try another node or later")
+        raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
     if asked > free:
         raise Busy(
             f"layers {span} have cache for {free} more positions, {asked} are asked for; try another node or later"

@@ -75,15 +75,15 @@ class Parking:
     @property
     def num_positions(self) -> int:
         """Cache positions that parked sessions have memory for."""
-        return sum(self.sizes())
+        return sum([size for _, size in self.sizes()])
 
     def held_by(self, owner: NodeId) -> int:
         """Cache positions that the parked sessions of one owner have memory for."""
-        return sum(self.sizes(owner))
+        return sum([size for _, size in self.sizes(owner)])
 
-    def sizes(self, owner: NodeId | None = None) -> list[int]:
-        """Cache positions that each has memory for, those of one owner if it is given."""
-        return [parked.capacity for parked, _ in self._parked.values() if owner in (None, parked.owner)]
+    def sizes(self, owner: NodeId | None = None) -> list[tuple[Span, int]]:
+        """The layers of each, of those of one owner if it is given, and the cache positions that it has memory for."""
+        return [(parked.span, parked.capacity) for parked, _ in self._parked.values() if owner in (None, parked.owner)]
 
     def park(self, name: SessionId, parked: Parked, room: int, total: int, now: float) -> None:
         """Keep `parked`, as the newest unless it is named for adoption. `room`: positions of `total` without a lease.

@@ -64,8 +64,8 @@ class SpanHost:
     @property
     def info(self) -> SpanInfo:
         """What this span says of itself now."""
-        offered = self.leases.offered(self.engine.cache_tokens, asyncio.get_running_loop().time())
-        return replace(self._info, free_tokens=offered)
+        now = asyncio.get_running_loop().time()
+        return replace(self._info, free_tokens=self.leases.offered(self.engine.cache_tokens, now))
 
     @property
     def load(self) -> SpanLoad:
@@ -116,8 +116,9 @@ class SpanHost:
         return opening
 
     def _check_room(self, message: Open) -> None:
-        most, places = self.leases.most(self.engine.cache_tokens), self._places.keys() | self._opening.keys()
-        check_room(message, self.info, most, len(places))
+        tokens, part, now = self.engine.cache_tokens, message.span, asyncio.get_running_loop().time()
+        most, free = self.leases.most(tokens, part), self.leases.offered(tokens, now, part)
+        check_room(message, self._info, most, free, len(self._places.keys() | self._opening.keys()))
 
     async def open(self, opening: Opening, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
@@ -312,8 +313,7 @@ class SpanHost:
     # -- in memory, or not --------------------------------------------------------------------------------------------
 
     @property
-    def is_empty(self) -> bool:
-        """Whether it has no session and none is being opened."""
+    def is_empty(self) -> bool:  # nor is one being opened
         return not self._places and not self._opening
 
     async def run(self, unused_s: float = math.inf) -> None:

@@ -29,7 +29,7 @@ from manyhands.worker.early import Unopened
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.feeding import MAX_FEED_ROWS, feed
 from manyhands.worker.hosted import KnownSpan, describe_span
-from manyhands.worker.leases import CacheBudget, SpanLeases
+from manyhands.worker.leases import CacheBudget
 from manyhands.worker.loadable import UNUSED_S, Loadable, find_loadable
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.log import LogBudget
@@ -153,7 +153,7 @@ class Worker:
             return samplers()(params)
 
         caches = self._own_caches if is_private else self.caches
-        leases = SpanLeases(caches, Parking(self.logs), known.bytes_per_token, known.session_bytes)
+        leases = known.leases(caches, Parking(self.logs))
         return SpanHost(info, load, device, config, make_sampler, self.logs, self.owners, leases, is_private=is_private)
 
     async def offer_to_load(
