@@ -1,12 +1,19 @@
 """What one repair spends on the last resort (the local fallback), and how often a repair asks again."""
 
 import asyncio
+import math
 from collections.abc import Awaitable
+from typing import Final
 
 from manyhands.errors import ShardUnavailable
 
-# How often a repair that finds no node asks again.
-ASK_AGAIN_S = 0.25
+ASK_AGAIN_S: Final = 0.25  # after which a repair that finds no node looks again
+MAX_PAUSE_S: Final = 2.0  # after an attempt that failed: each sends messages to all hops
+
+
+def pause_s(attempts: int, left_s: float = math.inf) -> float:
+    """How long to wait once so many attempts, one or more, have failed in a row, and `left_s` are left for others."""
+    return min(MAX_PAUSE_S, ASK_AGAIN_S * 2.0 ** min(attempts - 1, 10), max(ASK_AGAIN_S, left_s))
 
 
 class Alone:

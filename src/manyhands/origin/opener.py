@@ -9,7 +9,7 @@ from typing import Final
 
 from manyhands.core import NodeId
 from manyhands.errors import Apart, Busy, ManyhandsError, ShardUnavailable
-from manyhands.origin.alone import ASK_AGAIN_S
+from manyhands.origin.alone import pause_s
 from manyhands.origin.attempts import Attempts
 from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
@@ -22,7 +22,6 @@ from manyhands.route.offer import Offer
 
 logger = logging.getLogger(__name__)
 
-MAX_PAUSE_S: Final = 2.0  # between two looks of a request that waits for layers that no node holds
 # To answer Open, while others hold the layers: a hop that cannot reach the next one says so after 10 s (net/pool.py).
 QUICK_S: Final = 12.0
 
@@ -47,7 +46,7 @@ class RouteOpener:
         """
         if route is not None:
             return tuple(route), await self._node.requests.open(route, lease, None, first)
-        patience_s, loop, pause_s = self._node.request.patience_s, asyncio.get_running_loop(), ASK_AGAIN_S
+        patience_s, loop, looks = self._node.request.patience_s, asyncio.get_running_loop(), 0
         began = loop.time()
 
         async def attempt() -> Opened:
@@ -63,9 +62,9 @@ class RouteOpener:
             except ShardUnavailable as refusal:
                 if loop.time() >= (began + patience_s if refusal.may_pass else self._routes.waits_until(patience_s)):
                     return await self._open_alone(lease, around, refusal)
-            await asyncio.sleep(pause_s)
+            looks += 1
+            await asyncio.sleep(pause_s(looks))
             await self._routes.look_around()
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _open_alone(self, lease: Lease, around: RequestRoutes, refusal: ShardUnavailable) -> Opened:
         """A session on the fallback. Raises `refusal` if there is none, or the request does not want it."""

@@ -11,7 +11,7 @@ from typing import Literal
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
 from manyhands.errors import ManyhandsError, PipelineAborted, ShardUnavailable
-from manyhands.origin.alone import ASK_AGAIN_S, Alone
+from manyhands.origin.alone import ASK_AGAIN_S, Alone, pause_s
 from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
 from manyhands.origin.probe import hold_up, lose_doubtful, lose_misleading, trace
@@ -287,7 +287,7 @@ class RepairExecutor:
             waited = asyncio.get_running_loop().time() - began
             error = ShardUnavailable(f"no node could take over: {'; '.join(session.losses.values())}")
             if self._attempts:  # what failed just now needs some time, and patience ends that way too
-                await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(pause_s(self._attempts, self._config.patience_s - waited))
             if self._are_apart and session.route.lease.path == "ring":  # the origin reaches both: rows go by way of it
                 session.route.lease = replace(session.route.lease, path="star")
                 self._around.note_star()
