@@ -3,7 +3,7 @@
 The engine (engine/native) is one library with several targets, chosen at run time: kernels.c is compiled once for each.
 
 Python loads it with ctypes, so a wheel fits every Python 3. `MANYHANDS_WHEEL`, set by tools/wheel.py, names a platform
-tag to build for, as manylinux_2_17_aarch64; its compiler is in CC.
+tag to build for, as manylinux_2_17_aarch64 or macosx_11_0_arm64; its compiler is in CC.
 """
 
 import platform
@@ -26,6 +26,11 @@ ENGINE = Path("src/manyhands/engine/native")
 FLAGS = ["-O3", "-g0", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
 FLAGS.append("-fno-asynchronous-unwind-tables")  # 40 kB that only a debugger reads
 FLAGS += ["-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
+LINKED = ["-pthread", "-s"]
+MAC = "macosx_11_0_arm64"  # the first that runs on such machines
+is_mac = sys.platform == "darwin" and platform.machine() == "arm64"
+if is_mac:  # whose Python may be built for two machines, and then asks for both; its linker knows no -s
+    FLAGS, LINKED = [*FLAGS, "-arch", "arm64"], ["-pthread", "-arch", "arm64"]
 SCALAR = {"scalar": ["-DTARGET=scalar", "-O2"]}
 TARGETS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
@@ -47,16 +52,17 @@ TARGETS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {**SCALAR, "neon": ["-DTARGET=neon", "-DLANES_NEON"]},
 }
+TARGETS["arm64"] = TARGETS["aarch64"]  # as macOS calls it
 PLATFORM = environ.get("MANYHANDS_WHEEL", "")
 machine = next((name for name in TARGETS if PLATFORM.endswith(name)), platform.machine())
-targets = TARGETS.get(machine, {}) if sys.platform == "linux" else {}
+targets = TARGETS.get(machine, {}) if sys.platform == "linux" or is_mac else {}
 
 
 class Wheel(bdist_wheel):
     """bdist_wheel, tagged for any Python 3."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", PLATFORM or super().get_tag()[2]
+        return "py3", "none", PLATFORM or (MAC if is_mac else super().get_tag()[2])
 
 
 class Build(build_ext):
@@ -80,12 +86,17 @@ class Build(build_ext):
 
     def build_engine(self, ext: Extension) -> None:
         """The library, of what is common and of the kernels of every target."""
+        if not targets:
+            found = f"{platform.system()} on {machine}"
+            raise CompileError(
+                f"no kernels for {found}: manyhands runs under Linux (x86_64, aarch64) and macOS (arm64)"
+            )
         plain = [source for source in ext.sources if not source.endswith("kernels.c")]
         with ThreadPoolExecutor(cpu_count()) as pool:  # of threads that wait for the compiler
             common = pool.submit(self.compiler.compile, plain, output_dir=self.build_temp, extra_postargs=FLAGS)
             each = [pool.submit(self.kernels, name) for name in reversed(targets)]  # what takes longest first
             objects = [*common.result(), *(made for one in each for made in one.result())]
-        self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), extra_postargs=["-s", "-pthread"])
+        self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), extra_postargs=LINKED)
 
     def kernels(self, name: str) -> list[str]:
         """The object file of a target; none where the compiler is too old for it."""
@@ -111,4 +122,4 @@ if not shutil.which(compiler) and find_spec("ziglang"):
 if "ziglang" in environ.get("CC", ""):  # zig's linker refuses what Debian's Python links with, -Bsymbolic-functions
     environ.setdefault("LDSHARED", f"{environ['CC']} -shared")
 
-setup(ext_modules=[engine] if targets else [], cmdclass={"build_ext": Build, "bdist_wheel": Wheel})
+setup(ext_modules=[engine], cmdclass={"build_ext": Build, "bdist_wheel": Wheel})

@@ -1,4 +1,4 @@
-"""Wheels: both machines are built here, for any Python 3.11 or newer, and what is in them runs."""
+"""Wheels: for all machines they are built here, for any Python 3.11 or newer, and what is in them runs."""
 
 import shutil
 import subprocess
@@ -40,6 +40,11 @@ def test_its_kernels_prove_the_digests_on_every_python(wheels: dict[str, Path], 
 def test_a_wheel_without_kernels_or_for_another_machine_is_refused(wheels: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ELF machine"):
         check(wheels["x86_64"], "aarch64")
+    with pytest.raises(ValueError, match="not for any Python 3 on arm64"):
+        check(wheels["aarch64"], "arm64")
+    renamed = shutil.copy(wheels["aarch64"], tmp_path / wheels["arm64"].name)
+    with pytest.raises(ValueError, match="not for arm64 under macOS"):
+        check(Path(renamed), "arm64")
     hollow = tmp_path / wheels["x86_64"].name
     with zipfile.ZipFile(wheels["x86_64"]) as full, zipfile.ZipFile(hollow, "w") as copy:
         for name in full.namelist():

@@ -1,18 +1,37 @@
-"""What this machine has: memory that may be used, cores. Reads /proc and the control groups of this process."""
+"""What this machine has: memory that may be used, cores. Reads /proc and the control groups of this process; on macOS it asks
+`vm_stat`."""
 
 import contextlib
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+VM_STAT_S: Final = 5.0  # for the command to answer
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that may still be taken: what the system has free, or less where a control group limits this process."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    try:
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
+    except FileNotFoundError:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            told = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True, timeout=VM_STAT_S).stdout
+            free = min(free, free_of_vm_stat(told) or free)
+    except (OSError, ValueError, LookupError):
+        pass
     return max(0, min([free, *_cgroup_rooms(proc, cgroups)]))
+
+
+def free_of_vm_stat(told: str) -> int:
+    """Bytes that `vm_stat` of macOS tells of: of pages that are free or inactive; 0 if it tells of none."""
+    size = re.search(r"page size of (\d+) bytes", told)
+    kinds = re.findall(r"^Pages (free|inactive|speculative): +(\d+)\.$", told, re.MULTILINE)
+    return int(size[1]) * sum(int(pages) for _, pages in kinds) if size else 0
 
 
 def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:

@@ -49,6 +49,13 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         child.kill()
 
 
+@pytest.fixture(params=[True, False], ids=["descriptor", "id"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with descriptors of processes, as Linux, and one without, as macOS."""
+    if not request.param:
+        monkeypatch.delattr(os, "pidfd_open")
+
+
 def stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat, from the state on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -58,6 +65,7 @@ def ticks(pid: int) -> int:
     return int(stat(pid)[19])
 
 
+@pytest.mark.usefixtures("system")
 def test_a_node_is_told_to_leave(process: subprocess.Popen[bytes]) -> None:
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
     said = CliRunner().invoke(app, ["stop", "desk", "--wait", f"{GUARD_S}"])
@@ -75,6 +83,7 @@ time.sleep(0.5)
 """
 
 
+@pytest.mark.usefixtures("system")
 def test_one_that_has_left_is_gone() -> None:
     """It was said as soon as the file was gone: the next node of that key, started at once, could find it locked yet."""
     path = run_path("desk")
@@ -104,6 +113,7 @@ def test_one_of_which_threads_are_left_is_not_gone() -> None:
         assert start_ticks(child.pid) is None
 
 
+@pytest.mark.usefixtures("system")
 def test_one_that_stays_is_reported(process: subprocess.Popen[bytes]) -> None:
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
     process.send_signal(signal.SIGSTOP)
@@ -129,6 +139,7 @@ sys.exit(len(signal.sigpending()))
 """
 
 
+@pytest.mark.usefixtures("system")
 @pytest.mark.parametrize("is_told_before", [True, False])
 def test_now_is_the_second_signal(is_told_before: bool) -> None:
     """The first asks a node to hand its sessions over. This one takes neither before all were sent, as on a busy machine."""

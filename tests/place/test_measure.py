@@ -1,6 +1,7 @@
 """What is measured of this machine is plausible, kept for a day, and bounded by control groups."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,30 @@ def test_version_1_groups_count_too(tmp_path: Path) -> None:
     (folder / "memory.usage_in_bytes").write_text("2000\n")
     (folder / "memory.stat").write_text("inactive_file 10\n")
     assert available_memory(proc, top) == 3010
+
+
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                                3000.
+Pages active:                            900000.
+Pages inactive:                           20000.
+Pages speculative:                          100.
+Pages wired down:                        150000.
+Pages purgeable:                            700.
+"Translation faults":                 500000000.
+"""
+
+
+@pytest.mark.parametrize(("told", "free"), [(VM_STAT, 23_100 * 16384), ("no such format", None), (None, None)])
+def test_macos_is_asked_by_its_command(
+    told: str | None, free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is not there, or says something else, it may be all there is."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if told is not None:
+        (tmp_path / "vm_stat").write_text(f"#!/bin/sh\necho '{told}'\n")
+        (tmp_path / "vm_stat").chmod(0o755)
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert available_memory(tmp_path / "proc", tmp_path / "none") == (free or everything)
 
 
 def test_cores_are_those_of_the_quota(tmp_path: Path) -> None:

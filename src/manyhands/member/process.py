@@ -30,8 +30,13 @@ def is_running(pid: int, began: int | None, written_at: float, proc: Path = Path
         return False
     ticks = start_ticks(pid, proc)
     if ticks is None:
-        return not (proc / "stat").exists() and _is_ours(pid)
+        return is_there(pid, proc)
     return began == ticks if began is not None else _unix_s(ticks, proc) <= written_at + SLACK_S
+
+
+def is_there(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has the id `pid`: no zombie or, where the kernel does not tell, one of ours."""
+    return start_ticks(pid, proc) is not None or (not (proc / "stat").exists() and _is_ours(pid))
 
 
 def _unix_s(ticks: int, proc: Path) -> float:

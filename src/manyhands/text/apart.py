@@ -34,8 +34,10 @@ _TOO_COSTLY: Final = "it takes too much memory or time"
 
 
 def limit_memory() -> None:
-    """Hold this process to MEMORY_BYTES, beyond which the libraries abort it; it leaves no core."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    """Hold this process to MEMORY_BYTES, beyond which the libraries abort it; it leaves no core. On Linux: macOS counts nothing
+    that they take, and may refuse."""
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -94,15 +94,18 @@ static int find(int64_t target)
            (target == 4 && &kernels_amx && has_tiles());
 }
 #else
+static void complete_amx(void) {}
+static int amd_family(void) { return 0; }
+static int has_avx_dot(void) { return 0; }
+#if defined(__APPLE__)
+static int has_dot(void) { return 1; } /* the M1 was the first */
+#else
 #include <sys/auxv.h>
 #ifndef HWCAP_ASIMDDP
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
-
-static void complete_amx(void) {}
-static int amd_family(void) { return 0; }
-static int has_avx_dot(void) { return 0; }
 static int has_dot(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+#endif
 static int find(int64_t target) { return target == 0 || target == 3; }
 #endif
 

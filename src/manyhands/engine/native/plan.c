@@ -626,8 +626,10 @@ static float *more_room(float *old, int64_t width, int64_t rows)
     size_t bytes = (size_t)(ceil_div(width * rows, SIDE) * SIDE) * 4, align = bytes < HUGE_PAGE ? 64 : HUGE_PAGE;
     bytes = (bytes + align - 1) / align * align;
     float *room = aligned_alloc(align, bytes);
+#ifdef MADV_HUGEPAGE
     if (room && align == HUGE_PAGE)
         (void)madvise(room, bytes, MADV_HUGEPAGE);
+#endif
     return room ? memset(room, 0, bytes) : 0;
 }
 
