@@ -1,4 +1,5 @@
-"""The golden digests on ARM: cross-built with ziglang, run under qemu-user (apt install qemu-user, pip install ziglang).
+"""The golden digests on ARM, also of what is built for macOS: cross-built with ziglang, run under qemu-user (apt install
+qemu-user, pip install ziglang).
 
 MANYHANDS_TEST_QEMU and MANYHANDS_TEST_ZIG name the two programs where they are not in PATH.
 """
@@ -7,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -21,7 +23,7 @@ from manyhands.engine.library import Team
 from tests.engine.conftest import NATIVE
 from tests.engine.remote import SOURCE, Remote
 from tests.nightly import daily
-from tools import fuzz_kernels
+from tools import fuzz_kernels, wheel
 
 WITHOUT_DOT = "cortex-a72"  # has no dot product of bytes, which sums of small weights take where there is one
 MODELS = ("gpt_oss", "llama", "gemma2", "deepseek_v3", "qwen3_next")  # emulated: all families would take minutes
@@ -47,8 +49,11 @@ def programs() -> tuple[list[str], str]:
     return compiler, qemu
 
 
+TARGET = ["cc", "-target", "aarch64-linux-musl", *FLAGS]
+
+
 def build(compiler: list[str], folder: Path) -> Path:
-    command = [*compiler, "cc", "-target", "aarch64-linux-musl", *FLAGS]
+    command = [*compiler, *TARGET]
     objects = []
     for name, flags in {"scalar": [], "neon": ["-DLANES_NEON"]}.items():
         objects.append(str(folder / f"{name}.o"))
@@ -64,6 +69,16 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What starts the engine on ARM, without the emulator's options."""
     compiler, qemu = programs()
     return [qemu, str(build(compiler, tmp_path_factory.mktemp("neon")))]
+
+
+@pytest.fixture(scope="module")
+def of_macos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The same with the kernels of a wheel for macOS, which a loader of ours takes (macho.c)."""
+    (compiler, qemu), folder = programs(), tmp_path_factory.mktemp("macos")
+    with zipfile.ZipFile(wheel.build("arm64", folder)) as content:
+        kernels = content.extract(wheel.KERNELS, folder)
+    subprocess.run([*compiler, *TARGET, str(SOURCE.with_name("macho.c")), "-o", str(folder / "remote")], check=True)
+    return [qemu, str(folder / "remote"), kernels]
 
 
 @contextmanager
@@ -95,6 +110,17 @@ def test_neon_reproduces_the_digests(name: str, models: tuple[str, ...], command
     found["tininess aarch64"] = found.pop(f"tininess {platform.machine()}")
     assert calls > 0
     assert {case: golden.recorded().get(case) for case in found} == found
+
+
+@pytest.mark.nightly
+def test_what_is_built_for_macos_reproduces_the_digests(of_macos: list[str]) -> None:
+    """The machine code of the wheel. No Mac has run it."""
+    test_neon_reproduces_the_digests("neon", MODELS[:1], of_macos)
+
+
+@pytest.mark.nightly
+def test_random_plans_have_the_bits_of_plain_c_in_what_is_built_for_macos(of_macos: list[str]) -> None:
+    test_random_plans_have_the_bits_of_plain_c("max", of_macos)
 
 
 @pytest.mark.slow
