@@ -148,19 +148,23 @@ def test_a_plan_for_the_swarm_is_asked_of_its_gateway(monkeypatch: pytest.Monkey
     """F23: `plan MODEL --apply` shows the plan and what each node said."""
     hop = {"machine": "nas", "layers": "0-11", "link_ms": 1.0, "compute_ms": 20.0}
     move = {"name": "nas", "from": ["0-5"], "to": "0-11", "status": "refused", "said": "no room"}
+    moved = {"name": "desk", "from": [], "to": "0-5", "status": "reassigned", "said": "moves to layers 0-5"}
     asked: list[Any] = []
 
     def call(*given: Any) -> Any:
         asked.append(given)
-        applied = {"status": "partly", "moves": [move], "said": ""}
+        applied = {"status": "partly", "moves": [move, moved], "said": ""}
         return {"after": {"tokens_per_s": 41.0, "hops": [hop]}, "advice": ["nas alone is fastest"], "applied": applied}
 
     monkeypatch.setattr("manyhands.cli.plan_swarm.ask", call)
     done = CliRunner().invoke(app, ["plan", "tales", "--apply", "--strategy", "uniform", "--api", "http://x"])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
     assert "41.0 tokens/s expected" in done.output and "nas alone is fastest" in done.output
     assert "nas: layers 0-5 -> 0-11: refused (no room)" in done.output and "partly" in done.output
+    assert done.stderr == "manyhands: 1 of 2 moves refused: nas (layers 0-11)\n"
     body = {"model": "tales", "strategy": "uniform", "add": [], "apply": True, "force": False}
     assert asked == [("http://x", "", "POST", "/api/plan", body)]
+    told = CliRunner().invoke(app, ["plan", "tales", "--apply", "--json", "--api", "http://x"])
+    assert (told.exit_code, json.loads(told.stdout)["applied"]["moves"][0]) == (1, move)
     with pytest.raises(BadRequest, match="leave the others' options out"):
         CliRunner().invoke(app, ["plan", "tales", "--apply", "--add", "x:1GB"], catch_exceptions=False)

@@ -90,6 +90,22 @@ def test_a_node_that_is_needed_says_so_and_stays(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_a_plan_that_every_node_refuses_is_refused(stage: Stage) -> None:
+    """n1 was started with --layers 0-2, and n0 asks it to serve 3-5."""
+
+    async def scene(place: Town) -> None:
+        first = await place.host(0)
+        second = await place.host(1, span=Span(0, 3))
+        await until(lambda: spans(first.member) == {"n0": ["0-5"], "n1": ["0-2"]})
+        await until(lambda: first.member.edges()[second.member.id].rtt_s is not None)
+        gateway = Gateway({"tiny": place.origin(first.member)})
+        told = await apply(gateway, first, {"n0": "0-2", "n1": "3-5"}, force=True)
+        assert (told["status"], [move["name"] for move in told["moves"]]) == ("refused", ["n1"])
+        assert "was started with --layers 0-2" in told["moves"][0]["said"]
+
+    stage.play(scene)
+
+
 def test_a_node_that_is_registered_gets_the_layers_that_are_missing(stage: Stage) -> None:
     """L9-25: n1 and n2 serve 0-2, and n0, which had the rest, has left. The gateway is told of n2 and assigns 3-5 to it."""
 

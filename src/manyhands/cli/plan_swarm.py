@@ -6,16 +6,23 @@ from typing import Any
 import typer
 
 from manyhands.cli.client import ask, print_json
-from manyhands.cli.lines import fitted
+from manyhands.cli.lines import error_line, fitted
 from manyhands.plain import figure_of, one_line
 
 
 def plan_swarm(api: str, key: str, body: dict[str, Any], *, as_json: bool) -> None:
-    """Ask the gateway at `api` for a plan, and to apply it where `body` says so. Raises as the gateway refuses."""
+    """Ask the gateway at `api` for a plan, and to apply it where `body` says so; exit code 1 where a node refuses its part.
+    Raises as the gateway refuses."""
     told = ask(api, key, "POST", "/api/plan", body)
-    if as_json:
-        print_json(told)
-        return
+    print_json(told) if as_json else _show(told)
+    moves = (told.get("applied") or {"moves": []})["moves"]
+    if refused := [move for move in moves if move["status"] == "refused"]:
+        who = ", ".join(f"{move['name']} (layers {move['to']})" for move in refused)
+        typer.echo(error_line(f"{len(refused)} of {len(moves)} moves refused: {who}", sys.stderr), err=True)
+        raise typer.Exit(1)
+
+
+def _show(told: dict[str, Any]) -> None:
     from rich.console import Console
 
     if told["after"] is not None:

@@ -25,7 +25,7 @@ TRIES: Final = 3  # of a registered node, for fewer layers each time
 async def apply_plan(
     gateway: Gateway, model: str, origin: Origin, swarm: LivingSwarm, plan: Mapping[str, Any], *, force: bool
 ) -> dict[str, Any]:
-    """Ask the nodes of `plan` (its `hops`: machine, layers) to serve what it says. `status`: kept, applied or partly.
+    """Ask the nodes of `plan` (its `hops`: machine, layers) to serve what it says. `status`: kept, applied, partly or refused.
 
     Deadline: that of `reassign` for each move and round.
     """
@@ -38,8 +38,9 @@ async def apply_plan(
         said = f"no node moves for less than {WORTH} times the speed of the route of now"
         return {"status": "kept", "moves": [], "said": said}
     told = await move_all(gateway, model, moves, force=force)
-    is_whole = all(each["status"] != "refused" for each in told)
-    return {"status": "applied" if is_whole else "partly", "moves": told, "said": ""}
+    num_refused = sum(each["status"] == "refused" for each in told)
+    status = "applied" if not num_refused else "refused" if num_refused == len(told) else "partly"
+    return {"status": status, "moves": told, "said": ""}
 
 
 async def _token_s_now(origin: Origin, swarm: LivingSwarm) -> float | None:
