@@ -117,6 +117,26 @@ def test_strategies_are_planned_too(tmp_path: Path) -> None:
     assert "desk 0-6, nas 7-11" in run("tales", "--machines", file, "--strategy", "capacity")
 
 
+def test_a_plan_by_rule_is_not_advised_where_one_machine_alone_is_faster(tmp_path: Path) -> None:
+    """It said "share it", at 0.64 times the speed of desk alone."""
+    said = run("tales", "--machines", machines(tmp_path, "2GB", "1GB"), "--strategy", "uniform")
+    assert "desk alone is fastest: expect 8.3 tokens/s; shared (desk 0-5, nas 6-11) it would be" in said
+    assert "share it" not in said
+
+
+def test_the_memory_of_the_configuration_is_this_machine_s_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With memory in [node], --swarm and --machines were refused as if --memory were given."""
+    monkeypatch.setenv("MANYHANDS_NODE_MEMORY", room(5, with_ends=True))
+    assert "5-11" in CliRunner().invoke(app, ["plan", "tales"]).output
+    by_file = CliRunner().invoke(app, ["plan", "tales", "--machines", machines(tmp_path, "2GB", "1GB")])
+    assert "desk alone is fastest" in by_file.output
+    told = {"after": None, "advice": ["nas alone is fastest"]}
+    monkeypatch.setattr("manyhands.cli.plan_swarm.ask", lambda *_: told)
+    assert CliRunner().invoke(app, ["plan", "tales", "--swarm"]).output == "nas alone is fastest\n"
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [

@@ -29,6 +29,10 @@ STRATEGIES = ("measured", "uniform", "capacity")
 Swarm = Annotated[bool, typer.Option("--swarm", help="Of the swarm that runs, with what its nodes have measured.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Ask the nodes of the swarm to serve the plan.")]
 Force = Annotated[bool, typer.Option("--force", help="With --apply: also where little is gained, or a node is needed.")]
+Machines = Annotated[
+    Path | None, typer.Option("--machines", help="TOML file of machines; default: this one, measured.")
+]
+Memory = Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: what is free.")]
 Tokens = Annotated[
     int | None,
     typer.Option("--tokens", min=1, help="Tokens to hold cache for, prompt included; default: 2048, or the context."),
@@ -43,16 +47,13 @@ Gateway = Annotated[
 
 
 def plan(
+    context: typer.Context,
     model: options.Model,
-    machines: Annotated[
-        Path | None, typer.Option("--machines", help="TOML file of machines; default: this one, measured.")
-    ] = None,
+    machines: Machines = None,
     add: Annotated[
         list[str] | None, typer.Option("--add", help='What if there were also "laptop:8GB@40ms"; may be repeated.')
     ] = None,
-    memory: Annotated[
-        str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: what is free.")
-    ] = "",
+    memory: Memory = "",
     tokens: Tokens = None,
     prompt: PromptTokens = None,
     strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",
@@ -70,6 +71,8 @@ def plan(
         raise BadRequest(f"--strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
     if force and not apply:
         raise BadRequest("--force goes with --apply: without it nothing is asked of any node")
+    if (swarm or apply or machines) and not options.is_given(context, "memory"):
+        memory = ""  # what the configuration says is of this machine alone
     if swarm or apply:
         if machines or memory or tokens or prompt or (apply and add):
             raise BadRequest("--swarm and --apply plan for the machines that there are: leave the others' options out")
@@ -135,7 +138,7 @@ def _measured(checkpoint: "Checkpoint", memory_bytes: int | None) -> "Machine":
     from manyhands.config import home_from_env
     from manyhands.place.measure import this_machine
 
-    name = socket.gethostname() or "here"
+    name = options.settings().node.name or socket.gethostname() or "here"
     home = home_from_env()
     return options.run(aside(this_machine, name, checkpoint, home, memory_bytes, rehearsal.rehearsed))
 

@@ -341,10 +341,10 @@ def advice(plans: Plans) -> str:
     best, alone = plans.ranked[0], plans.alone
     if alone is None:
         return f"no machine holds it alone; share it: {best}. Expect {figure_of(best.tokens_per_s)} tokens/s"
-    if alone != best:
+    if best.tokens_per_s > alone.tokens_per_s:
         gain = best.tokens_per_s / alone.tokens_per_s
         rate = f"{figure_of(best.tokens_per_s)} tokens/s, {gain:.2f} times {alone.hops[0].machine} alone"
         return f"share it: {best}. Expect {rate}"
     shared = next((plan for plan in plans.ranked if len(plan.hops) > 1), None)
-    said = f"{best.hops[0].machine} alone is fastest: expect {figure_of(best.tokens_per_s)} tokens/s"
+    said = f"{alone.hops[0].machine} alone is fastest: expect {figure_of(alone.tokens_per_s)} tokens/s"
     return said if shared is None else f"{said}; shared ({shared}) it would be {figure_of(shared.tokens_per_s)}"
