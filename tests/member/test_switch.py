@@ -73,7 +73,27 @@ def test_a_node_that_leaves_takes_no_request_of_its_own(play: Play) -> None:
         await one.leave()
         with pytest.raises(Draining, match="n1 is leaving: ask another member"):
             await ask(own, Rules())
-        await one.idle()
+        assert await one.idle(asyncio.get_running_loop().time())
+
+    play(scene)
+
+
+def test_a_node_that_leaves_waits_for_its_own_answers_until_a_deadline(play: Play) -> None:
+    """It waited as long as they took: systemd killed it with them, after `drain_s` and 20 s."""
+
+    async def scene(place: Town) -> None:
+        _, (_, one, _) = await settled(place, "", "0-3", "0-3")
+        origin, now = place.origin(one), asyncio.get_running_loop().time
+        running = origin.answer(origin.request_ids(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True)))
+        stream = origin.stream(running)
+        await anext(stream)
+        await one.leave()
+        began = now()
+        assert not await one.idle(began + 5.0)
+        assert 5.0 <= now() - began < 6.0
+        waiting = asyncio.ensure_future(one.idle(now() + 300.0))
+        assert len([token async for token in stream]) >= 50
+        assert await waiting and now() - began < 300.0
 
     play(scene)
 

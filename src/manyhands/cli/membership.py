@@ -14,6 +14,7 @@ from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
 from manyhands.cli.background import go_on_in_background
 from manyhands.cli.gateway import ApiPlan
+from manyhands.cli.leaving import leave
 from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import doing, end_lines
@@ -206,11 +207,7 @@ async def _stay(
                 await asyncio.to_thread(update_ticket, home, member.remembered())
             except ManyhandsError as error:  # the disk is full, say: sessions are handed over all the same
                 tell.line(f"the addresses of members are not remembered: {error}")
-        again = " (Ctrl-C again to leave at once)" if tell.shows else ""
-        tell("leaving", f"leaving: handing sessions over{again}")
-        await invitations.withdraw()
-        await member.leave()
-        await member.idle()
+        await leave(member, invitations, tell)
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------

@@ -158,10 +158,12 @@ class Member:
         self.node.worker.switch(on=on)
         self.directory.announce()
 
-    async def idle(self) -> None:
-        """Wait until this node's own requests have ended. Deadline: the caller's."""
-        while self.node.sessions:  # noqa: ASYNC110  # once in a member's life
+    async def idle(self, ends_at: float) -> bool:
+        """Wait until this node's own requests have ended, or (False) for the loop's time to be `ends_at`."""
+        clock = asyncio.get_running_loop().time
+        while self.node.sessions and clock() < ends_at:  # noqa: ASYNC110  # once in a member's life
             await asyncio.sleep(IDLE_POLL_S)
+        return not self.node.sessions
 
     def _note_place(self) -> None:
         """What this node says of itself names where it is found; what runs at this machine's own address is local."""
