@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from manyhands.cli.runfile import is_leaving, run_file, run_path
 from manyhands.cli.signals import NUMBERS, StopSignals
 from tests.waiting import GUARD_S
 
@@ -52,6 +53,23 @@ def seen(numbers: list[int], *, is_serving: bool = True) -> list[str]:
 )
 def test_the_first_asks_to_leave_and_the_second_ends_it(numbers: list[int]) -> None:
     assert seen(numbers) == ["serving", "leaving", "ended"]
+
+
+def test_the_run_file_says_that_the_node_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    (tmp_path / "node.key").touch()
+
+    async def main() -> None:
+        async with asyncio.timeout(GUARD_S):
+            with StopSignals(node="desk") as signals:
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+                signals.begin_serving()
+                assert not is_leaving(run_path("desk"))
+                await signals.leaving()
+                assert is_leaving(run_path("desk"))
+
+    with run_file("desk", tmp_path / "node.key"):
+        asyncio.run(main())
 
 
 def test_before_it_serves_the_first_ends_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from manyhands.cli import app
-from manyhands.cli.runfile import run_file, run_path, running_pid
+from manyhands.cli.runfile import is_leaving, note_leaving, run_file, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
 from manyhands.member.process import start_ticks
 from tests.waiting import GUARD_S, until
@@ -152,6 +152,25 @@ def test_now_is_the_second_signal(is_told_before: bool) -> None:
         assert CliRunner().invoke(app, ["stop", "desk", "--now", "--wait", "0"]).exit_code == 1
         busy.communicate(b"\n", GUARD_S)
         assert busy.returncode == 2, "signals that it took"
+
+
+def test_to_ask_again_is_no_second_signal() -> None:
+    """`manyhands stop` after one that had not waited long enough cut the sessions, as --now does."""
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout and busy.stdout.readline()
+        path = run_path("desk")
+        path.write_text(f"{busy.pid} {ticks(busy.pid)}")
+        note_leaving("desk")
+        assert running_pid(path) == busy.pid and is_leaving(path)
+        for more in ([], ["--now"]):
+            assert CliRunner().invoke(app, ["stop", "desk", "--wait", "0", *more]).exit_code == 1
+        busy.communicate(b"\n", GUARD_S)
+        assert busy.returncode == 1, "signals that it took"
+
+
+def test_a_node_without_a_run_file_gets_none() -> None:
+    note_leaving("desk")
+    assert not run_path("desk").exists() and not is_leaving(run_path("desk"))
 
 
 def test_another_process_of_that_id_is_left_alone(process: subprocess.Popen[bytes]) -> None:

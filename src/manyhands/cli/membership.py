@@ -110,7 +110,7 @@ async def _run(
     if named is not None:
         _check_servable(named.model, home, with_text=api.addr is not None)
     alone = run_file(name, own_key_file(wish.key))
-    with StopSignals(while_stdin=while_stdin) as signals, alone, device_of_process(wish.threads) as device:
+    with StopSignals(while_stdin=while_stdin, node=name) as signals, alone, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
 
         async def work() -> None:

@@ -1,4 +1,5 @@
-"""$MANYHANDS_HOME/run/NAME.pid: the process of a node that runs here ("PID START"), and whether it still is that process."""
+"""$MANYHANDS_HOME/run/NAME.pid: the process of a node that runs here ("PID START", and "leaving" once it was told to), and
+whether it still is that process."""
 
 import contextlib
 import fcntl
@@ -11,6 +12,7 @@ from manyhands.files import lock, read_plain
 from manyhands.member.process import is_running, start_ticks
 
 MAX_BYTES = 1 << 10  # of such a file
+LEAVING = b" leaving"
 
 
 @contextlib.contextmanager
@@ -38,6 +40,21 @@ def run_file(name: str, key: Path) -> Iterator[None]:
             yield
         finally:
             removed(path)
+
+
+def note_leaving(name: str) -> None:
+    """Note that the node of this name, which runs, was told to leave: the next signal ends it. What cannot be noted is not."""
+    with contextlib.suppress(OSError), open(run_path(name), "r+b", buffering=0) as file:
+        file.seek(0, os.SEEK_END)
+        file.write(LEAVING)
+
+
+def is_leaving(path: Path) -> bool:
+    """Whether the node of this file was told to leave."""
+    try:
+        return read_plain(path, MAX_BYTES).endswith(LEAVING)
+    except (OSError, BadRequest):
+        return False
 
 
 def check_not_running(name: str) -> None:
@@ -82,7 +99,7 @@ def only_node() -> str:
 def running_pid(path: Path, proc: Path = Path("/proc")) -> int | None:
     """The process that wrote `path`, if it still runs; None else."""
     try:
-        pid, *began = [int(word) for word in read_plain(path, MAX_BYTES).split()]
+        pid, *began = [int(word) for word in read_plain(path, MAX_BYTES).removesuffix(LEAVING).split()]
         written_at = path.stat().st_mtime
     except (OSError, ValueError, BadRequest):
         return None

@@ -179,7 +179,7 @@ async def _serve(
     # Children of `local` are not stopped by name, and several `local` have nodes of the same names.
     alone = contextlib.nullcontext() if job.is_child else run_file(job.name, own_key_file(job.key))
     with (
-        StopSignals(while_stdin=job.is_child) as signals,
+        StopSignals(while_stdin=job.is_child, node="" if job.is_child else job.name) as signals,
         alone,
         device_of_process(job.threads) as device,
         in_use(folder),

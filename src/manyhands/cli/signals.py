@@ -11,6 +11,8 @@ from typing import Any, Final, Self
 
 import typer
 
+from manyhands.cli.runfile import note_leaving
+
 NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED: Final = 128 + signal.SIGINT  # as shells have it
 
@@ -19,11 +21,12 @@ class StopSignals:
     """Takes the signals while the block runs: the first sets `leave`, a second one `stop`; before `begin_serving` there
     is nothing to hand over, and the first sets `stop`. SIGHUP stays ignored where it is (nohup).
 
-    `while_stdin`: the end of stdin sets `stop` too (the parent died).
+    `while_stdin`: the end of stdin sets `stop` too (the parent died). `node`: whose run file notes the first ("": none).
     """
 
-    def __init__(self, *, while_stdin: bool = False) -> None:
+    def __init__(self, *, while_stdin: bool = False, node: str = "") -> None:
         self.stop, self.leave = asyncio.Event(), asyncio.Event()
+        self._node = node
         self._while_stdin, self._is_serving, self._is_interrupted = while_stdin, False, False
         is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         self._taken = [number for number in NUMBERS if number != signal.SIGHUP or not is_nohup]
@@ -71,6 +74,8 @@ class StopSignals:
         """Serve, and wait for the first signal."""
         self.begin_serving()
         await self.leave.wait()
+        if self._node:
+            await asyncio.to_thread(note_leaving, self._node)
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end, or until `stop` is set: then it is cancelled. Raises what it raises."""

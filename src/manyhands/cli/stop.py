@@ -12,7 +12,7 @@ import typer
 
 from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
-from manyhands.cli.runfile import nodes_here, only_node, run_path, running_pid
+from manyhands.cli.runfile import is_leaving, nodes_here, only_node, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
 from manyhands.member.process import is_there
 
@@ -36,7 +36,8 @@ def stop(
     with contextlib.ExitStack() as stack, contextlib.suppress(ProcessLookupError):  # it has ended by itself
         process = stack.enter_context(_Process(pid))
         if running_pid(path) == pid:
-            process.tell(name, signal.SIGTERM)
+            if not is_leaving(path):  # else this would be the second signal, which ends it at once
+                process.tell(name, signal.SIGTERM)
             if now:
                 process.tell(name, signal.SIGINT)  # the second of two SIGTERMs is lost while the first waits
             has_left = process.ends_within(min(wait, SHOWN_S))
