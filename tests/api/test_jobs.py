@@ -16,6 +16,7 @@ from manyhands.api.jobs import History, JobFile, job_object
 from manyhands.api.run import Job
 from manyhands.errors import BadRequest
 from tests.api.observed import PROMPT, observed
+from tests.waiting import until
 
 
 def job(number: int, ended: float) -> Job:
@@ -105,6 +106,32 @@ def test_a_file_that_cannot_be_written_costs_no_request(tmp_path: Path, caplog: 
         kept.ended(job(1, 990.0), "done")
     assert ids(kept.recent()) == ["job-1"]
     assert "not written" in caplog.text
+
+
+def test_a_full_disk_is_said_once_and_so_is_its_end(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+    """It was said with each request: "1 jobs are not written"."""
+    is_full, write = True, JobFile._write
+    tried: list[Any] = []
+
+    def written(file: JobFile, database: sqlite3.Connection, jobs: Any) -> None:
+        if is_full:
+            tried.extend(jobs)
+            raise sqlite3.OperationalError("database or disk is full")
+        write(file, database, jobs)
+
+    monkeypatch.setattr(JobFile, "_write", written)
+    with JobFile(tmp_path / "jobs") as file:
+        for number in range(3):
+            file.add(job_object(job(number, 100.0)))
+        asyncio.run(until(lambda: len(tried) == 3))
+        is_full = False
+        file.add(job_object(job(3, 100.0)))
+    said = [record.message for record in caplog.records]
+    assert said == [
+        f"jobs are not written to {file.path} (database or disk is full): is its disk full?",
+        f"jobs are written to {file.path} again; it lacks 3",
+    ]
+    assert ids(file.recent()) == ["job-3"]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class History:
 class JobFile:
     """Ended jobs in an SQLite file (mode 0600), at most `max_jobs` of at most `max_age_s`. Enter it before use.
 
-    A file that cannot be written later is logged once a batch and fails no request. Entering raises as `make`.
+    A file that cannot be written later is logged, and again once it can, and fails no request. Entering raises as `make`.
     """
 
     def __init__(self, path: Path, *, max_jobs: int = MAX_JOBS, max_age_s: float = MAX_AGE_S) -> None:
@@ -237,17 +237,24 @@ class JobFile:
 
     def _write_all(self) -> None:
         with contextlib.closing(self._connect()) as database:
-            is_open = True
+            is_open, num_lost = True, 0
             while is_open:
                 batch = [self._unwritten.get()]
                 with contextlib.suppress(queue.Empty):
                     while batch[-1] is not None:
                         batch.append(self._unwritten.get_nowait())
                 is_open = batch[-1] is not None
+                jobs = [job for job in batch if job is not None]
                 try:
-                    self._write(database, [job for job in batch if job is not None])
+                    self._write(database, jobs)
                 except sqlite3.Error as error:
-                    logger.warning("%d jobs are not written to %s: %s", len(batch), self.path, error)
+                    if num_lost == 0:
+                        logger.warning("jobs are not written to %s (%s): is its disk full?", self.path, error)
+                    num_lost += len(jobs)
+                else:
+                    if num_lost and jobs:  # without any nothing was tried
+                        logger.warning("jobs are written to %s again; it lacks %d", self.path, num_lost)
+                        num_lost = 0
 
     def _write(self, database: sqlite3.Connection, jobs: Iterable[JobObject]) -> None:
         rows = [(job["id"], job["ended_unix_s"], json.dumps(job)) for job in jobs]
