@@ -224,6 +224,8 @@ def test_a_joiner_without_files_gets_them_from_a_peer(stage: Stage) -> None:
             Span(3, 6), stage.home, [provider_of(member, r) for r in holders], Silent(), with_ends=False
         )
         assert folder == stage.home / "models" / kind.model
+        again = await weights_in(kind, [], stage.home, Silent())
+        assert (again.id, again.here) == (kind.model, Span(3, 6)), "what lies here says what the model is"
 
     stage.play(scene)
 

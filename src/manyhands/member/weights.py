@@ -251,7 +251,8 @@ async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Pat
         found = await weights_of(kind.name, kind.precision, (), home, progress)
         if found.id == kind.model:
             return found
-    manifest, config = await _described(kind, providers)
+    here = [DiskProvider(folder) for folder in await aside(folders_of, kind.model, home)]
+    manifest, config = await _described(kind, [*here, *providers])
     facts = parse_config(config)
     shape = shape_of(kind.name, facts, manifest.tensors, kind.precision)
     found = Weights(kind.name, kind.precision, shape, config, kind.model, None, _hub_id(kind.name))
