@@ -9,17 +9,18 @@ import pytest
 from manyhands.checkpoint.manifest import Silent
 from manyhands.cli.reporter import Reporter, tell_serving
 from manyhands.config import BalanceConfig
-from manyhands.core import NodeAddr, SamplingParams, Span
+from manyhands.core import NodeAddr, NodeId, SamplingParams, Span
 from manyhands.errors import BadRequest, Conflict, ShardUnavailable, WeightsMismatch
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import provider_of
 from manyhands.member.view import missing_spans
-from manyhands.member.weights import kinds_of, weights_in, weights_of
+from manyhands.member.weights import ServedModel, kinds_of, weights_in, weights_of, weights_soon
 from manyhands.place.measure import Speed
 from manyhands.place.shape import PROCESS_BYTES, look_up
 from manyhands.plain import size_of
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.weights.provider import Provider
 from manyhands.worker.execute import Device
 from tests.member.members import TOKENS, Town, room_for, spans, town
 from tests.member.requests import until
@@ -226,6 +227,36 @@ def test_a_joiner_without_files_gets_them_from_a_peer(stage: Stage) -> None:
         assert folder == stage.home / "models" / kind.model
         again = await weights_in(kind, [], stage.home, Silent())
         assert (again.id, again.here) == (kind.model, Span(3, 6)), "what lies here says what the model is"
+
+    stage.play(scene)
+
+
+def test_a_joiner_waits_for_a_node_that_loads_the_model(stage: Stage) -> None:
+    """Both start at once, as after a power cut: what is claimed there has been loaded four seconds later."""
+
+    async def scene(place: Town) -> None:
+        first = await place.open(0)
+        weights = await weights_of(str(stage.folder), "bf16", (), stage.home, Silent())
+        claim = weights.claim(Span(0, 6))
+        assert claim is not None
+        first.claims = [claim]
+        first.directory.announce()
+        member = await place.open(1)
+        (kind,) = kinds_of(member.records())
+
+        def holders(kind: ServedModel) -> list[Provider]:
+            return [provider_of(member, r) for r in member.records() if kind.is_of(r) and r.node != member.id]
+
+        def is_linked(node: NodeId) -> bool:
+            return member.node.pool.find(node, "control") is not None
+
+        waiting = asyncio.ensure_future(weights_soon(kind, holders, is_linked, stage.home / "other", Silent()))
+        await asyncio.sleep(4.0)
+        assert not waiting.done()
+        await first.node.seed.add(stage.folder)
+        assert (await waiting).id == kind.model
+        with pytest.raises(ShardUnavailable, match="no node of the swarm has the manifest"):
+            await weights_soon(kind, lambda kind: [], is_linked, stage.home / "third", Silent())
 
     stage.play(scene)
 

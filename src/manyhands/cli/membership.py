@@ -254,7 +254,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
     """The model: as named, or the one of the swarm that lacks most."""
     from manyhands.member.providers import provider_of
     from manyhands.member.view import missing_spans
-    from manyhands.member.weights import kinds_of, known_kinds, weights_in, weights_of
+    from manyhands.member.weights import kinds_of, known_kinds, weights_of, weights_soon
 
     def holders(kind: Any) -> list[Any]:
         found = [r for r in member.records() if kind.is_of(r) and r.node != member.id and member.book(r.node)]
@@ -273,7 +273,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
         raise _without_model(member)
     known = known_kinds(member.records(), is_linked)
     kind = min(known, key=lambda kind: not missing_spans(kind, known[kind], with_spares=False))
-    return await weights_in(kind, holders(kind), home, bar)
+    return await weights_soon(kind, holders, is_linked, home, bar)
 
 
 def _without_model(member: "Member") -> ManyhandsError:

@@ -151,6 +151,9 @@ def kinds_of(records: Sequence[Record]) -> list[ServedModel]:
 # of nodes that there are not, or that say nothing.
 MAX_ASKED: Final = 8
 NEXT_S: Final = 2.0
+# How long a joiner waits for a node that loads the model, and how often it asks.
+LOADING_S: Final = 60.0
+AGAIN_S: Final = 1.0
 # Models of a swarm that a member looks at: of more, each false record would cost it work.
 MAX_KINDS: Final = 64
 
@@ -257,6 +260,26 @@ async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Pat
     shape = shape_of(kind.name, facts, manifest.tensors, kind.precision)
     found = Weights(kind.name, kind.precision, shape, config, kind.model, None, _hub_id(kind.name))
     return await _placed(found, home)
+
+
+async def weights_soon(
+    kind: ServedModel,
+    holders: Callable[[ServedModel], Sequence[Provider]],
+    is_linked: Callable[[NodeId], bool],
+    home: Path,
+    progress: HashProgress,
+) -> Weights:
+    """As `weights_in`, again and again while linked nodes name the model, for LOADING_S at most: one that loads it yet cannot
+    say what it is, as where all nodes of a swarm start at once. Raises as weights_in."""
+    clock = asyncio.get_running_loop().time
+    ends_at = clock() + LOADING_S
+    while True:
+        try:
+            return await weights_in(kind, holders(kind), home, progress)
+        except ShardUnavailable:
+            if clock() > ends_at or not any(is_linked(NodeId(each.node)) for each in holders(kind)):
+                raise
+        await asyncio.sleep(AGAIN_S)
 
 
 def _hub_id(name: str) -> str | None:
