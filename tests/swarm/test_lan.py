@@ -115,6 +115,8 @@ def test_the_secret_is_not_in_it() -> None:
     assert TICKET.fingerprint == Ticket.parse(TICKET.encode()).fingerprint != Ticket.new("hörsaal").fingerprint
     with pytest.raises(BadRequest, match="--listen"):
         advertisement(TICKET, NODE, [])
+    with pytest.raises(BadRequest, match=r"mDNS tells addresses, and desk\.example is a name"):
+        advertisement(TICKET, NODE, [NodeAddr("desk.example", 7700)])  # --advertise desk.example:7700
 
 
 def test_a_good_advertisement_is_read() -> None:

@@ -54,12 +54,14 @@ def advertisement(
     code_port: int | None = None,
     turn: int = 0,
 ) -> AsyncServiceInfo:
-    """What to say of `node`; each `turn` says something new. `addresses` are numeric and have one port.
+    """What to say of `node`; each `turn` says something new. `addresses` have one port.
 
-    Raises BadRequest if there is none.
+    Raises BadRequest if there is none, or one is a name.
     """
     if not addresses:
         raise BadRequest("a node without an address cannot be found on the local network: give --listen HOST:PORT")
+    if names := [addr.host for addr in addresses if not _is_numeric(addr.host)]:
+        raise BadRequest(f"mDNS tells addresses, and {names[0]} is a name")
     return AsyncServiceInfo(
         SERVICE,
         f"{node[:16]}.{SERVICE}",
@@ -109,8 +111,18 @@ def _port(text: str) -> int | None:
     return int(text)
 
 
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 def _join(host: str, port: int) -> str:
-    ipaddress.ip_address(host.partition("%")[0])  # ValueError for what is no address
+    """Raises ValueError for what is no address."""
+    if not _is_numeric(host):
+        raise ValueError(host)
     return str(NodeAddr(host, port))
 
 
