@@ -101,6 +101,22 @@ def test_files_of_ended_processes_and_of_other_forms_do_not_count(tmp_path: Path
     assert not (tmp_path / "run" / "dead.json").exists()
 
 
+def test_the_secret_of_a_killed_node_s_gateway_goes_with_its_file(tmp_path: Path) -> None:
+    """One stayed for each time that a node without --api, whose port is another one each time, was killed."""
+    run = tmp_path / "run"
+    for port, is_newer in ((4001, False), (4002, True)):
+        with announced(tmp_path, running()) as announce:
+            (run / f"api-{port}.secret").write_text("secret")
+            announce(f"http://127.0.0.1:{port}")
+            facts = json.loads((run / "desk.json").read_text())
+        (run / "desk.json").write_text(json.dumps({**facts, "pid": 2**22 - 1}))
+        now = (run / "desk.json").stat().st_mtime + 1.0
+        if is_newer:  # another node opened its gateway there meanwhile
+            os.utime(run / f"api-{port}.secret", (now, now))
+    with announced(tmp_path, running()):
+        assert sorted(path.name for path in run.iterdir()) == ["api-4002.secret", "desk.json"]
+
+
 def dead_file(home: Path) -> Path:
     """Of a node that was killed."""
     with announced(home, running()):

@@ -44,7 +44,9 @@ def owner_secret(home: Path, api: str) -> str | None:
 
 
 def _path(home: Path, port: int) -> Path:
-    return home / "run" / f"api-{port}.secret"
+    from manyhands.member.home import secret_path
+
+    return secret_path(home / "run", port)
 
 
 def _read(path: Path) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, ManyhandsError, TicketError
@@ -116,6 +117,7 @@ class Running:
 @contextlib.contextmanager
 def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
     """Say that a node runs, until the block ends; yields what to call with the URL of its gateway."""
+    list_running(home)  # removes what one that was killed has left, which may have had this name
     running = replace(running, began=start_ticks(running.pid))
     path = home / "run" / f"{running.name}.json"
 
@@ -142,15 +144,24 @@ def list_running(home: Path) -> list[Running]:
         if is_alive:
             found.append(running)
         else:
-            _remove_dead(path, said)
+            _remove_dead(path, said, running.api)
     return found
 
 
-def _remove_dead(path: Path, said: bytes) -> None:
-    """Remove the file of a dead process unless it says something else by now: its node may have started again."""
-    with contextlib.suppress(OSError), alone(path.parent):
+def _remove_dead(path: Path, said: bytes, api: str) -> None:
+    """Remove the file of a dead process, and the secret of its gateway at `api`, unless it says something else by now: its node
+    may have started again. Another gateway has its port if the secret is newer."""
+    with contextlib.suppress(OSError, ValueError), alone(path.parent):
         if path.read_bytes() == said:
+            written_at = path.stat().st_mtime_ns
             path.unlink()
+            if api and (secret := secret_path(path.parent, urlsplit(api).port)).stat().st_mtime_ns <= written_at:
+                secret.unlink()
+
+
+def secret_path(run: Path, port: int | None) -> Path:
+    """The file in the folder `run` by which the owner proves to the gateway at `port` who asks."""
+    return run / f"api-{port}.secret"
 
 
 def check_name(name: str) -> str:
