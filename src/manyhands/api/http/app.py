@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manyhands import __version__
@@ -28,7 +29,7 @@ from manyhands.api.http.arrival import arrived
 from manyhands.api.http.body import unread
 from manyhands.api.http.document import with_bodies, with_errors
 from manyhands.api.http.error import error_response, routing_error
-from manyhands.api.http.hosts import Hosts, check_json, single
+from manyhands.api.http.hosts import Hosts, UnsupportedMediaType, check_json, single
 from manyhands.api.http.page import document, icon_path, page_files, page_router
 from manyhands.api.http.reference import render
 from manyhands.api.http.route import LARGE_PATHS, PROCESS_BYTES, PROCESS_PATH
@@ -188,7 +189,7 @@ class BodyGuard:
             PARENT.set(headers.get("traceparent"))
             is_open = scope["path"] in self._open_paths
             state["caller"] = await self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
-            if check_json(headers, scope["path"], state["sender"]):
+            if _is_untyped_json(scope):
                 others = [header for header in scope["headers"] if header[0] != b"content-type"]
                 scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
         except ManyhandsError as error:
@@ -260,6 +261,17 @@ class BodyGuard:
         if held > MAX_PREPARED_BYTES:
             said = f"requests of {held} bytes wait or run now, of {MAX_PREPARED_BYTES}"
             raise RateLimited(f"{said}: try again later", 5.0)
+
+
+def _is_untyped_json(scope: Scope) -> bool:
+    """As check_json; what no route takes is refused by its path and not by its type."""
+    state = scope["state"]
+    try:
+        return check_json(state["headers"], scope["path"], state["sender"])
+    except UnsupportedMediaType:
+        if any(route.matches(scope)[0] is Match.FULL for route in scope["app"].router.routes):
+            raise
+        return False
 
 
 def _who(caller: Caller, scope: Scope) -> str:
