@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from manyhands.cli import app, code, join, nearby, switch
@@ -170,6 +171,16 @@ def test_a_code_gives_the_ticket_with_that_machine_first(network: Network, monke
     got = ask_for_code("")
     assert got.secret == HOME.secret and got.addresses[0] == DESK.addresses[0] and len(got.addresses) == MAX_ADDRESSES
     assert network.codes == ["K7W4QX"]
+
+
+def test_ctrl_c_where_the_code_is_asked_for_is_an_interruption(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code was 1, and "Aborted!" was printed. The end of the input ends a prompt in the same way."""
+    types(monkeypatch)
+    with pytest.raises(typer.Exit) as ended:
+        ask_for_code("")
+    assert ended.value.exit_code == 130
 
 
 def test_what_can_be_no_code_is_asked_again_without_a_call(

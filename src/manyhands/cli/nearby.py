@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import typer
 
 from manyhands.cli.progress import clear_line, doing
+from manyhands.cli.signals import INTERRUPTED
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, LinkClosed, WrongCode
 from manyhands.net.own_address import reachable
@@ -164,7 +165,7 @@ def ask_for_code(name: str) -> Ticket:
         row = row if row.shown else _wait_for_code(row)
         if row.shown is None:
             continue
-        typed = typer.prompt(f"the code that {one_line(machine(row.shown))} shows").strip()
+        typed = _prompt(f"the code that {one_line(machine(row.shown))} shows").strip()
         if typed.startswith(PREFIX):
             return Ticket.parse(typed)
         try:
@@ -185,7 +186,7 @@ def ask_for_code(name: str) -> Ticket:
 def _wait_for_code(row: Row) -> Row:
     """What is seen of a swarm that shows no code, after its owner was asked to show one."""
     text = f"{row.swarm} shows no code: run `manyhands code` on one of its machines, then press Enter here"
-    typer.prompt(one_line(text, 300), default="", show_default=False)
+    _prompt(one_line(text, 300), default="", show_default=False)
     return _again(row)
 
 
@@ -196,9 +197,18 @@ def _choose(rows: Sequence[Row]) -> Row:
         typer.echo(f"  {number}  {row.line()}", err=True)
     if len(rows) == 1:
         return rows[0]
-    while (number := typer.prompt("which one", type=int, default=1)) not in range(1, len(rows) + 1):
+    while (number := _prompt("which one", type=int, default=1)) not in range(1, len(rows) + 1):
         typer.echo(f"{number}: it is 1 to {len(rows)}", err=True)
     return rows[number - 1]
+
+
+def _prompt(text: str, **options: Any) -> Any:
+    """What is typed. Raises typer.Exit, with the code of what is interrupted, for Ctrl-C and Ctrl-D."""
+    try:
+        return typer.prompt(text, **options)
+    except typer.Abort as error:
+        typer.echo(err=True)
+        raise typer.Exit(INTERRUPTED) from error
 
 
 def _again(row: Row) -> Row:
