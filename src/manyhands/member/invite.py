@@ -54,8 +54,8 @@ class Invitations:
             await self._withdraw()
             if self._advertised is None or not self._advertised.is_sent:
                 raise BadRequest(
-                    "a code needs a node that others on this network can find: start it without --scope off and "
-                    "without --listen 127.0.0.1:PORT, where multicast works; or use the ticket"
+                    "a code needs a node that others on this network can find: start it without --scope off, "
+                    "--listen 127.0.0.1:PORT and --advertise of a name, where multicast works; or use the ticket"
                 )
             listening = _listen(self.member.config.listen.host, self.member.addresses[0].port)
             code = JoinCode(draw_code(secrets.randbelow), asyncio.get_running_loop().time() + CODE_S)
