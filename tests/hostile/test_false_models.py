@@ -291,6 +291,22 @@ def test_silent_holders_of_a_model_do_not_hold_up_what_it_is(tmp_path: Path, mon
     assert run_virtual(main()) < 6 * STALL_S
 
 
+@pytest.mark.parametrize("config", [b"", b"{", b"\xff", b"[]", b"[" * 99, b'{"a": NaN}', b"{}" + bytes(5 << 20)])
+def test_a_holder_that_gives_another_config_keeps_no_node_from_what_a_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: bytes
+) -> None:
+    """The right manifest, which anyone has, and bytes that are no config.json: who joined was told that the model is bad."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    folder = make_model(tmp_path / "m")
+    manifest = build_manifest(folder)
+    files = {MANIFEST: manifest.encode(), "config.json": (folder / "config.json").read_bytes()}
+    holders: list[Any] = [Holder(1, {**files, "config.json": config}), Holder(2, files)]
+    kind = ServedModel(manifest.id, "m", "bf16")
+    assert run_virtual(weights_in(kind, holders, tmp_path, NoProgress())).id == manifest.id
+    with pytest.raises(ShardUnavailable, match="1 asked"):
+        run_virtual(weights_in(kind, holders[:1], tmp_path, NoProgress()))
+
+
 # -- tokenizers -------------------------------------------------------------------------------------------------------
 
 

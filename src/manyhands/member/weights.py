@@ -305,7 +305,7 @@ async def _described(kind: ServedModel, providers: Sequence[Provider]) -> tuple[
 
 
 async def _ask(kind: ServedModel, failures: list[str], provider: Provider) -> tuple[Manifest, bytes] | None:
-    """What one provider says of a model; None if that is nothing, or not proven. Raises ModelError."""
+    """What one provider says of a model; None if that is nothing, or not proven. Raises ModelError for a model that is none."""
     try:
         raw = await provider.file(kind.model, MANIFEST)
         config = await provider.file(kind.model, "config.json")
@@ -316,8 +316,10 @@ async def _ask(kind: ServedModel, failures: list[str], provider: Provider) -> tu
 
 
 def _proven(model: ModelId, raw: bytes, config: bytes) -> tuple[Manifest, bytes] | None:
-    """Blocking: a second for the tables of 100,000 tensors."""
+    """Blocking: a second for the tables of 100,000 tensors. What is no config at all says nothing of the model."""
     if hashlib.sha256(raw).hexdigest() != model:
         return None
     manifest = Manifest.decode(raw)
-    return (manifest, config) if config_digest(config) == manifest.config_sha256 else None
+    with contextlib.suppress(ModelError):
+        return (manifest, config) if config_digest(config) == manifest.config_sha256 else None
+    return None
