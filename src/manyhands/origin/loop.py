@@ -215,8 +215,8 @@ class Generation:
             await feed_first(self._session, self._ends, self._config, standby, self.ledger, until)
 
     async def _repair(self) -> None:
-        at_token = len(self.ledger) - len(self._request.prompt)
-        start = await self._healer.repair(self.committed, at_token)
+        start = await self._healer.repair(self.committed, len(self.ledger) - len(self._request.prompt))
+        self._bounds = self._bounds.renewed()
         self._intake.repaired()
         await self._send_known(start)
 

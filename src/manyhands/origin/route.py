@@ -199,6 +199,12 @@ class Route:
         """The hops that do not hold the committed positions, with what they hold of them."""
         return {index: hop.held() for index, hop in enumerate(self.hops) if hop.is_rebuilding or not hop.is_whole}
 
+    def begin_anew(self, first: int) -> set[Span]:
+        """Hop `first` and those behind it were given rows that cannot be relied on: they hold nothing of use. Their spans."""
+        for hop in self.hops[first:]:
+            hop.is_whole, hop.cached = False, 0
+        return {hop.offer.info.span for hop in self.hops[first:]}
+
     @property
     def logless(self) -> list[int]:
         """The hops that cannot replay."""

@@ -56,13 +56,12 @@ class Session:
         self.doubts = dict[int, Doubt]()
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
         self.apart: NodeId | None = None  # could not be reached by the hop before it, though this origin has a link
-        self.told = Told()
+        self.told, self.returns = Told(), Returns()
         self.untrusted_nodes: set[NodeId] = set()
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
         self.begins_at = 0  # positions that its hops began with; until they have answered, those they were asked for
         self.first: asyncio.Task[range] | None = None  # sends the first rows, while the hops open
-        self.returns = Returns()
         self._is_woken = self._is_running = False
         self.progress: dict[int, Progress] = {}
         self.attested: dict[tuple[NodeId, int], Attested] = {}  # what a node last said of a hop
@@ -339,12 +338,13 @@ class Session:
     def lose(self, index: int, reason: str, *, untrusted: bool = False) -> None:
         """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost.
 
-        `untrusted`: it sent what cannot be, so its node is not to come back into this session.
+        `untrusted`: it sent what cannot be, so its node is not to come back into this session, and what hops behind it made of
+        its rows is computed anew.
         """
         node = self.route.hops[index].offer.node
+        lost = [other for other, hop in enumerate(self.route.hops) if hop.offer.node == node]
+        self.losses.update((other, reason) for other in lost if other not in self.losses)
         if untrusted:
             self.untrusted_nodes.add(node)
-        for other, hop in enumerate(self.route.hops):
-            if hop.offer.node == node:
-                self.losses.setdefault(other, reason)
+            self.standbys.let_go(self.route.begin_anew(lost[0] + 1))
         self._arrived.set()

@@ -87,6 +87,11 @@ class Standbys:
         """Let the standby of the hop of `span` go."""
         self._drop(span)
 
+    def let_go(self, spans: Collection[Span]) -> None:
+        """As `dismiss`, of the hops of `spans` that have one."""
+        for span in self.by_span.keys() & spans:
+            self._drop(span)
+
     def found_full(self, span: Span) -> None:
         """The standby of the hop of `span` has no room, or cannot go back: it is let go, and may be asked again."""
         self.full[self.by_span[span].hop.offer.node] += 1

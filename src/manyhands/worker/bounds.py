@@ -47,7 +47,8 @@ class RowBounds:
     """What the norms of one session's rows may be where they cross one boundary between hops: learnt from those admitted.
 
     Rows that come again (rollback, replay, another epoch) are as they were, so a place keeps its bounds when the route changes,
-    and a replacement learns its own from the replay.
+    and a replacement learns its own from the replay. Who taught them may have been replaced: they refuse no first rows of an
+    epoch (`renewed`), and a place that begins anew learns anew.
     """
 
     def __init__(self) -> None:
@@ -59,9 +60,15 @@ class RowBounds:
 
     def copy(self) -> "RowBounds":
         """The same, to learn on from here."""
-        copied = RowBounds()
-        copied._least, copied._most, copied._num_seen = self._least, self._most, self._num_seen
+        copied = self.renewed()
+        copied._num_seen = self._num_seen
         return copied
+
+    def renewed(self) -> "RowBounds":
+        """For another epoch: its first rows widen what was learnt, whatever they are."""
+        renewed = RowBounds()
+        renewed._least, renewed._most = self._least, self._most
+        return renewed
 
     def admit(self, rows: bytes, count: int, dtype: DType, name: str) -> None:
         """Learn from rows that can be; raise Corruption, naming them, and learn nothing, if one cannot."""

@@ -89,6 +89,7 @@ class HopSession:
     def place(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> bool:
         """Take a new place in the route: forget what waits, keep the cache, send the log. Returns whether it reaches so far."""
         self._move(opened, origin, successor, sampler)
+        self.bounds = self.bounds.renewed() if opened.resume_until else RowBounds()
         self.waiting.clear()
         self.outbox.clear()
         return self._replay(opened.replay_until)
