@@ -1,7 +1,7 @@
 """Whose fault a Fault is, and whether the session can go on without that hop. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -56,10 +56,12 @@ class Verdict:
 
 @dataclass(slots=True)
 class Told:
-    """What the hops of a session said. `by`: of a node that was blamed, the node that blamed it. `faulty`: of a node that
-    called the running request faulty, its words. `stuck`: how often a node could not go back."""
+    """What the hops of a session said. `by`: of a node that was blamed, the node that blamed it. `lost`: the same of nodes that
+    were lost for it, or for what they sent (None: by word of the origin). `faulty`: of a node that called the running request
+    faulty, its words. `stuck`: how often a node could not go back."""
 
     by: dict[NodeId, NodeId] = field(default_factory=dict)
+    lost: dict[NodeId, NodeId | None] = field(default_factory=dict)
     stuck: Counter[NodeId] = field(default_factory=Counter[NodeId])
     faulty: dict[NodeId, ManyhandsError] = field(default_factory=dict)
 
@@ -71,6 +73,14 @@ class Told:
         hop = hops[fault.hop]
         hop.setbacks += 1
         return self.may_go_back(hop.offer.node) and hop.setbacks == 1
+
+    def accusers(self) -> set[NodeId]:
+        """Nodes that have cost more than one other its place."""
+        return {by for by, times in Counter(self.lost.values()).items() if by is not None and times > 1}
+
+    def forgive(self, untrusted: Collection[NodeId]) -> None:
+        """A new position came back: nodes that were lost for what others said, and not for what they sent, are good again."""
+        self.lost = {node: by for node, by in self.lost.items() if node in untrusted}
 
     def may_go_back(self, node: NodeId) -> bool:
         """Note that a node could not go back so far, without need as it may be: once too often, and it is lost."""

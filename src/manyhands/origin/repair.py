@@ -14,7 +14,7 @@ from manyhands.errors import ManyhandsError, PipelineAborted, ShardUnavailable
 from manyhands.origin.alone import ASK_AGAIN_S, Alone, pause_s
 from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
-from manyhands.origin.probe import hold_up, lose_doubtful, lose_misleading, trace
+from manyhands.origin.probe import hold_up, lose_beside, lose_doubtful, lose_misleading, trace
 from manyhands.origin.relief import Relief
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.origin.route import MAX_SETBACKS, Hop
@@ -49,11 +49,9 @@ class RepairExecutor:
         self.excluded: set[NodeId] = set()
         self.repairs: list[Repair] = []
         self.events: list[Event] = []
-        self._fruitless = 0
-        self._attempts = self._doubted = 0  # in this repair; in a row that doubts alone ended
+        self._fruitless = self._attempts = self._doubted = 0  # the last: in a row, that doubts alone ended
         self._alone = Alone(config.load_timeout_s)
-        self._may_rewire_at = 0.0
-        self._committed = -1
+        self._may_rewire_at, self._committed = 0.0, -1
         self._are_apart = False  # hops of this session could not reach each other
         self._starved: tuple[int, int] | None = None  # where a step was held up last: committed positions, first layer
         self._late_s, self._thrift = late_s, Thrift(config.stall_timeout_s)
@@ -79,6 +77,7 @@ class RepairExecutor:
             self._count(committed, reason)
             self._attempts, self._alone = 0, Alone(self._config.load_timeout_s)
             while session.losses or session.stuck or not all(hop.is_whole for hop in session.route.hops):
+                lose_beside(session)
                 names = tuple(session.route.hops[i].offer.name for i in session.losses)
                 lost += names
                 if lost:
@@ -109,6 +108,7 @@ class RepairExecutor:
         """A position that is new has come back: what the last repair had recomputed, has been."""
         for hop in self._session.route.hops:
             hop.is_rebuilding, hop.setbacks = False, 0
+        self._session.told.forgive(self._session.untrusted_nodes)
         if self._replaying is not None:
             (planned, began), now = self._replaying, asyncio.get_running_loop().time()
             self.repairs[-1] = replace(self.repairs[-1], replay_s=now - planned, total_s=now - began)

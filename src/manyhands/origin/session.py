@@ -298,8 +298,8 @@ class Session:
         self._arrived.set()
 
     def on_fault(self, message: Fault) -> None:
-        """A hop cannot go on, would like to leave or to be reached otherwise, or blames a neighbour (fault.py)."""
-        if message.epoch != self.route.epoch:
+        """A hop that is not lost cannot go on, would like to leave or be reached otherwise, or blames another (fault.py)."""
+        if message.epoch != self.route.epoch or message.hop in self.losses:
             return
         has_place = self.route.hops[message.hop].epoch == message.epoch  # else this answers our Open
         if message.code == Draining.code and self._is_running and has_place:
