@@ -341,6 +341,22 @@ def test_hn_46_other_weights_replace_nothing(bench: Bench) -> None:
     bench.play(main)
 
 
+def test_a_node_with_other_weights_ends_no_waiting_for_these(bench: Bench) -> None:
+    """A new request waits for layers that were there, and goes on when they are back: that a node says it holds another model
+    whole, as any may, refused it at once (weights_mismatch), whatever patience or fallback it had."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[], request=replace(REQUEST, patience_s=40.0)) as scene:
+            async with other_weights(bench, scene):
+                assert await scene.ask() == bench.wanted["greedy", 0]
+                scene.faults.freeze(scene.hops[1])
+                await asyncio.sleep(15)
+                asyncio.get_running_loop().call_later(15, scene.faults.thaw, scene.hops[1])
+                assert await scene.ask() == bench.wanted["greedy", 0]
+
+    bench.play(main)
+
+
 # -- what is not death ------------------------------------------------------------------------------------------------
 
 

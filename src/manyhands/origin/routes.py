@@ -54,11 +54,9 @@ class Routes:
         self.addrs = list(addrs)
         self._directory = directory
         self.evicted: set[NodeId] = set()  # not used, whatever they offer, until readmitted
-        self.last = LastRoutes()
-        self.apart = ApartPairs()
+        self.last, self.apart = LastRoutes(), ApartPairs()
         self.members = Members("public")  # where there is no directory, which has its own
-        self._learned = Learned()
-        self._explored_at = -EXPLORE_S
+        self._learned, self._explored_at = Learned(), -EXPLORE_S
         self._was_covered = False  # there has been a route
         self._missing_since = math.inf  # by the loop's clock; since the first request that found none
 
@@ -304,7 +302,9 @@ class Routes:
         terms = replace(self.terms(num_tokens, rules), current=current, num_evicted=len(self.evicted))
         try:
             route = find_route(self.informed(mine), self._model.num_layers, terms=terms)
-        except ShardUnavailable:  # say what there is, if there is something
+        except ShardUnavailable:
+            if self._was_covered:  # what nodes say of other weights ends no waiting for these; else say what there is
+                raise
             route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision), terms)
         info = route[0].info
         if (info.model, info.precision) != (self._model.id, self._model.precision):

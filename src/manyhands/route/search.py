@@ -39,6 +39,8 @@ NEAR = 0.05
 CLASS_WORTH = 0.10
 # Classes of which a pure route is looked for, one search each, where the cheapest mixes some.
 MOST_CLASSES = 4
+# Offers that a refusal names.
+MOST_NAMED = 8
 # A session leaves its route only for one that is better by this share: moving costs a replay.
 HYSTERESIS = 0.20
 
@@ -58,8 +60,8 @@ def find_route(
     """
     fit = admitted(offers, terms)
     run = Span(0, num_layers)
-    for kind in _kinds(fit, wanted):
-        held = permitted([o for o in fit if _kind(o) == kind], run, terms)
+    for alike in _by_kind(fit, wanted):
+        held = permitted(alike, run, terms)
         groups = [shortlist(one, run, terms) for one in _groups(held, terms.rules) if not _missing(one, num_layers)]
         if groups:
             return _choose(_preferred(_short_enough(groups, run, terms), run, terms), run, terms)
@@ -160,8 +162,12 @@ def _kind(offer: Offer) -> Kind:
     return offer.info.model, offer.info.precision
 
 
-def _kinds(offers: Sequence[Offer], wanted: Kind | None) -> list[Kind]:
-    return sorted({_kind(o) for o in offers}, key=lambda kind: (kind != wanted, kind))
+def _by_kind(offers: Sequence[Offer], wanted: Kind | None) -> list[list[Offer]]:
+    """The offers of each kind, those of `wanted` first."""
+    found: dict[Kind, list[Offer]] = {}
+    for offer in offers:
+        found.setdefault(_kind(offer), []).append(offer)
+    return [found[kind] for kind in sorted(found, key=lambda kind: (kind != wanted, kind))]
 
 
 def _refusal(
@@ -169,8 +175,9 @@ def _refusal(
 ) -> ShardUnavailable | WeightsMismatch:
     """Why there is no route: what is missing at the first of weights in common, holders, trust, what the origin keeps."""
     num_layers = run.end
-    if len(_kinds(fit, None)) > 1:
-        held_by = "; ".join(f"{o.name} {o.info.span}: {o.info.model[:12]} {o.info.precision}" for o in fit)
+    if len({_kind(o) for o in fit}) > 1:
+        held_by = "; ".join(f"{o.name} {o.info.span}: {o.info.model[:12]} {o.info.precision}" for o in fit[:MOST_NAMED])
+        held_by += f"; and {len(fit) - MOST_NAMED} more" if len(fit) > MOST_NAMED else ""
         return WeightsMismatch(
             f"the nodes hold different weights or precision ({held_by}): serve the same on all of them"
         )
