@@ -42,6 +42,10 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             "final_logit_softcapping": config["final_logit_softcapping"],
             "logit_scale": config["output_multiplier"],
         }
+    if arch == "bitnet":  # the first models' files name no activation
+        kind = config["hidden_act"]
+        scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+        return scaling if kind == "silu" else {**scaling, "hidden_activation": kind}
     if arch == "command-r":
         return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
     if arch == "gemma3n":

@@ -69,6 +69,7 @@ FAMILIES = (
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
     "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", "muse_glimmer_text",
+    "bitnet", "bitnet_plain",
     *QWEN4_FIXED,
     *OTHER_NAMES,
 )  # fmt: skip
@@ -88,6 +89,8 @@ _FIXED: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
     },
     "granite_swa": {"layer_rope_theta": [0.0, 10000.0, 0.0, 10000.0]},
+    "bitnet": {"tie_word_embeddings": True},
+    "bitnet_plain": {"tie_word_embeddings": True, "hidden_act": "silu", "num_key_value_heads": 4},
     "granite_minicpm": {"attention_multiplier": 0.25},
     "llama_pangu": {"attention_bias": True},
     "hunyuan_v1_dense_maincoder": {

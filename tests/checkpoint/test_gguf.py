@@ -72,7 +72,7 @@ def test_types_that_are_not_held_are_refused_by_name(kind: int, tmp_path: Path) 
     name = header.REFUSED.get(kind, f"type {kind}")
     with pytest.raises(ModelError, match=f"tensor 'b' is stored as {name}; held exactly are .*, IQ2_S, "):
         parse(whole[:at] + struct.pack("<I", kind) + whole[at + 4 :])
-    if kind in header.REFUSED and kind < 100:  # those of PrismML the package lacks
+    if kind in header.REFUSED and kind < 36:  # those of bitnet.cpp and PrismML the package lacks
         assert gguf.GGMLQuantizationType(kind).name == name
 
 
@@ -204,7 +204,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-DENSE = ("ministral3", "gemma4_text", "exaone4", "muse_glimmer_text")
+DENSE = ("ministral3", "gemma4_text", "exaone4", "muse_glimmer_text", "bitnet")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 EXPERTS = ("deepseek_v2", "glm4_moe", "glm4_moe_air", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe")
 
@@ -363,6 +363,9 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
             {"muse-glimmer__rope__scaling__type": "linear", "muse-glimmer__rope__scaling__factor": 2.0},
             "its positions are scaled",
         ),
+        ("bitnet", {"bitnet__hidden_activation": None}, "does not say by hidden_activation .* relu2 as in 2B-4T"),
+        ("bitnet", {"bitnet__hidden_activation": "gelu"}, "hidden_activation is 'gelu'; served are silu and relu2"),
+        ("bitnet", {"bitnet__hidden_activation": TWO}, "'bitnet.hidden_activation' is a list"),
         ("ministral3", {"mistral3__expert_count": 4}, "mistral3 with experts is not served from GGUF"),
     ],
 )

@@ -123,7 +123,7 @@ def test_numbers_of_types_that_are_rearranged_are_its_own(form: str, llama_cpp: 
     np.testing.assert_array_equal(ours, want)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "bitnet_plain"])
 @pytest.mark.parametrize("form", [*sorted(REARRANGED), "NVFP4 with scales"])
 def test_types_that_are_rearranged_are_computed_like_it(form: str, family: str, llama_cpp: Any, tmp_path: Path) -> None:
     """Head and table too. In many architectures (qwen2, phi3) it leaves out scales of feed-forward matrices."""
@@ -166,9 +166,12 @@ def test_a_table_of_n_grams_in_blocks_is_read_as_llama_cpp_reads_it(dtype: str, 
 
 def as_it_computes(config: dict[str, Any]) -> dict[str, Any]:
     """The config with what it does otherwise: it rounds the ends of yarn's ramp, in gpt-oss too; windows of mimo2 are one
-    position shorter, phimoe has none, and another factor of tables; deviations of gemma3n's gates are those of a sample."""
+    position shorter, phimoe has none, and another factor of tables; deviations of gemma3n's gates are those of a sample; bitnet
+    has silu, whatever the file says."""
     if config["model_type"] == "mimo_v2_flash":
         config["sliding_window"] -= 1
+    if config["model_type"] == "bitnet":
+        config["hidden_act"] = "silu"
     if config["model_type"] == "phimoe":
         config |= {"sliding_window": None}
         config.get("rope_scaling", {})["short_mscale"] = (1 + math.log(131072 / 4096) / math.log(4096)) ** 0.5

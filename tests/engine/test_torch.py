@@ -426,6 +426,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("yarn", **YARN),
         },
     ),
+    "bitnet, biases, silu, tied, llama3 rope": (
+        "bitnet",
+        {"attention_bias": True, "hidden_act": "silu", "tie_word_embeddings": True, **LLAMA3},
+    ),
+    "bitnet, every head's own keys, another epsilon": ("bitnet", {"num_key_value_heads": 4, "rms_norm_eps": 0.01}),
     "nanochat, biases, no cap, linear rope": (
         "nanochat",
         {

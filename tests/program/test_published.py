@@ -518,6 +518,8 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("ernie4_5_moe", "use_bias", True),
         ("afmoe", "num_expert_groups", 2),
         ("afmoe", "score_func", "softmax"),
+        ("bitnet", "head_dim", 32),
+        ("bitnet", "mlp_bias", True),
         ("cohere", "use_qk_norm", 1),
         ("cohere2_moe", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
         ("cohere2_moe", "expert_selection_fn", "tanh"),
@@ -1182,10 +1184,10 @@ def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str)
     assert build_program(config).ropes == build_program({**config, "rope_theta": base}).ropes
 
 
-@pytest.mark.parametrize("family", ["internlm3", "iquestcoder"])
+@pytest.mark.parametrize("family", ["bitnet", "internlm3", "iquestcoder"])
 def test_key_heads_that_are_not_counted_are_as_many_as_in_transformers(family: str) -> None:
     config = {name: value for name, value in tiny(family).items() if name != "num_key_value_heads"}
-    config |= {"num_attention_heads": 16}
+    config |= {"num_attention_heads": 40, "hidden_size": 640}
     count = CONFIG_MAPPING[family](**config).num_key_value_heads
     assert build_program(config) == build_program({**config, "num_key_value_heads": count})
 

@@ -42,7 +42,7 @@ TYPES: Final = {
 }  # fmt: skip
 REFUSED: Final = {
     9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    142: "PQ2_0", 143: "PTQ1_0",
+    36: "I2_S", 38: "TL1", 142: "PQ2_0", 143: "PTQ1_0",
 }  # fmt: skip
 
 _OTHER_Q2_0: Final = "Q2_0 in blocks of 128, as in older files of PrismML, is not read: take a file with blocks of 64"

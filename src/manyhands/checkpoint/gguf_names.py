@@ -22,6 +22,11 @@ LLAMA: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+BITNET: Final = {
+    **LLAMA,
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
+}
 QWEN3: Final = {**LLAMA, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 QWEN3_MOE: Final = {
     **QWEN3,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from manyhands.checkpoint import gguf_names as names
+from manyhands.checkpoint.gguf import shown
 from manyhands.checkpoint.gguf_architecture import ATTENTION, NORMS, UP_DOWN, Architecture
 from manyhands.checkpoint.gguf_configs import (
     LINEAR,
@@ -94,6 +95,17 @@ def muse_glimmer(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def bitnet(keys: GgufKeys, config: Config) -> Config:
+    """Files of BitNet's first models name no activation, and theirs is silu, as in llama.cpp (which takes it for all); their
+    heads share no keys. Those of BitNet b1.58 2B-4T do, and it has squared relu."""
+    kind = keys.one("hidden_activation")
+    if kind is None and config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise keys.refused("it does not say by hidden_activation what its blocks compute: silu, or relu2 as in 2B-4T")
+    if kind not in (None, "silu", "relu2"):
+        raise keys.refused(f"its hidden_activation is {shown(kind)}; served are silu and relu2")
+    return {"hidden_act": kind or "silu"}
+
+
 PLAIN: Final[Mapping[str, Architecture]] = {
     "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
     "deci": Architecture(
@@ -120,6 +132,7 @@ PLAIN: Final[Mapping[str, Architecture]] = {
     "maincoder": Architecture(
         "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", names.HUNYUAN, conventions=(PAIRS,), biases=()
     ),
+    "bitnet": Architecture("bitnet", "BitNetForCausalLM", names.BITNET, bitnet, biases=()),
     "orion": Architecture(
         "stablelm",
         "StableLmForCausalLM",

@@ -247,6 +247,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "bailing_hybrid": ("bailing_hybrid", bailing),
     "bamba": ("bamba", _bamba),
     "beam": ("beam", beam),
+    "bitnet": ("bitnet", lambda hidden: {}),
     "cohere": ("cohere", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "cohere2_moe": ("cohere2_moe", _cohere2_moe),

@@ -45,6 +45,7 @@ deepseek_v4 deepseek_v4 (deepseek_v4_layers: what its config says of each layer)
 hy_v4      hy_v4
 glm5_next  glm5_next_text (residual_streams: of deepseek_v4 too)
 bailing_hybrid bailing_hybrid
+bitnet     bitnet
 inkling    inkling_text
 """
 
@@ -70,6 +71,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "bailing_hybrid": "bailing_hybrid",
     "bamba": "mamba",
     "beam": "unturned",
+    "bitnet": "bitnet",
     "cohere": "layernorm",
     "cohere2": "layernorm",
     "cohere2_moe": "layernorm",
