@@ -20,6 +20,8 @@ INT4 = {
     "config_groups": {"group_0": {"weights": WEIGHTS}},
 }
 
+BITNET = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+
 
 def scheme_of(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
     return {"weights": {**config["config_groups"]["group_0"]["weights"], **weights}}
@@ -78,6 +80,10 @@ def test_what_is_read() -> None:
     assert mx.is_partial and read(packed_mxfp4(actorder="static")) == mx
     beside = {"config_groups": {"group_0": scheme_of(PACKED_MXFP4), "group_1": FLOAT8}, "format": "mixed-precision"}
     assert read({**PACKED_MXFP4, **beside}) == mx
+    assert read(BITNET) == Quantised("bitnet", 2, ternary="times")
+    for mode in ("offline", "online"):
+        found = read({"quant_method": "bitnet", "quantization_mode": mode})
+        assert found == Quantised("bitnet", 2, ternary="over")
     config = {"model_type": "mistral3", "text_config": {"quantization_config": AWQ}}
     assert read_quantised(text_config(config)) == Quantised("awq", 4, 128)
 
@@ -94,7 +100,7 @@ def test_what_is_read() -> None:
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; read is 'e4m3'"),
         (
             {"quant_method": "hqq"},
-            "read are awq, gptq, compressed-tensors, mxfp4, fp8, mxfp8, fbgemm_fp8, modelopt, gguf",
+            "read are awq, gptq, compressed-tensors, mxfp4, fp8, mxfp8, fbgemm_fp8, modelopt, bitnet, gguf",
         ),
         ({}, "quant_method is None; read are awq"),
         ({"quant_method": ["awq"]}, "read are awq"),
@@ -153,12 +159,28 @@ def test_what_is_read() -> None:
         (mixed({"quant_algo": "MIXED_PRECISION"}), "quant_algo is 'MIXED_PRECISION'; read is"),
         (mixed({"quant_algo": "NVFP4", "group_size": 64}), "group_size is 64; read is 16"),
         (mixed("NVFP4"), "an object of objects"),
+        ({**BITNET, "linear_class": "other"}, "linear_class is 'other'; read is 'bitlinear' or 'autobitlinear'"),
+        ({**BITNET, "quantization_mode": None}, "quantization_mode is None; read is 'offline' or 'online'"),
+        ({**BITNET, "use_rms_norm": True}, "use_rms_norm is True; read is False"),
+        ({**BITNET, "quantization_mode": "online"}, "'online'; which is read of the family bitnet alone"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(given: Any, said: str) -> None:
     with pytest.raises(ModelError, match=said) as error:
         read(given)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_weights_that_a_model_rounds_are_those_of_its_layers() -> None:
+    """By their names: a head that is named as rounded too is refused."""
+    stem, head = "model.layers.0.mlp.up_proj", Tensor("lm_head.weight", "BF16", (512, 256))
+    given = {**BITNET, "quantization_mode": "online", "modules_to_not_convert": ["lm_head"]}
+    config: dict[str, Any] = {"model_type": "bitnet", "quantization_config": given}
+    found = folded([head, Tensor(f"{stem}.weight", "BF16", (96, 256)), Tensor(f"{stem}.bias", "BF16", (96,))], config)
+    assert found[2:] == [Folded(f"{stem}.weight", "TQ2_0", (96, 256))] and len(found) == 3
+    given["modules_to_not_convert"] = []
+    with pytest.raises(ModelError, match=r"modules_to_not_convert is \[\]; read is \['lm_head'\]"):
+        folded([head], config)
 
 
 def test_parts_become_the_matrix_that_they_are() -> None:

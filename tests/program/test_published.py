@@ -329,6 +329,16 @@ def test_a_published_config_has_the_published_number_of_parameters(published: di
     assert program.context == {**config, **config.get("text_config", {})}["max_position_embeddings"]
 
 
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_bitnet_2b_has_the_parameters_that_its_publisher_says(mode: str) -> None:
+    """2.4 billion; its config is put together from public code."""
+    stored = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": mode}
+    sizes = {"rope_theta": 500000.0, "max_position_embeddings": 4096, "tie_word_embeddings": True}
+    config = {**CONFIG_MAPPING["bitnet"]().to_dict(), **sizes, "quantization_config": stored}
+    del config["rope_parameters"]
+    assert billions(build_program(config)) == pytest.approx(2.4, rel=0.01)
+
+
 def billions(program: Program) -> float:
     """Parameters of a model, without what only guesses."""
     shapes = ends_tensors(program, embed=True, head=True)

@@ -6,10 +6,10 @@ are called. What has no blocks that store the same numbers, as FP8, has the type
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from manyhands.checkpoint.dtypes import Described
-from manyhands.checkpoint.partition import NGRAMS
+from manyhands.checkpoint.dtypes import BLOCKS, Described
+from manyhands.checkpoint.partition import NGRAMS, layer_of
 from manyhands.checkpoint.quantised import (
     BYTES,
     FLOAT4_GROUP,
@@ -20,11 +20,15 @@ from manyhands.checkpoint.quantised import (
     PAIRS,
     POWERS,
     STEP,
+    TERNARY_EACH,
     WORD,
     Quantised,
     read_quantised,
 )
 from manyhands.errors import ModelError
+
+TERNARY_BLOCK: Final = BLOCKS["TQ2_0"][0]
+_FLOATS: Final = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,18 @@ def _wholes(name: str, by_name: Mapping[str, Described], how: Quantised) -> Iter
     if how.method == "compressed-tensors":
         if name.endswith(".weight_packed"):
             return [name.removesuffix("_packed")]
+    if how.method == "bitnet":
+        return [name] if is_ternary(name, by_name[name].dtype, how, has_scale=f"{name}_scale" in by_name) else []
     if "bytes" in how.parts(name):
         return [name] if name.endswith(".weight") and by_name[name].dtype in BYTES else []
     return [f"{name.removesuffix('.qweight')}.weight"] if name.endswith(".qweight") else []
+
+
+def is_ternary(name: str, dtype: str, how: Quantised, *, has_scale: bool) -> bool:
+    """Whether the tensor `name` is a matrix of bitnet, as all products of layers are where weights are rounded when read."""
+    if how.ternary == "mean":
+        return layer_of(name) is not None and name.endswith("_proj.weight")
+    return name.endswith(".weight") and (dtype in BYTES or has_scale)
 
 
 def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folded:
@@ -98,6 +111,8 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
         raise ModelError(f"{parts['smooth'].name} changes the arithmetic and is not read: {INSTEAD}")
     if how.method == "mxfp4":
         return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
+    if how.method == "bitnet":
+        return _ternary(name, codes, parts, how)
     if how.has_float4 and codes.dtype != PAIRS and ("codes" in parts or codes.dtype != FLOAT8):
         raise ModelError(f"{codes.name} is stored as {codes.dtype}; bytes of two floats of 4 bit ({PAIRS}) are needed")
     if codes.dtype == FLOAT8:
@@ -133,6 +148,21 @@ def _float4(name: str, parts: Mapping[str, Described], how: Quantised, outputs: 
     if "scales" in parts and parts["scales"].dtype not in POWERS:
         raise ModelError(f"{parts['scales'].name} is stored as {parts['scales'].dtype}; read is {' or '.join(POWERS)}")
     return Folded(name, "MXFP4", (outputs, inputs))
+
+
+def _ternary(name: str, codes: Described, parts: Mapping[str, Described], how: Quantised) -> Folded:
+    """A matrix of bitnet, in blocks of as many numbers as its rows have a multiple of."""
+    is_mean, (outputs, inputs) = how.ternary == "mean", codes.shape
+    if is_mean and (codes.dtype not in _FLOATS or "scales" in parts):
+        raise ModelError(f"{name} is stored as {codes.dtype}, or has a scale; {', '.join(_FLOATS)} alone is needed")
+    if not is_mean and codes.dtype != PAIRS:
+        raise ModelError(
+            f"{name} is stored as {codes.dtype} beside a scale; {TERNARY_EACH} outputs to a byte are needed"
+        )
+    if "bias" in parts:  # which transformers multiplies with the matrix's scale too
+        raise ModelError(f"{parts['bias'].name} beside a matrix with a scale of autobitlinear is not read: {INSTEAD}")
+    form = "F32" if inputs % STEP else "TQ2_0" if inputs % TERNARY_BLOCK == 0 else "Q4_0"
+    return Folded(name, form, (outputs if is_mean else outputs * TERNARY_EACH, inputs))
 
 
 def _folded(name: str, bits: int, is_symmetric: bool, outputs: int, inputs: int) -> Folded:

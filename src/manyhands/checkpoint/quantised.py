@@ -1,11 +1,11 @@
 """Quantised safetensors: what `quantization_config` says of how matrices are stored.
 
-Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss, compressed-tensors), FP8, MXFP8 and NVFP4 (modelopt,
-compressed-tensors). A stored number is (code - zero) * scale, with a scale and perhaps a zero for each group of a row's
-inputs; of FP8 a float of 8 bit times a scale (of deepseek_v4 its power of two, ".scale"; of MXFP8 one of 32 inputs); of
-MXFP4 a float of 4 bit times a power of two of 32 inputs (also deepseek_v4's experts); of NVFP4 one times a scale in FP8
-of 16 inputs and one of the matrix. folded.py says which tensors make such a matrix, engine/quantised.py makes blocks of
-dtypes.py of them that store the same numbers.
+Read are AWQ (gemm), GPTQ, compressed-tensors, MXFP4 (gpt_oss, compressed-tensors), FP8, MXFP8, NVFP4 (modelopt,
+compressed-tensors) and bitnet. A stored number is (code - zero) * scale, with a scale and perhaps a zero for each group of
+a row's inputs; of FP8 a float of 8 bit times a scale (of deepseek_v4 its power of two, ".scale"; of MXFP8 one of 32
+inputs); of MXFP4 a float of 4 bit times a power of two of 32 inputs (also deepseek_v4's experts); of NVFP4 one times a
+scale in FP8 of 16 inputs and one of the matrix; of bitnet -1, 0 or 1 times a scale of the matrix. folded.py says which
+tensors make such a matrix, engine/quantised.py makes blocks of dtypes.py of them that store the same numbers.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,17 @@ from typing import Any, Final, Literal
 
 from manyhands.errors import ModelError
 
-Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt"]
-READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "mxfp8", "fbgemm_fp8", "modelopt", "gguf")
+Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "fbgemm_fp8", "modelopt", "bitnet"]
+# What a matrix's scale is: stored ("times"), stored to be divided by ("over"), or the mean size of its unquantised numbers.
+Ternary = Literal["", "times", "over", "mean"]
+READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "fp8", "mxfp8", "fbgemm_fp8", "modelopt", "bitnet", "gguf")
 STEP: Final = 32  # inputs of a block: a group is a multiple of it
 WORD: Final = 32  # bits of the integers that codes are packed in
 MAX_EXPERTS: Final = 4096
 MXFP4_BYTES: Final = 16  # of the codes of a block
 FLOAT8: Final = "F8_E4M3"
 PAIRS: Final = "U8"  # bytes of two codes of NVFP4 or MXFP4, the low half of a byte first
+TERNARY_EACH: Final = 4  # outputs in a byte of bitnet, which is U8 too: those a quarter of all outputs apart
 BYTES: Final = ("I8", FLOAT8, PAIRS)  # of matrices that go by their unquantised name
 POWERS: Final = (PAIRS, "F8_E8M0")  # of the powers of two of MXFP4
 FLOAT4_GROUP: Final = 16  # inputs that share a scale of NVFP4
@@ -58,7 +61,7 @@ class Quantised:
     `symmetric`: all zeros are in the middle of the codes. `is_next`: GPTQ's zeros are stored as they are ("gptq_v2"), not
     less 1. `tile`: outputs and inputs of a matrix in FP8 that share a scale, where it is not a whole row's or matrix's.
     `has_float4`: some matrices are in NVFP4, or with a `group` of 32 in MXFP4; which of them, and which in FP8, their
-    tensors tell.
+    tensors tell. `ternary`: of bitnet.
     """
 
     method: Method
@@ -68,6 +71,7 @@ class Quantised:
     is_next: bool = False
     tile: tuple[int, int] | None = None
     has_float4: bool = False
+    ternary: Ternary = ""
 
     @property
     def is_partial(self) -> bool:
@@ -87,6 +91,9 @@ class Quantised:
             scales, rows = _FLOAT_PARTS[self.method]
             powers = {"powers": f"{stem}.scale"} if self.method == "fp8" else {}
             return {"bytes": name, "scales": name + scales, "rows": f"{stem}.{rows}", **powers}
+        if self.method == "bitnet":
+            bias = {"bias": f"{stem}.bias"} if self.ternary == "times" else {}
+            return {"bytes": name, "scales": f"{name}_scale", **bias}
         if self.method == "modelopt":
             parts = {"bytes": name, "scales": f"{name}_scale", "global": f"{name}_scale_2"}
             return {**parts, "rows": f"{stem}.input_scale", "smooth": f"{stem}.pre_quant_scale"}
@@ -112,6 +119,8 @@ def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
         return Quantised("mxfp4", 4, STEP, symmetric=True)
     if method == "fbgemm_fp8":
         return Quantised("fbgemm_fp8", 8)
+    if method == "bitnet":
+        return _bitnet(given, config)
     if method == "mxfp8":
         return _fp8({"weight_block_size": [1, STEP], **given})
     return {"awq": _awq, "gptq": _gptq, "fp8": _fp8, "modelopt": _modelopt}.get(method, _compressed)(given)
@@ -208,6 +217,22 @@ def _compressed(given: Mapping[str, Any]) -> Quantised:
 
 def _size(weights: Mapping[str, Any]) -> int:
     return _group(weights) if weights.get("strategy", "group") == "group" else 0
+
+
+def _bitnet(given: Mapping[str, Any], config: Mapping[str, Any]) -> Quantised:
+    """Stored packed, or as the weights that were trained, which the model rounds whenever it reads them ("online")."""
+    is_divided = _one_of(given, "linear_class", "bitlinear", "bitlinear", "autobitlinear") == "bitlinear"
+    is_packed = _one_of(given, "quantization_mode", "offline", "offline", "online") == "offline"
+    _one_of(given, "use_rms_norm", False, False)
+    if is_divided or is_packed:
+        return Quantised("bitnet", 2, ternary="over" if is_divided else "times")
+    if config.get("model_type") != "bitnet":
+        raise _refused("quantization_mode", "online", f"which is read of the family bitnet alone: {INSTEAD}")
+    if (plain := given.get("modules_to_not_convert")) not in (None, ["lm_head"]):
+        raise _refused(
+            "modules_to_not_convert", plain, "read is ['lm_head'] where weights are rounded when they are read"
+        )
+    return Quantised("bitnet", 2, ternary="mean")
 
 
 def _modelopt(given: Mapping[str, Any]) -> Quantised:

@@ -11,8 +11,8 @@ cache       what a session keeps of a span; states: what convolutions and linear
             entries are made of
 weights     matrices packed, vectors in fp32; quants: small ones, packing: packed now or at an earlier load, memory: for them
 mapped      tensors of a folder, mapped from its files; filed: those that stay there, as the table of file_table
-blocks      block types in numbers; grids and nvfp4 have theirs; quantised: those of quantised safetensors; rearranged: types
-            that are held as others
+blocks      block types in numbers; grids, nvfp4 and ternary have theirs; quantised: those of quantised safetensors; rearranged:
+            types that are held as others
 golden      the digests that a back end must reproduce; proofs: notes that it has
 golden_cases  what is digested; golden_biases, golden_small, golden_cache, golden_index, golden_states,
             golden_variants, golden_compressed, golden_mixes, golden_scan, golden_words; golden_models

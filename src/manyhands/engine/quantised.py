@@ -4,7 +4,8 @@ A number is (code - zero) * scale. With a zero in the middle, codes of 4 and 8 b
 other zero, those of Q4_Z, which holds the zero; the scale is the stored one. Inputs whose groups lie in an order of their own
 (GPTQ's act-order) are put into the order of their groups, which Stored.order holds. What no block holds is given as numbers in
 fp32, or refused: groups that cut blocks, zeros at 8 bit, scales that fp16 lacks. FP8 is always given as numbers, float times
-scale rounded to fp32: small weights then round them as those of an unquantised matrix. NVFP4: engine/nvfp4.py.
+scale rounded to fp32: small weights then round them as those of an unquantised matrix. NVFP4: nvfp4.py;
+bitnet: ternary.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.checkpoint.folded import Folded, describe
+from manyhands.checkpoint.folded import Folded, describe, is_ternary
 from manyhands.checkpoint.quantised import BYTES, FLOAT8, MXFP4_BYTES, STEP, WORD, Quantised
+from manyhands.engine import ternary
 from manyhands.engine.blocks import E4M3
 from manyhands.engine.library import Array
 from manyhands.engine.mapped import MappedTensors
@@ -57,18 +59,27 @@ class _Reader:
     def read(self, name: str) -> Stored:
         """As MappedTensors.read."""
         roles = {role: part for role, part in self._how.parts(name).items() if self._tensors.has(part)}
-        is_plain = "codes" not in roles and not ("bytes" in roles and self._tensors.entry(name).dtype in BYTES)
-        if is_plain:
+        if self._is_plain(name, roles):
             return self._tensors.read(name)
         if self._last is None or self._last[0] != name:
             self._last = name, self._quantised(name, roles)
         return self._last[1]
 
+    def _is_plain(self, name: str, roles: dict[str, str]) -> bool:
+        if "bytes" in roles and self._how.method == "bitnet":
+            return not is_ternary(name, self._tensors.entry(name).dtype, self._how, has_scale="scales" in roles)
+        return "codes" not in roles and not ("bytes" in roles and self._tensors.entry(name).dtype in BYTES)
+
     def _quantised(self, name: str, roles: dict[str, str]) -> Stored:
         folded = describe(name, {role: self._tensors.entry(part) for role, part in roles.items()}, self._how)
+        if self._how.ternary == "mean":
+            return ternary.rounded(folded, self._tensors.read(name), needs_blocks=self._needs_blocks)
         arrays = {role: self._tensors.raw(part) for role, part in roles.items() if role not in _UNREAD}
         if self._how.method == "mxfp4":
             return _mxfp4(folded, arrays, expert=int(name.removesuffix(".weight").split(".")[-2]))
+        if self._how.method == "bitnet":
+            scales = _scales(arrays, folded)
+            return ternary.packed(folded, arrays["bytes"], scales, self._how.ternary, needs_blocks=self._needs_blocks)
         if folded.dtype == "MXFP4":
             return _pairs(folded, arrays)
         if "codes" not in roles and self._tensors.entry(name).dtype == FLOAT8:
