@@ -46,6 +46,11 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
         kind = config["hidden_act"]
         scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
         return scaling if kind == "silu" else {**scaling, "hidden_activation": kind}
+    if arch == "nanbeige":
+        head = config["hidden_size"] // config["num_attention_heads"]
+        is_plain = config["tiny_family"].endswith("_plain")
+        times = {"num_loops": 3, "skip_loop_final_norm": True} if is_plain else {"num_loops": 2}
+        return {"attention.head_dim": head, "skip_loop_final_norm": False, **times}
     if arch == "command-r":
         return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
     if arch == "gemma3n":

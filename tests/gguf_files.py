@@ -53,6 +53,8 @@ OTHER_NAMES = {
     "granite_minicpm": "minicpm",
     "hunyuan_v1_dense_maincoder": "maincoder",
     "stablelm_orion": "orion",
+    "llama_nanbeige": "nanbeige",
+    "llama_nanbeige_plain": "nanbeige",
     "kimi_k3": "kimi-k3",
     "kimi_k3_plain": "kimi-k3",
 }
@@ -220,7 +222,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     is_split = family in SPLIT_FAMILIES
     if family not in EVERY_FAMILY:
         family = re.sub(
-            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu|limited|part|maincoder|orion)$",
+            "_(old|12b|fused|dense|latent|norm|plain|air|alone|vl|shared|exaone|internlm|minicpm|pangu|limited|part|maincoder|orion|nanbeige|nanbeige_plain)$",
             "",
             family,
         )

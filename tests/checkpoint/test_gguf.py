@@ -204,7 +204,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-DENSE = ("ministral3", "gemma4_text", "exaone4", "muse_glimmer_text", "bitnet")
+DENSE = ("ministral3", "gemma4_text", "exaone4", "muse_glimmer_text", "bitnet", "llama_nanbeige")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 EXPERTS = ("deepseek_v2", "glm4_moe", "glm4_moe_air", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe")
 
@@ -366,6 +366,11 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("bitnet", {"bitnet__hidden_activation": None}, "does not say by hidden_activation .* relu2 as in 2B-4T"),
         ("bitnet", {"bitnet__hidden_activation": "gelu"}, "hidden_activation is 'gelu'; served are silu and relu2"),
         ("bitnet", {"bitnet__hidden_activation": TWO}, "'bitnet.hidden_activation' is a list"),
+        ("llama_nanbeige", {"nanbeige__num_loops": 0}, "num_loops is 0; a whole number from 1 is needed"),
+        ("llama_nanbeige", {"nanbeige__num_loops": 400}, "3 layers are gone through 400 times; at most 1024 layers"),
+        ("llama_nanbeige", {"nanbeige__skip_loop_final_norm": 1}, "final_norm is 1; true or false is needed"),
+        ("llama_nanbeige", {"nanbeige__attention__head_dim": 8}, "head_dim is 8; served is 16"),
+        ("llama_nanbeige", {"nanbeige__loop_share_kv": True}, "'nanbeige.loop_share_kv' is not known here"),
         ("ministral3", {"mistral3__expert_count": 4}, "mistral3 with experts is not served from GGUF"),
     ],
 )
@@ -556,6 +561,17 @@ def test_biases_of_some_products_are_not_left_out(real: bytes) -> None:
             header.Gguf(found.file, found.facts, (*found.tensors, one), 0),
             lambda tensor: real[tensor.start : tensor.end],
         )
+
+
+def test_layers_that_are_gone_through_again_are_entries_of_the_same_bytes(others: dict[str, bytes]) -> None:
+    """With the last norm before the first of them. Layers beyond those that are counted are none to go through again."""
+    found = change(others["llama_nanbeige"])
+    places = {entry.name: (entry.start, entry.end) for entry in tensor_entries(found)}
+    again = [name for name in places if name.startswith(("model.layers.3.", "model.layers.4.", "model.layers.5."))]
+    assert len(again) == 3 * 9 + 1 and places["model.layers.3.loop_norm.weight"] == places["model.norm.weight"]
+    assert places["model.layers.5.mlp.up_proj.weight"] == places["model.layers.2.mlp.up_proj.weight"]
+    found.facts.update({"nanbeige.block_count": 1, "nanbeige.num_loops": 1024})
+    assert len(tensor_entries(found)) == 1024 * 10 - 1 + 3 + 2 * 9
 
 
 def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None:

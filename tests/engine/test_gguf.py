@@ -55,11 +55,36 @@ def theirs(folder: Path) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if not name.endswith(("_limited", "_part")) and "kimi_k3" not in name]
-)  # limits, and parts of heads, that it ignores, and a model that it has not
+    "family",
+    [
+        name
+        for name in FAMILIES
+        if not name.endswith(("_limited", "_part")) and "kimi_k3" not in name and "nanbeige" not in name
+    ],
+)  # limits, and parts of heads, that it ignores, and models that it has not
 def test_logits_are_those_of_transformers_on_the_same_weights(family: str, tmp_path: Path) -> None:
     file, folder = tiny_gguf(family, tmp_path / "tiny.gguf", layers=4)
     np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
+
+
+@pytest.mark.parametrize("family", ["llama_nanbeige", "llama_nanbeige_plain"])
+def test_layers_that_are_gone_through_again_are_layers_of_their_own(family: str, tmp_path: Path) -> None:
+    """Twice with the last norm in between, three times without: transformers' llama, its layers one after the other again."""
+    file, folder = tiny_gguf(family, tmp_path / "tiny.gguf", layers=3)
+    model, times = stock_model(folder), 3 if family.endswith("plain") else 2
+    with torch.inference_mode():
+        positions = torch.arange(len(IDS))[None]
+        rows = model.model.embed_tokens(torch.tensor([IDS]))
+        turns = model.model.rotary_emb(rows, positions)
+        ahead = torch.full((len(IDS), len(IDS)), -torch.inf).triu(1)[None, None]
+        for time in range(times):
+            rows = model.model.norm(rows) if time and times == 2 else rows
+            for layer in model.model.layers:
+                rows = layer(rows, attention_mask=ahead, position_embeddings=turns)
+        expected = model.lm_head(model.model.norm(rows))[0].numpy()
+    made = gguf_folder(file, tmp_path)
+    np.testing.assert_allclose(logits(made), expected, atol=2e-4, rtol=2e-3)
+    assert len(read_program(made).layers) == 3 * times
 
 
 def test_the_torch_engine_reads_heads_that_are_stacked(tmp_path: Path) -> None:

@@ -410,7 +410,7 @@ def test_sliding_layers_without_a_window_are_refused_with_the_switch() -> None:
 
 
 # Of which transformers has a class of text alone (tests/engine/test_glm5_next.py and test_nemotron_nas.py have the others).
-WITH_CLASS = sorted(FAMILIES.keys() - {"glm5_next_text", "nemotron-nas"})
+WITH_CLASS = sorted(FAMILIES.keys() - {"glm5_next_text", "nanbeige", "nemotron-nas"})
 
 
 @pytest.mark.parametrize("family", WITH_CLASS)

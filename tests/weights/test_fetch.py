@@ -272,11 +272,11 @@ def test_disk_that_fills_up_leaves_only_whole_tensors_marked(
     take, room = store.Sink._take, 5
     begun: set[str] = set()  # a tensor arrives in as many pieces as the network likes
 
-    def full(self: store.Sink, entry: TensorEntry, at: int, piece: memoryview) -> None:
-        begun.add(entry.name)
+    def full(self: store.Sink, same: list[TensorEntry], at: int, piece: memoryview) -> None:
+        begun.add(same[0].name)
         if len(begun) > room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        take(self, entry, at, piece)
+        take(self, same, at, piece)
 
     monkeypatch.setattr(store.Sink, "_take", full)
     with pytest.raises(DiskFull, match=r"the disk is full; needed .* kB"):
@@ -401,6 +401,28 @@ def test_tensors_that_are_lists_of_the_metadata_are_fetched_too(tmp_path: Path, 
     check_holds(fetch(home, Span(4, 5), name=name), source, Span(4, 5))
     lists = {entry.name: entry for entry in read_entries(source) if ".act_fn." in entry.name}
     assert len(lists) == 4 * 6 and lists["model.layers.0.mlp.act_fn.beta"].shape == ()
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_layers_of_the_same_bytes_are_fetched_as_layers_of_their_own(
+    has_ranges: bool, tmp_path: Path, home: Path, start: StartHub
+) -> None:
+    """Of nanbeige: three layers, gone through twice. Their bytes are hashed once, and asked for once where both are needed."""
+    file = tiny_gguf("llama_nanbeige", tmp_path / "made.gguf", layers=3)[0].replace(tmp_path / "alone.gguf")
+    (alone := tmp_path / "hub").mkdir()
+    hub = start(file.replace(alone / file.name).parent)
+    hub.has_ranges = has_ranges
+    name, source = f"hf:{REPO}:{file.name}", gguf_folder(alone / file.name, home)
+    check_holds(fetch(home, Span(4, 5), name=name), source, Span(4, 5))
+    begun = hub.weight_bytes
+    folder = fetch(home, None, True, name=name)
+    check_holds(folder, source, None)
+    assert not has_ranges or hub.weight_bytes - begun < 2 * (alone / file.name).stat().st_size
+    entries = {entry.name: entry for entry in read_entries(folder)}
+    one, again = (entries[f"model.layers.{i}.mlp.up_proj.weight"] for i in (1, 4))
+    assert (one.start, one.end) == (again.start, again.end)
+    parts = split_model(source, [Span(0, 2), Span(2, 6)], tmp_path / "parts")
+    assert [build_manifest(part).id for part in parts] == [build_manifest(source).id] * 2
 
 
 def test_a_killed_fetch_of_a_gguf_file_goes_on_where_it_was(

@@ -29,7 +29,8 @@ class Architecture:
     layers without attention have no key heads. `sparse`: all layers have experts, and the width of other blocks may not be
     stated. `narrow`: values may be narrower than keys. `uneven`: layers have blocks of different widths, or none, which `more`
     reads. `varied`: layers may have different numbers of heads, which `more` reads. `own`: entries that are neither whole
-    tensors nor parts of a stack; of the tensors `cut`, and of the metadata.
+    tensors nor parts of a stack; of the tensors `cut`, and of the metadata. `again`: of those that there are, the entries of
+    layers that are gone through again.
     """
 
     model_type: str
@@ -49,6 +50,7 @@ class Architecture:
     lists: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     own: Callable[[Gguf], list[TensorEntry]] = lambda gguf: []
     cut: tuple[str, ...] = ()
+    again: Callable[[Gguf, list[TensorEntry]], list[TensorEntry]] = lambda gguf, entries: []
     biases: Biases = (("attention_bias", ATTENTION), ("mlp_bias", BLOCK))
 
     def layer_tensor(self, name: str) -> str | None:

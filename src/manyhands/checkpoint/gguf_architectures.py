@@ -57,6 +57,8 @@ from manyhands.checkpoint.gguf_experts import (
 from manyhands.checkpoint.gguf_indexed import INDEXED
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, kimi_k3, kimi_linear, mistral4
+from manyhands.checkpoint.gguf_loops import NAME as LOOPED
+from manyhands.checkpoint.gguf_loops import NANBEIGE
 from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_mixtures import MIXTURE_VARIANTS, MIXTURES
 from manyhands.checkpoint.gguf_plain import PLAIN, PLAIN_VARIANTS
@@ -329,6 +331,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama4": Architecture("llama4_text", "Llama4ForCausalLM", names.LLAMA4, llama4, (SEPARATE,), biases=()),
     **PLAIN,
     **MIXTURES,
+    LOOPED: NANBEIGE,
 }
 # Others that go by the same name: by a key that only they have.
 VARIANTS: Final[Mapping[str, tuple[str, Architecture]]] = {

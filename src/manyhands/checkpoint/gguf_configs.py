@@ -18,6 +18,7 @@ RATES: Final = "negative_rates"  # A_log of linear attention holds -exp of it
 LOGLESS: Final = "rates"  # A_log of linear attention holds exp of it
 TILED: Final = "tiled_heads"  # value head h of linear attention reads key head h % (key heads)
 LINEAR: Final = "linear_as_output"  # a product in place of attention has the name of what follows attention
+UNROLLED: Final = "unrolled"  # layers that are gone through again are layers of their own
 FUSED: Final = "fused_scores"  # of attention residuals: one vector, norm times projection
 SCALED: Final = "scaled_head_norms"  # norms of queries have weights: the factor of queries; those of keys have ones
 STRETCHED: Final = "stretched_norms"  # norms of latents hold weights times what latents are multiplied by

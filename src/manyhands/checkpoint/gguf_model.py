@@ -63,6 +63,7 @@ def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     scales = Scales(gguf)
     unfolded = (entry for tensor in kept for entry in _entries(found, tensor, scales))
     entries = list(islice(chain(_listed(gguf, arch, found), found.own(gguf), unfolded), MAX_ENTRIES + 1))
+    entries += found.again(gguf, entries) if len(entries) <= MAX_ENTRIES else []
     if len(entries) > MAX_ENTRIES:
         raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_ENTRIES} tensors")
     return sorted(entries, key=lambda entry: entry.start)

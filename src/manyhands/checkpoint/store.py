@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -98,31 +99,35 @@ def _digest(row: list[str | list[int]]) -> TensorDigest:
 
 
 class Sink:
-    """Takes consecutive bytes of one file; hashes `entries` (by offset) and writes those in `wanted` to `handle`."""
+    """Takes consecutive bytes of one file; hashes `entries` (by offset) and writes those in `wanted` to `handle`. Several of
+    the same bytes are hashed once."""
 
     def __init__(self, handle: BinaryIO, entries: Iterable[TensorEntry], wanted: set[str]) -> None:
         self._handle = handle
-        self._left = list(reversed(list(entries)))
+        places = groupby(entries, lambda entry: (entry.start, entry.end))
+        self._left = [list(same) for _, same in places][::-1]
         self._wanted = wanted
         self._sha256 = hashlib.sha256()
 
     def feed(self, at: int, block: bytes) -> Iterator[tuple[TensorEntry, TensorDigest]]:
         """`block` begins at byte `at` of the file. Yields the tensors that it completes. Exhaust it before the next."""
         end = at + len(block)
-        while self._left and self._left[-1].start <= end:
-            entry = self._left[-1]
+        while self._left and self._left[-1][0].start <= end:
+            same = self._left[-1]
+            entry = same[0]
             low, high = max(at, entry.start), min(end, entry.end)
             if low < high:
-                self._take(entry, low, memoryview(block)[low - at : high - at])
+                self._take(same, low, memoryview(block)[low - at : high - at])
             if high < entry.end:
                 return
             self._left.pop()
-            yield entry, TensorDigest(entry.name, entry.dtype, entry.shape, self._sha256.hexdigest())
+            for one in same:
+                yield one, TensorDigest(one.name, one.dtype, one.shape, self._sha256.hexdigest())
             self._sha256 = hashlib.sha256()
 
-    def _take(self, entry: TensorEntry, at: int, piece: memoryview) -> None:
+    def _take(self, same: list[TensorEntry], at: int, piece: memoryview) -> None:
         self._sha256.update(piece)
-        if entry.name in self._wanted:
+        if any(entry.name in self._wanted for entry in same):
             self._handle.seek(at)
             self._handle.write(piece)
 

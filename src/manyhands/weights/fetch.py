@@ -288,11 +288,12 @@ class _Fetch:
 
 
 def runs(entries: Iterable[TensorEntry]) -> list[list[TensorEntry]]:
-    """Group the tensors of one file, sorted by offset, into stretches without a gap: one request each."""
-    ordered = sorted(entries, key=lambda entry: entry.start)
+    """Group the tensors of one file, sorted by offset, into stretches without a gap: one request each. Several may be of the
+    same bytes."""
+    ordered = sorted(entries, key=lambda entry: (entry.start, entry.end))
     groups = [ordered[:1]] if ordered else []
     for before, entry in pairwise(ordered):
-        if entry.start == before.end:
+        if entry.start == before.end or (entry.start, entry.end) == (before.start, before.end):
             groups[-1].append(entry)
         else:
             groups.append([entry])

@@ -1,7 +1,7 @@
 """config.json -> Program: one recipe a family, by model_type.
 
 llama      llama, mistral, ministral, ministral3, qwen2, qwen3, phi3, smollm3, granite, ernie4_5,
-           seed_oss, glm, helium, arcee, cwm, internlm3, iquestcoder, hunyuan_v1_dense
+           seed_oss, glm, helium, arcee, cwm, internlm3, iquestcoder, hunyuan_v1_dense, nanbeige
 granite    granitemoeshared, granite_swa, granitemoe_swa, hyperclovax
 gemma      gemma, gemma2, gemma3_text, vaultgemma
 gemma3n    gemma3n_text
@@ -147,6 +147,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mixtral": "experts",
     "muse_glimmer_text": "muse",
     "muse_spark_text": "muse",
+    "nanbeige": "llama",
     "nanochat": "unweighted",
     "nemotron": "layernorm",
     "nemotron_h": "nemotron_h",

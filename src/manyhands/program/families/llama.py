@@ -281,3 +281,21 @@ def hunyuan_attention(f: Fields, s: Sizes) -> tuple[AttentionStyle, NormStyle, R
         head_scale(s.head), pairs=pairs, bias=bias, out_bias=bias, head_norm=norm, norm_names=names, norm_last=True
     )
     return style, norm, RopeReader(f, stretched=True)
+
+
+def nanbeige(f: Fields) -> Program:
+    """llama whose layers are gone through several times, with the last norm in between. Read of GGUF files, where layers that
+    are gone through again are layers of their own."""
+    if not f.stored("unrolled"):
+        raise f.refuse("model_type", "which is read of GGUF files alone: take one of the model")
+    s, act, times = Sizes.read(f, kv=False), f.activation(), f.count("num_loops", 1)
+    norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
+    each = s.layers // times if f.flag("skip_loop_final_norm") is False else s.layers
+    style = AttentionStyle(head_scale(s.head), pairs=f.stored("interleaved_rope"))
+
+    def layer(n: TensorNames, i: int) -> Ops:
+        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
+        ops = before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
+        return ops if i % each or not i else (norm.op(n, "loop_norm", s.hidden, "x", "x"), *ops)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
