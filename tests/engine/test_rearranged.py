@@ -1,6 +1,7 @@
 """Block types of GGUF that are held as blocks of another type: their numbers, those of the blocks, models, what is refused.
 
-Their numbers are those of the package gguf (test_gguf.py), and of Q1_0 and Q2_0, which it lacks, of the description below.
+Their numbers are those of the package gguf (test_gguf.py), and of Q1_0, Q2_0 and PQ2_0, which it lacks, of the description
+below.
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from manyhands.checkpoint.dtypes import BLOCKS, REARRANGED
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_parts import read_gguf
+from manyhands.checkpoint.manifest import build_manifest
 from manyhands.checkpoint.verify import ignore
 from manyhands.core import SMALL_WEIGHTS
 from manyhands.engine import library
@@ -61,9 +63,9 @@ def as_floats(piece: Written) -> Written:
 
 
 def test_numbers_of_one_and_two_bits_follow_their_halves() -> None:
-    for form, bits_of, count in (("Q1_0", 1, 128), ("Q2_0", 2, 64)):
+    for form, bits_of, count in (("Q1_0", 1, 128), ("Q2_0", 2, 64), ("PQ2_0", 2, 128)):
         raw = np.random.default_rng(5).integers(
-            0, 256, (50, 18), np.uint8
+            0, 256, (50, BLOCKS[form][1]), np.uint8
         )  # every scale: also denormal, infinite and NaN
         scales = raw[:, :2].copy().view(np.float16).astype(np.float32)
         each = 8 // bits_of
@@ -167,11 +169,41 @@ def test_scales_of_nvfp4_that_are_negative_are_refused(tmp_path: Path) -> None:
             tensors.read("model.layers.0.mlp.up_proj.weight")
 
 
-def test_older_files_in_q2_0_are_told_which_to_take(tmp_path: Path) -> None:
-    """Blocks of 128 in 34 bytes under the number of the type: offsets tell."""
-    row = np.zeros((64, 34 * 8), np.uint8)
-    short = [(f"blk.{i}.ffn_up.weight", "Q2_0", (64, 1024), row) for i in range(2)]
-    with pytest.raises(
-        ModelError, match=r"overlaps the one before it at byte .*; Q2_0 in blocks of 128, as in older files of"
-    ):
-        read_gguf(write_gguf(tmp_path / "a.gguf", {"general.architecture": "qwen3"}, short))
+def test_older_files_in_q2_0_have_blocks_of_128(tmp_path: Path) -> None:
+    """In 34 bytes, under the number of the type of 64: offsets tell. They are those of a file that has a number of its own."""
+    file, _ = tiny_gguf("qwen3", tmp_path / "a.gguf", "PQ2_0", layers=2, hidden=256, intermediate_size=512)
+    given = [(name, dtype.removeprefix("P"), shape, raw) for name, dtype, shape, raw in pieces(file)]
+    old = write_gguf(tmp_path / "b.gguf", read_gguf(file).facts, given)
+    assert old.read_bytes() != file.read_bytes()
+    ours, theirs = ([(each.dtype, each.shape, each.start) for each in read_gguf(one).tensors] for one in (old, file))
+    assert ours == theirs
+    folders = [gguf_folder(one, tmp_path / "home") for one in (old, file)]
+    assert build_manifest(folders[0]).id == build_manifest(folders[1]).id
+    assert exact_logits(folders[0]).tobytes() == exact_logits(folders[1]).tobytes()
+
+
+def stacked(count: int, *sizes: int) -> list[Written]:
+    """Tensors of Q2_0 of so many rows of 1,024 numbers, whose rows have other sizes than blocks of 64 make."""
+    return [(f"blk.{i}.up", "Q2_0", (count, 1024), np.zeros((count, size), np.uint8)) for i, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "found"),
+    [
+        (stacked(64, 288, 288), ["Q2_0", "Q2_0"]),
+        (stacked(64, 272, 272), ["PQ2_0", "PQ2_0"]),
+        (stacked(64, 272, 288), None),
+        (stacked(64, 288, 272), None),
+        (stacked(64, 270, 272), None),
+        ([("blk.0.up", "Q2_0", (1, 128), np.zeros((1, 36), np.uint8))] * 1, ["Q2_0"]),  # as long in either form
+    ],
+)
+def test_offsets_that_are_not_all_of_one_kind_are_refused(
+    tensors: list[Written], found: list[str] | None, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "a.gguf", {"general.architecture": "qwen3"}, tensors)
+    if found is None:
+        with pytest.raises(ModelError, match=r"overlaps the one before it at byte|is truncated"):
+            read_gguf(file)
+    else:
+        assert [tensor.dtype for tensor in read_gguf(file).tensors] == found

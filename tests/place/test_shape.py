@@ -167,6 +167,7 @@ def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp
         ("IQ2_XXS", "w4"),
         ("TQ1_0", "w4"),
         ("Q2_0", "w4"),
+        ("PQ2_0", "w4"),
         ("NVFP4", "w8"),
         ("Q8_0", "w8"),
         ("Q6_K", "w8"),

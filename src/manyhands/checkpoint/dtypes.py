@@ -47,6 +47,7 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "TQ2_0": (256, 66),
     "Q1_0": (128, 18),
     "Q2_0": (64, 18),
+    "PQ2_0": (128, 34),
     "NVFP4": (64, 36),
 }
 # Types that are held as blocks of another type, with the same numbers (engine/rearranged.py).
@@ -55,6 +56,7 @@ REARRANGED: Final[Mapping[str, str]] = {
     "TQ2_0": "Q2_K",
     "Q1_0": "Q4_0",
     "Q2_0": "Q4_0",
+    "PQ2_0": "Q4_0",
     "NVFP4": "NVFP4_32",
 }
 # Of types whose numbers are entries of a grid: how many entries, of how many numbers each. The package gguf has the grids.

@@ -8,7 +8,7 @@ header on the hub is read as one on disk is. https://github.com/ggml-org/ggml/bl
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Final
@@ -38,17 +38,18 @@ TYPES: Final = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-    40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+    40: "NVFP4", 41: "Q1_0", 42: "Q2_0", 142: "PQ2_0",
 }  # fmt: skip
 REFUSED: Final = {
     9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    36: "I2_S", 38: "TL1", 142: "PQ2_0", 143: "PTQ1_0",
+    36: "I2_S", 38: "TL1", 143: "PTQ1_0",
 }  # fmt: skip
 
-_OTHER_Q2_0: Final = "Q2_0 in blocks of 128, as in older files of PrismML, is not read: take a file with blocks of 64"
+_OLD: Final = ("Q2_0", "PQ2_0")  # older files of PrismML have blocks of the latter under the number of the former
 WHOLE: Final = 26  # I32, of no weights
 _TABLE: Final = ".ffn_gate_tid2eid.weight"  # which experts a token's id chooses
 
+Described = tuple[str, str, tuple[int, ...], int]  # name, type, shape, and offset in the data
 ReadRange = Callable[[int, int], bytes]  # bytes [start, end) of the file; fewer where it ends before
 
 
@@ -141,6 +142,9 @@ class _Reader:
         if type(align) is not int or not 8 <= align <= 1 << 16 or align & (align - 1):
             raise self._refused(f"general.alignment is {shown(align)}; it must be a power of two from 8 to 65536")
         start = -(-self._at // align) * align
+        if self._has_old_blocks(described, start, align):
+            old, own = _OLD
+            described = [(name, own if dtype == old else dtype, shape, at) for name, dtype, shape, at in described]
         return Gguf(self._file, facts, self._place(described, start, align), start, self._places)
 
     def _check_magic(self) -> None:
@@ -215,7 +219,7 @@ class _Reader:
         self._places[key] = self._at
         return np.frombuffer(self._take(count * dtype.itemsize), dtype)
 
-    def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
+    def _tensor(self) -> Described:
         """Name, type, shape, and offset in the data."""
         name, count = self._name("a tensor"), self._number("<I")
         if not 0 < count <= _MAX_SIZES:
@@ -232,19 +236,33 @@ class _Reader:
             raise self._refused(f"tensor {name[:80]!a} is stored as {what}; held exactly are {known}: take such a file")
         return name, TYPES[kind], sizes[::-1], offset
 
-    def _check_grids(self, described: list[tuple[str, str, tuple[int, ...], int]]) -> None:
+    def _check_grids(self, described: Sequence[Described]) -> None:
         """Told before anything is downloaded. The package is looked for once: that takes longer than reading a tensor."""
         name, dtype = next(((name, dtype) for name, dtype, *_ in described if dtype in GRIDS), ("", ""))
         if dtype and find_spec("gguf") is None:
             what = f"tensor {name[:80]!a} is stored as {dtype}, which is read with the package gguf"
             raise self._refused(f"{what}: {installing('gguf')}")
 
-    def _place(
-        self, described: list[tuple[str, str, tuple[int, ...], int]], start: int, align: int
-    ) -> tuple[GgufTensor, ...]:
+    def _has_old_blocks(self, described: Sequence[Described], start: int, align: int) -> bool:
+        """Whether tensors of Q2_0 lie as far apart as those of PQ2_0 do, each of them, and one at least nearer than its own."""
+        ordered = sorted(described, key=lambda tensor: tensor[3])
+        ends = [*(tensor[3] for tensor in ordered[1:]), self._size - start]
+        is_short = False
+        for (_, dtype, shape, offset), end in zip(ordered, ends, strict=False):  # of no tensors one end
+            if dtype != _OLD[0]:
+                continue
+            try:
+                own, other = (stored_bytes(each, shape) for each in _OLD)
+            except ModelError:  # rows of no whole blocks
+                return False
+            if end - offset not in (other, -(-other // align) * align):
+                return False
+            is_short = is_short or end - offset < own
+        return is_short
+
+    def _place(self, described: Sequence[Described], start: int, align: int) -> tuple[GgufTensor, ...]:
         """The tensors by offset, each within the file and none over another."""
         tensors: list[GgufTensor] = []
-        before = ""
         reached, seen = start, set[str]()
         for name, dtype, shape, offset in sorted(described, key=lambda tensor: tensor[3]):
             where = f"tensor {name[:80]!a}"
@@ -258,12 +276,11 @@ class _Reader:
             except ModelError as error:
                 raise self._refused(f"{where}: {error}") from error
             if start + offset < reached:
-                why = f"; {_OTHER_Q2_0}" if before == "Q2_0" else ""
-                raise self._refused(f"{where} overlaps the one before it at byte {start + offset}{why}")
+                raise self._refused(f"{where} overlaps the one before it at byte {start + offset}")
             if start + offset + length > self._size:
                 raise ModelError(
                     f"{self._file} is truncated: {where} ends at byte {start + offset + length}, the file at {self._size}"
                 )
-            reached, before = start + offset + length, dtype
+            reached = start + offset + length
             tensors.append(GgufTensor(name, dtype, shape, start + offset, reached, self._file))
         return tuple(tensors)

@@ -203,5 +203,6 @@ _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "TQ2_0": lambda b: _less(_half(b, 64), tq2_0(b), 1),
     "Q1_0": lambda b: _less(_half(b, 0), q1_0(b), 8),
     "Q2_0": lambda b: _less(_half(b, 0), q2_0(b), 8),
+    "PQ2_0": lambda b: _less(_half(b, 0), q2_0(b), 8),
     "NVFP4": _nvfp4,
 }

@@ -1,8 +1,9 @@
 """Block types of GGUF that are held as blocks of another type (dtypes.REARRANGED), which store the same numbers.
 
 TQ1_0 and TQ2_0: (code - 1) d, d in fp16 of 256 numbers, codes of 2 bit, which TQ1_0 has five to a byte; as Q2_K, which has
-code (d i) - j e, with i and j of 1 and e = d. Q1_0 and Q2_0: -d or d of 128 numbers, (code - 1) d of 64; as Q4_0, whose codes
-are 8 more. NVFP4: floats of 4 bit and a scale of 8 bit (E4M3 without a sign) for 16 numbers, in blocks of 64; as NVFP4_32.
+code (d i) - j e, with i and j of 1 and e = d. Q1_0, Q2_0 and PQ2_0: -d or d of 128 numbers, (code - 1) d of 64 and of 128; as
+Q4_0, whose codes are 8 more. NVFP4: floats of 4 bit and a scale of 8 bit (E4M3 without a sign) for 16 numbers, in blocks of 64;
+as NVFP4_32.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +57,7 @@ def q1_0(b: Bytes) -> Bytes:
 
 
 def q2_0(b: Bytes) -> Bytes:
-    """Codes [blocks, 64] of Q4_0: 7 to 10."""
+    """Codes [blocks, 64] of Q4_0, of PQ2_0 [blocks, 128]: 7 to 10."""
     return _FOURS[b[:, 2:]].view(np.uint8)
 
 
@@ -99,5 +100,6 @@ _MADE: Final[Mapping[str, Callable[[Bytes], Bytes]]] = {
     "TQ2_0": lambda b: _q2_k(b[:, :64], b[:, 64:]),
     "Q1_0": lambda b: _q4_0(b[:, :2], q1_0(b)),
     "Q2_0": lambda b: _q4_0(b[:, :2], q2_0(b)),
+    "PQ2_0": lambda b: _q4_0(b[:, :2], q2_0(b)),
 }
 assert {*_MADE, "NVFP4"} == REARRANGED.keys()

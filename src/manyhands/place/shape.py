@@ -115,7 +115,7 @@ def stored_precision(model: str, home: Path) -> Precision:
     types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else described_tensors(folder))}
     if not types & BLOCKS.keys():
         return "bf16"
-    fours = {*"Q4_0 Q4_1 Q4_K MXFP4 IQ4_NL IQ4_XS Q3_K Q2_K TQ1_0 TQ2_0 Q1_0 Q2_0".split(), *GRIDS}
+    fours = {*"Q4_0 Q4_1 Q4_K MXFP4 IQ4_NL IQ4_XS Q3_K Q2_K TQ1_0 TQ2_0 Q1_0 Q2_0 PQ2_0".split(), *GRIDS}
     return "w4" if types & fours else "w8"
 
 
