@@ -47,11 +47,13 @@ _OF_IMAGES: Final = frozenset(
 _NGRAM_END: Final = "ngram_eos_token_id"
 _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
-_SECTIONS: Final = ("mrope_section", "mrope_interleaved")
+_SECTIONS: Final = ("mrope_section", "mrope_interleaved", "interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
     r"(?:model\.)?(?:visual|vision_\w+|audio|audio_\w+|sound_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|"
-    r"projector|connector|merger|mlp1|patch_merge_mlp|vit_large_projector|pre_mm_projector_norm|patch_merger)\."
+    r"projector|connector|merger|mlp1|patch_merge_mlp|vit_large_projector|pre_mm_projector_norm|patch_merger|talker|"
+    r"code2wav|token2wav)\."
 )
+_THINKER: Final = "thinker"  # what models that speak call the part that writes: in names of tensors, and of its config
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 _WHOLE_NAMES: Final = ("lm_head.", "backbone.")  # of a text model, without "model." before them
 
@@ -95,6 +97,26 @@ _OMNI: Final = _Part(
     )
     | _DOWNSAMPLED
 )
+_OF_SPEECH: Final = frozenset(
+    """
+    assistant_token_id audio_end_token_id audio_start_token_id audio_token_index code2wav_config enable_audio_output
+    enable_talker im_end_token_id im_start_token_id init_std position_id_per_seconds seconds_per_chunk system_token_id
+    talker_config token2wav_config tts_bos_token_id tts_eos_token_id tts_pad_token_id user_token_id
+    """.split()
+)
+_TIED: Final = "tie_word_embeddings"  # of these the part that writes has it
+_QWEN2_OMNI: Final = _Part(
+    {"qwen2_5_omni_text": "qwen2"},
+    {"model_type": "qwen2_5_omni_text", "rope_theta": 1e6, "sliding_window": 32768},
+    frozenset({"init_std", _TIED}),
+    _OF_SPEECH,
+)
+_QWEN3_OMNI: Final = _Part(
+    {"qwen3_omni_moe_text": "qwen3_moe"},
+    {"model_type": "qwen3_omni_moe_text", "rope_theta": 1e6, "norm_topk_prob": True},
+    _WINDOWS | {_TIED},
+    _OF_SPEECH,
+)
 _IDEFICS3: Final = _Part(images=frozenset({"scale_factor", "_pad_token_id", "use_cache"}))
 
 _PARTS: Final[Mapping[str, _Part]] = {
@@ -127,11 +149,15 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "muse_glimmer": _Part(defaults={"model_type": "muse_glimmer_text"}),
     "muse_spark": _Part(defaults={"model_type": "muse_spark_text"}),
     "nemotron_h_omni": _OMNI,
+    "qwen2_5_omni": _QWEN2_OMNI,
+    "qwen2_5_omni_thinker": _QWEN2_OMNI,
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
     "qwen3_5": _Part({"qwen3_5": "qwen3_5_text"}),
     "qwen3_5_moe": _Part({"qwen3_5_moe": "qwen3_5_moe_text"}),
     "qwen4_exp": _Part({"qwen4_exp": "qwen4_exp_text"}),
+    "qwen3_omni_moe": _QWEN3_OMNI,
+    "qwen3_omni_moe_thinker": _QWEN3_OMNI,
     "qwen3_vl": _Part({"qwen3_vl_text": "qwen3"}, {"rope_theta": 5e5}, _WINDOWS),
     # transformers divides by the sum whatever norm_topk_prob is.
     "qwen3_vl_moe": _Part({"qwen3_vl_moe_text": "qwen3_moe"}, _QWEN3_MOE, _WINDOWS | {"norm_topk_prob"}),
@@ -140,6 +166,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "vlm": _Part(),  # as HyperCLOVA X SEED Think was published
 }
 
+_THINKERS: Final = ("qwen2_5_omni", "qwen3_omni_moe")
 MULTIMODAL: Final = tuple(_PARTS)  # the model_types of which the text part is served
 
 
@@ -149,7 +176,14 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Fields outside of text_config count where it is silent; those that are neither for images nor known to recipes are refused
     there. Of a multimodal config that is not served model_type and text_config stay.
     """
-    outer, text = config.get("model_type"), config.get("text_config")
+    outer, thinker = config.get("model_type"), config.get(f"{_THINKER}_config")
+    if outer in _THINKERS and isinstance(thinker, dict):
+        config = {
+            **{key: value for key, value in config.items() if value is not thinker},
+            **thinker,
+            "model_type": outer,
+        }
+    text = config.get("text_config")
     if outer == "nemotron_h_omni" and text is None:
         text = config.get("llm_config")  # as it was published
     text = text if isinstance(text, dict) else {}
@@ -180,8 +214,10 @@ def _unsectioned(rotary: Mapping[str, Any]) -> dict[str, Any]:
 def text_name(name: str) -> str | None:
     """What a text model calls the tensor `name`; None if it is for images or sound.
 
-    Old checkpoints have language_model.model.layers.0 and language_model.lm_head, new ones model.language_model.layers.0.
+    Old checkpoints have language_model.model.layers.0 and language_model.lm_head, new ones model.language_model.layers.0; those
+    that speak have thinker.model.layers.0.
     """
+    name = name.removeprefix(f"{_THINKER}.")
     if _TENSOR_OF_IMAGES.match(name):
         return None
     match = _TENSOR_OF_TEXT.match(name)
