@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperCommand
 
 from manyhands.checkpoint import folder as folders
 from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, parse_index
@@ -64,8 +66,9 @@ def said(do: Callable[[], object]) -> str:
 
 def all_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What plan, inspect and doctor say of `folder`; "" for an answer."""
+    context = typer.Context(TyperCommand("plan"))
     lines = [
-        said(lambda: plan_command.plan(str(folder), memory="8GB", as_json=True)),
+        said(lambda: plan_command.plan(context, str(folder), memory="8GB", as_json=True)),
         said(lambda: model_command.inspect(str(folder), as_json=True)),
     ]
     answers = capsys.readouterr().out.splitlines()

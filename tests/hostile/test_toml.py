@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperCommand
 from typer.testing import CliRunner
 
 from manyhands import toml_file
@@ -98,7 +100,7 @@ def test_a_machine_is_called_by_its_name_as_it_is(
     path = tmp_path / "m.toml"
     for name in ("[/x]", "[bold]"):
         path.write_text(f'[[machine]]\nname = "{name}"\nmemory = "8GB"\nlayer_ms = 1\n')
-        plan_command.plan("tales", machines=path)
+        plan_command.plan(typer.Context(TyperCommand("plan")), "tales", machines=path)
         assert capsys.readouterr().out.count(name) >= 4
 
 
