@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manyhands.core import PathKind
-from manyhands.errors import Corruption, LinkClosed, ProtocolError
+from manyhands.errors import AnsweredEarly, Corruption, LinkClosed, ProtocolError
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
 from manyhands.testing.tiny import make_tiny
@@ -56,7 +56,7 @@ def check(bench: Bench, scene: Scene, got: Sequence[int], most: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["ring", "star"])
-@pytest.mark.parametrize("code", [Corruption.code, ProtocolError.code, LinkClosed.code])
+@pytest.mark.parametrize("code", [Corruption.code, ProtocolError.code, LinkClosed.code, AnsweredEarly.code])
 @pytest.mark.parametrize(("phase", "victim", "side"), [("prefill", 1, -1), ("decode", 3, 1), ("decode", 3, -1)])
 def test_a_hop_that_blames_one_after_the_other_loses_its_own_place(
     bench: Bench, phase: Phase, victim: int, side: int, code: str, path: PathKind, monkeypatch: pytest.MonkeyPatch

@@ -56,7 +56,10 @@ async def trace(session: Session, limit_s: float) -> None:
     misled = {hop: doubt.reason for hop, doubt in told.items() if doubt.is_misled}
     if told and not lose_misleading(session, misled):
         # The one behind the last that had not computed what came back; or the last, which sent what cannot be.
-        hop = min(max(told) + 1, len(session.route.hops) - 1)
+        nodes = [each.offer.node for each in session.route.hops]
+        hop = min(max(told) + 1, len(nodes) - 1)
+        if hop > max(told):
+            session.told.by[nodes[hop]] = nodes[hop - 1]
         session.lose(hop, "; ".join(doubt.reason for doubt in told.values()), untrusted=True)
 
 
