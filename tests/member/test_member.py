@@ -319,6 +319,20 @@ def test_who_is_beyond_the_scope_is_not_used_and_named(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_a_node_that_is_denied_is_not_complained_of(stage: Stage) -> None:
+    """It was said that the scope does not admit it, and to start with --allow, which the deny list beats."""
+
+    async def scene(place: Town) -> None:
+        first = (await place.host(0)).member
+        second = await place.open(1, deny=frozenset({first.id}))
+        third = await place.open(2)
+        await until(lambda: {record.name for record in third.records()} == {"n0", "n1", "n2"})
+        await until(lambda: bool(second.directory.not_admitted()))
+        assert second.complaints() == [] and {record.name for record in second.records()} == {"n1", "n2"}
+
+    stage.play(scene)
+
+
 def test_on_one_machine_a_public_address_is_local(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         members = [await place.open(i, listen=NodeAddr("198.51.100.7", 0)) for i in range(2)]

@@ -313,7 +313,8 @@ class Member:
     def complaints(self) -> list[str]:
         """What a person should mend: clocks, keys used twice."""
         lines = self.directory.complaints()
-        lines += say_not_admitted(self.directory.not_admitted(), self.config.scope)
+        unmeant = (record for record in self.directory.not_admitted() if record.node not in self.config.deny)
+        lines += say_not_admitted(unmeant, self.config.scope)
         if (twin := self.announcer.twin) is not None:
             where = ", ".join(str(addr) for addr in twin.addresses) or "an unknown address"
             lines.append(
