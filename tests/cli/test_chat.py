@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import io
+import ssl
 import sys
+import urllib.error
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,7 +33,7 @@ from manyhands.cli.chat_text import (
     waiting_for,
 )
 from manyhands.cli.chat_wishes import ChatWishes
-from manyhands.cli.client import GatewayError
+from manyhands.cli.client import GatewayError, no_gateway
 from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed
 from tests.api.served import Served, make_model, served
@@ -312,6 +314,15 @@ def test_refusals_and_losses_of_a_gateway_are_one_line(folder: Path) -> None:
             await anext(source.answer([{"role": "user", "content": "x"}], Stats()))
 
     asyncio.run(main())
+
+
+def test_a_certificate_that_is_not_trusted_here_is_named_as_such() -> None:
+    """`infer` and `chat` raise it, urllib wraps it: it was said that no gateway answers, and to start one."""
+    error = ssl.SSLCertVerificationError(1, "CERTIFICATE_VERIFY_FAILED")
+    error.verify_message = "self-signed certificate"
+    said = "the certificate of https://x is not trusted here (self-signed certificate): name the file of its CA in"
+    for each in (error, urllib.error.URLError(error)):
+        assert no_gateway("https://x", each).startswith(said)
 
 
 @pytest.mark.parametrize(

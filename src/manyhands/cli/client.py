@@ -107,6 +107,11 @@ def ask(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
 
 def no_gateway(api: str, error: Exception) -> str:
     """What to say, and to do, where none answers."""
+    for each in (error, getattr(error, "reason", None)):  # urllib wraps it
+        if untrusted := getattr(each, "verify_message", ""):
+            return (
+                f"the certificate of {api} is not trusted here ({untrusted}): name the file of its CA in SSL_CERT_FILE"
+            )
     return f"no gateway answers at {api} ({_why(error)}): start one (manyhands up MODEL) or name another with --api"
 
 
