@@ -9,7 +9,7 @@ import pytest
 from manyhands.checkpoint.manifest import Silent
 from manyhands.cli.reporter import Reporter, tell_serving
 from manyhands.config import BalanceConfig
-from manyhands.core import NodeAddr, NodeId, SamplingParams, Span
+from manyhands.core import NodeAddr, SamplingParams, Span
 from manyhands.errors import BadRequest, Conflict, ShardUnavailable, WeightsMismatch
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import provider_of
@@ -247,16 +247,13 @@ def test_a_joiner_waits_for_a_node_that_loads_the_model(stage: Stage) -> None:
         def holders(kind: ServedModel) -> list[Provider]:
             return [provider_of(member, r) for r in member.records() if kind.is_of(r) and r.node != member.id]
 
-        def is_linked(node: NodeId) -> bool:
-            return member.node.pool.find(node, "control") is not None
-
-        waiting = asyncio.ensure_future(weights_soon(kind, holders, is_linked, stage.home / "other", Silent()))
+        waiting = asyncio.ensure_future(weights_soon(kind, holders, stage.home / "other", Silent()))
         await asyncio.sleep(4.0)
         assert not waiting.done()
         await first.node.seed.add(stage.folder)
         assert (await waiting).id == kind.model
         with pytest.raises(ShardUnavailable, match="no node of the swarm has the manifest"):
-            await weights_soon(kind, lambda kind: [], is_linked, stage.home / "third", Silent())
+            await weights_soon(kind, lambda kind: [], stage.home / "third", Silent())
 
     stage.play(scene)
 

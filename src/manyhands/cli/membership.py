@@ -273,7 +273,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
         raise _without_model(member)
     known = known_kinds(member.records(), is_linked)
     kind = min(known, key=lambda kind: not missing_spans(kind, known[kind], with_spares=False))
-    return await weights_soon(kind, holders, is_linked, home, bar)
+    return await weights_soon(kind, holders, home, bar)
 
 
 def _without_model(member: "Member") -> ManyhandsError:

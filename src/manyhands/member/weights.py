@@ -265,19 +265,18 @@ async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Pat
 async def weights_soon(
     kind: ServedModel,
     holders: Callable[[ServedModel], Sequence[Provider]],
-    is_linked: Callable[[NodeId], bool],
     home: Path,
     progress: HashProgress,
 ) -> Weights:
-    """As `weights_in`, again and again while linked nodes name the model, for LOADING_S at most: one that loads it yet cannot
-    say what it is, as where all nodes of a swarm start at once. Raises as weights_in."""
+    """As `weights_in`, again and again while a node answers that does not have it, for LOADING_S at most: one that loads it yet
+    cannot say what it is, as where all nodes of a swarm start at once. Raises as weights_in."""
     clock = asyncio.get_running_loop().time
     ends_at = clock() + LOADING_S
     while True:
         try:
             return await weights_in(kind, holders(kind), home, progress)
-        except ShardUnavailable:
-            if clock() > ends_at or not any(is_linked(NodeId(each.node)) for each in holders(kind)):
+        except NotLoaded:
+            if clock() > ends_at:
                 raise
         await asyncio.sleep(AGAIN_S)
 
@@ -291,13 +290,18 @@ def _hub_id(name: str) -> str | None:
     return name
 
 
+class NotLoaded(ShardUnavailable):
+    """A node took the call that does not have the model (yet)."""
+
+
 async def _described(kind: ServedModel, providers: Sequence[Provider]) -> tuple[Manifest, bytes]:
     """Manifest and config.json from a provider whose bytes are proven by the model's id."""
     failures: list[str] = []
     found = await first_answer(providers, partial(_ask, kind, failures), NEXT_S, MAX_ASKED)
     if found is None:
         why = f": {'; '.join(failures[:3])}" if failures else ""
-        raise ShardUnavailable(
+        kind_of_error = NotLoaded if len(failures) < len(providers) else ShardUnavailable
+        raise kind_of_error(
             f"no node of the swarm has the manifest of {kind.name} {kind.model[:12]} ({len(providers)} asked{why}): is "
             "the one that holds it up?"
         )
