@@ -313,6 +313,24 @@ def test_a_hop_that_cannot_be_reached_is_named_and_nothing_is_leased(folder: Pat
     play(main)
 
 
+def test_a_hop_that_does_not_answer_in_time_is_told_with_the_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with "cannot be reached: ", and nothing behind it."""
+
+    async def silent(*_: object) -> None:
+        raise TimeoutError
+
+    async def main() -> None:
+        async with swarm_of(folder, CUT) as swarm:
+            route = await swarm.origin.routes.find()
+            monkeypatch.setattr(swarm.origin.node.pool, "get", silent)
+            with pytest.raises(ShardUnavailable, match=r"hop \d \(n\d at .*\) cannot be reached: no link within \d+ s"):
+                await ids_of(swarm, PROMPT, GREEDY, route=route)
+
+    play(main)
+
+
 def test_an_address_from_before_a_restart_is_no_second_node(folder: Path, greedy: list[int]) -> None:
     """A node that was started anew with its old ticket is named there twice: what it listens at is used, the other is not."""
 

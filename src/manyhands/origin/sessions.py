@@ -150,7 +150,8 @@ class Sessions:
                 data = await self._node.pool.get(offer.addr, "data") if needs_data else None
         except (LinkClosed, TimeoutError) as error:
             self._node.note_unreachable(offer.node, [offer.addr], error)
-            refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}")
+            why = str(error) or f"no link within {self._node.pool.connect_s:g} s"
+            refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {why}")
             refusal.node = offer.node
             raise refusal from error
         return Hop(offer, control, data, self.request.credits)

@@ -178,7 +178,8 @@ async def open_within(limit_s: float, host: "SpanHost", opening: Opening, succes
 def cut_off(message: Open, error: Exception, blame: int | None) -> ManyhandsError:
     """What an Open fails with whose place cannot reach the next one (`blame`), or its origin."""
     kind = ShardUnavailable if blame is None else Apart
-    return kind(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
+    why = str(error) or "no link within the time for one"
+    return kind(f"its successor {message.successor or 'origin'} cannot be reached: {why}")
 
 
 def refuse(message: Open, origin: Link, error: Exception, blame: int | None = None) -> None:
