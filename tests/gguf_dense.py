@@ -60,6 +60,16 @@ def dense_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     return _gemma4(config) if arch == "gemma4" else {}
 
 
+def falcon_piece(name: str, array: NDArray[np.float32], config: dict[str, Any]) -> tuple[str, NDArray[np.float32]]:
+    """All queries, then all keys, then all values; the one norm as that of the block."""
+    if not name.endswith("query_key_value.weight"):
+        return name.replace(".input_layernorm.", ".ln_mlp."), array
+    heads, count = config["num_attention_heads"], config["num_key_value_heads"]
+    groups = array.reshape(count, heads // count + 2, -1, array.shape[1])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return name, np.concatenate([part.reshape(-1, array.shape[1]) for part in parts])
+
+
 def _hunyuan(config: dict[str, Any]) -> dict[str, Any]:
     """Its scaling is a larger base, stated as such; factor and length are written all the same."""
     rope, width = config["rope_parameters"], config["head_dim"]

@@ -18,7 +18,7 @@ from manyhands.checkpoint.gguf_configs import PAIRS, PLUS_ONE, SCALED, STRETCHED
 from manyhands.engine.golden_small import put_half
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, EVERY_FAMILY, make_tiny
-from tests.gguf_dense import dense_facts, scaled_norms, shared_keys, still_columns, xielu_lists
+from tests.gguf_dense import dense_facts, falcon_piece, scaled_norms, shared_keys, still_columns, xielu_lists
 from tests.gguf_experts import (
     EXPERT_FAMILIES,
     EXPERTS_FIXED,
@@ -71,7 +71,7 @@ FAMILIES = (
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
     "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", "muse_glimmer_text",
-    "bitnet", "bitnet_plain",
+    "bitnet", "bitnet_plain", "falcon", "falcon_plain",
     *QWEN4_FIXED,
     *OTHER_NAMES,
 )  # fmt: skip
@@ -93,6 +93,9 @@ _FIXED: dict[str, dict[str, Any]] = {
     "granite_swa": {"layer_rope_theta": [0.0, 10000.0, 0.0, 10000.0]},
     "bitnet": {"tie_word_embeddings": True},
     "bitnet_plain": {"tie_word_embeddings": True, "hidden_act": "silu", "num_key_value_heads": 4},
+    "falcon_plain": {
+        "new_decoder_architecture": False, "num_key_value_heads": 1, "num_kv_heads": 1, "tie_word_embeddings": False,
+    },
     "granite_minicpm": {"attention_multiplier": 0.25},
     "llama_pangu": {"attention_bias": True},
     "hunyuan_v1_dense_maincoder": {
@@ -422,6 +425,8 @@ def _pieces(
             is_bias = last.endswith("_bias")
             rows = array[:, at::2] if is_bias else array[:, :, at::2].swapaxes(1, 2)
             yield f"{path}.{part}.bias" if is_bias else f"{path}.{{expert}}.{part}.weight", rows
+    elif config["model_type"] == "falcon":
+        yield falcon_piece(name, array, config)
     elif path.endswith("query_key_value"):
         parts = array.reshape(config["num_attention_heads"], 3, -1, *array.shape[1:])
         yield name, parts.swapaxes(0, 1).reshape(array.shape)

@@ -648,6 +648,9 @@ OWN: dict[str, Options] = {
     "exaone4": {"sliding_window": [1, 9], "sliding_window_pattern": [1, 2, 4]},
     "arcee": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
     "bitnet": {"attention_bias": _BOOL, "hidden_act": ["relu2", "silu"], "rms_norm_eps": [1e-5, 1e-2]},
+    "falcon": {"bias": _BOOL, "activation": ["gelu", "relu"], "num_ln_in_parallel_attn": [None, 1, 2]},
+    "codegen": {"activation_function": ["gelu_new", "relu"]},
+    "gptj": {"activation_function": ["gelu_new", "gelu"]},
     "ministral": {"sliding_window": [1, 7]},
     "helium": {"attention_bias": _BOOL, "mlp_bias": _BOOL},
     "glm": {"attention_bias": _BOOL, "partial_rotary_factor": [0.25, 1.0]},
@@ -669,6 +672,7 @@ _ONE_TABLE = (
     "arcee",
     "bitnet",
     "exaone4",
+    "falcon",
     "granitemoe",
     "olmoe",
     "seed_oss",
@@ -887,6 +891,16 @@ def options(draw: random.Random, family: str) -> Options:
         out["index_head_dim"] = draw.choice([turned, turned + 9, 64])
         out |= {"layer_types": draw.choices(["full_attention", "minimax_m3_sparse"], k=out["layers"])}
         out |= {"mlp_layer_types": draw.choices(["dense", "sparse"], k=out["layers"])}
+    if family == "falcon":
+        out |= {"ffn_hidden_size": out["intermediate_size"], "num_kv_heads": out["num_key_value_heads"]}
+        if draw.random() < 0.4:
+            one = draw.random() < 0.5
+            out |= {"new_decoder_architecture": False, "multi_query": one, "parallel_attn": draw.random() < 0.5}
+            out["num_kv_heads"] = 1 if one else heads
+    if family in ("codegen", "gptj"):
+        heads = draw.choice([4, 8])
+        out |= {"num_attention_heads": heads, "n_inner": out["intermediate_size"]}
+        out["rotary_dim"] = draw.choice([2, 4, 8])
     if family == "helium":
         out["head_dim"] = hidden // heads
     if family in (*_ONE_TABLE, *_LATENT) and family not in ("dots3_note_text", "kimi_linear"):  # two tables; none

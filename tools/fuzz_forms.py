@@ -67,7 +67,7 @@ def scaling(draw: random.Random, width: int) -> Config:
 def rewritten(draw: random.Random, config: Mapping[str, Any]) -> Config:
     """Another form of `config`: rotary fields elsewhere, fields absent, null or by another name, another activation."""
     out = copy.deepcopy(dict(config))
-    if draw.random() < 0.6:
+    if draw.random() < 0.6 and config["model_type"] not in ("codegen", "gptj"):  # which have no such fields
         _place_rotary(draw, out)
     for name in sorted(out.keys() - HARMLESS - {*ROTARY, *STATED}):
         if draw.random() < 0.06:

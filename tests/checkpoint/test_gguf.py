@@ -204,7 +204,7 @@ def test_no_change_of_a_real_header_crashes_what_reads_it(
         pass
 
 
-DENSE = ("ministral3", "gemma4_text", "exaone4", "muse_glimmer_text", "bitnet", "llama_nanbeige")
+DENSE = ("ministral3", "gemma4_text", "exaone4", "muse_glimmer_text", "bitnet", "llama_nanbeige", "falcon_plain")
 HYBRIDS = ("qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid_mamba", "nemotron_h", "falcon_h1")
 EXPERTS = ("deepseek_v2", "glm4_moe", "glm4_moe_air", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe")
 
@@ -366,6 +366,7 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("bitnet", {"bitnet__hidden_activation": None}, "does not say by hidden_activation .* relu2 as in 2B-4T"),
         ("bitnet", {"bitnet__hidden_activation": "gelu"}, "hidden_activation is 'gelu'; served are silu and relu2"),
         ("bitnet", {"bitnet__hidden_activation": TWO}, "'bitnet.hidden_activation' is a list"),
+        ("falcon_plain", {"falcon__use_alibi": True}, "'falcon.use_alibi' is not known here"),
         ("llama_nanbeige", {"nanbeige__num_loops": 0}, "num_loops is 0; a whole number from 1 is needed"),
         ("llama_nanbeige", {"nanbeige__num_loops": 400}, "3 layers are gone through 400 times; at most 1024 layers"),
         ("llama_nanbeige", {"nanbeige__skip_loop_final_norm": 1}, "final_norm is 1; true or false is needed"),
@@ -561,6 +562,17 @@ def test_biases_of_some_products_are_not_left_out(real: bytes) -> None:
             header.Gguf(found.file, found.facts, (*found.tensors, one), 0),
             lambda tensor: real[tensor.start : tensor.end],
         )
+
+
+def test_files_of_falcon_2_must_state_their_base_frequency(others: dict[str, bytes]) -> None:
+    """They have several key heads and one norm; llama.cpp's converter writes none for any falcon."""
+    found = change(others["falcon_plain"], falcon__attention__head_count_kv=2)
+    assert json.loads(config_json(found, lambda tensor: b""))["new_decoder_architecture"] is True
+    del found.facts["falcon.rope.freq_base"]
+    with pytest.raises(ModelError, match=r"one norm, as Falcon 2, and does not state rope\.freq_base"):
+        config_json(found, lambda tensor: b"")
+    found.facts["falcon.attention.head_count_kv"] = 1
+    assert json.loads(config_json(found, lambda tensor: b""))["rope_theta"] == 10000.0
 
 
 def test_layers_that_are_gone_through_again_are_entries_of_the_same_bytes(others: dict[str, bytes]) -> None:

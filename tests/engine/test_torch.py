@@ -431,6 +431,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"attention_bias": True, "hidden_act": "silu", "tie_word_embeddings": True, **LLAMA3},
     ),
     "bitnet, every head's own keys, another epsilon": ("bitnet", {"num_key_value_heads": 4, "rms_norm_eps": 0.01}),
+    "falcon 7B, one key head": (
+        "falcon",
+        {"new_decoder_architecture": False, "tie_word_embeddings": False},
+    ),
+    "falcon, every head its own, one after the other, biases": (
+        "falcon",
+        {
+            "new_decoder_architecture": False,
+            "multi_query": False,
+            "num_kv_heads": 4,
+            "parallel_attn": False,
+            "bias": True,
+            "activation": "relu",
+        },
+    ),
+    "falcon 2, one norm, linear rope": ("falcon", {"num_ln_in_parallel_attn": 1, **rope("linear", factor=3.0)}),
+    "gptj, tied, whole heads turn": (
+        "gptj",
+        {"tie_word_embeddings": True, "rotary_dim": 16, "activation_function": "gelu"},
+    ),
+    "codegen, eight heads": ("codegen", {"num_attention_heads": 8, "rotary_dim": 4}),
     "nanochat, biases, no cap, linear rope": (
         "nanochat",
         {

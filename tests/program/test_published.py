@@ -297,6 +297,18 @@ SPOKEN: dict[str, dict[str, Any]] = {
     "lfm3": {"rms_norm_eps": 1e-5},  # which transformers also calls norm_eps
     "qwen3_next": {"full_attention_interval": 4, "use_sliding_window": False},
     "smollm3": {"max_window_layers": 28},
+    "falcon": {"apply_residual_connection_post_layernorm": False, "ff_factor": 4},
+    "gptj": {  # GPT-J-6B
+        "gradient_checkpointing": False,
+        "n_ctx": 2048,
+        "rotary": True,
+        "scale_attn_weights": True,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+    },
     "stablelm": {"num_heads": 4, "rotary_scaling_factor": 1.0},
     "starcoder2": {
         "attention_softmax_in_fp32": True,
@@ -352,6 +364,8 @@ def billions(program: Program) -> float:
     ("family", "published"),
     [
         ("axk1", 519),  # A.X-K1
+        ("falcon", 7),  # Falcon-7B
+        ("gptj", 6.05),  # GPT-J-6B
         ("beam", 501),  # Beam-1.0-501B-A23B
         ("bailing_hybrid", 124),  # Ling-3.0-flash
         ("deepseek_v4", 284),  # DeepSeek-V4-Flash
@@ -529,6 +543,15 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("afmoe", "num_expert_groups", 2),
         ("afmoe", "score_func", "softmax"),
         ("bitnet", "head_dim", 32),
+        ("codegen", "n_head", 2),
+        ("falcon", "alibi", True),
+        ("falcon", "num_kv_heads", 3),
+        ("falcon", "num_ln_in_parallel_attn", 3),
+        ("falcon", "parallel_attn", False),
+        ("gptj", "n_embd", 65),
+        ("gptj", "rope_theta", 1e6),
+        ("gptj", "rotary_dim", 7),
+        ("gptj", "rotary_dim", 18),
         ("bitnet", "mlp_bias", True),
         ("cohere", "use_qk_norm", 1),
         ("cohere2_moe", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
@@ -1180,7 +1203,7 @@ def test_decays_without_end_are_refused_before_they_are_listed() -> None:
     sorted(
         FAMILIES.keys()
         - {"beam", "cohere_compass_text", "glm5_next_text", "inkling_text", "jamba", "kimi_linear", "nemotron_h"}
-        - {"nanbeige", "nemotron-nas"}
+        - {"codegen", "gptj", "nanbeige", "nemotron-nas"}
     ),
 )  # the first two name none outside of their tables, the others have no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:

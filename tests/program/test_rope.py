@@ -190,8 +190,10 @@ PLACES: dict[str, dict[str, Any]] = {
 # Where a family has a base frequency of another name or tables by type of layer: one line says so.
 REFUSED = {
     "beam": set(PLACES) - {"nowhere"},
+    "codegen": set(PLACES) - {"nowhere"},
     "cohere_compass_text": set(PLACES),
     "dots3_note_text": {"without a base", "old", "new", "in both"},
+    "gptj": set(PLACES) - {"nowhere"},
     "gpt_neox": {"beside", "old", "in both"},
     "gemma3_text": {"without a base", "new", "in both"},
     "gemma3n_text": {"without a base", "new", "in both"},

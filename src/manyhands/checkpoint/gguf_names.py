@@ -313,6 +313,20 @@ GPT_NEOX: Final = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+FALCON: Final = {
+    "attn_norm": "ln_mlp",  # the block's own, or the one that there is
+    "attn_norm_2": "ln_attn",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+FALCON_ENDS: Final = {
+    "token_embd.weight": "transformer.word_embeddings.weight",
+    "output_norm.weight": "transformer.ln_f.weight",
+    "output_norm.bias": "transformer.ln_f.bias",
+    "output.weight": "lm_head.weight",
+}
 GPT_NEOX_ENDS: Final = {
     "token_embd.weight": "gpt_neox.embed_in.weight",
     "output_norm.weight": "gpt_neox.final_layer_norm.weight",

@@ -7,7 +7,9 @@ from manyhands.checkpoint import gguf_names as names
 from manyhands.checkpoint.gguf import shown
 from manyhands.checkpoint.gguf_architecture import ATTENTION, NORMS, UP_DOWN, Architecture
 from manyhands.checkpoint.gguf_configs import (
+    BY_PART,
     LINEAR,
+    ONE_NORM,
     PAIRS,
     PLUS_ONE,
     SCALED,
@@ -106,6 +108,20 @@ def bitnet(keys: GgufKeys, config: Config) -> Config:
     return {"hidden_act": kind or "silu"}
 
 
+def falcon(keys: GgufKeys, config: Config) -> Config:
+    """Falcon 7B has one key head, 40B and 180B a second norm. Files of Falcon 2 11B, which has neither, must state its base
+    frequency: llama.cpp's converter writes none."""
+    kv_heads, has_two = config["num_key_value_heads"], "attn_norm_2.weight" in keys.tensors
+    if kv_heads > 1 and not has_two and keys.one("rope.freq_base") is None:
+        raise keys.refused("it has several key heads and one norm, as Falcon 2, and does not state rope.freq_base")
+    return {
+        "new_decoder_architecture": kv_heads > 1 or has_two,
+        "num_ln_in_parallel_attn": 2 if has_two else 1,
+        "num_kv_heads": kv_heads,
+        "ffn_hidden_size": config["intermediate_size"],
+    }
+
+
 PLAIN: Final[Mapping[str, Architecture]] = {
     "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
     "deci": Architecture(
@@ -131,6 +147,17 @@ PLAIN: Final[Mapping[str, Architecture]] = {
     ),
     "maincoder": Architecture(
         "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", names.HUNYUAN, conventions=(PAIRS,), biases=()
+    ),
+    "falcon": Architecture(
+        "falcon",
+        "FalconForCausalLM",
+        names.FALCON,
+        falcon,
+        (BY_PART, ONE_NORM),
+        eps="layer_norm_epsilon",
+        ends=names.FALCON_ENDS,
+        layers="transformer.h",
+        biases=((None, ("attn_norm", "attn_norm_2")),),
     ),
     "bitnet": Architecture("bitnet", "BitNetForCausalLM", names.BITNET, bitnet, biases=()),
     "orion": Architecture(

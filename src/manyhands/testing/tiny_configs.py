@@ -27,6 +27,7 @@ from manyhands.testing.tiny_latent import (
 )
 from manyhands.testing.tiny_minimax import lightning, minimax, minimax_m3, published_lightning
 from manyhands.testing.tiny_muse import glimmer, spark
+from manyhands.testing.tiny_older import OLDER
 from manyhands.testing.tiny_unturned import beam, compass, flint, kolibri
 from manyhands.testing.tiny_v4 import small_v4
 
@@ -247,7 +248,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "bailing_hybrid": ("bailing_hybrid", bailing),
     "bamba": ("bamba", _bamba),
     "beam": ("beam", beam),
-    "bitnet": ("bitnet", lambda hidden: {}),
+    **OLDER,
     "cohere": ("cohere", lambda hidden: {}),
     "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "cohere2_moe": ("cohere2_moe", _cohere2_moe),

@@ -46,6 +46,8 @@ hy_v4      hy_v4
 glm5_next  glm5_next_text (residual_streams: of deepseek_v4 too)
 bailing_hybrid bailing_hybrid
 bitnet     bitnet
+falcon     falcon
+gptj       gptj, codegen
 inkling    inkling_text
 """
 
@@ -72,6 +74,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "bamba": "mamba",
     "beam": "unturned",
     "bitnet": "bitnet",
+    "codegen": "gptj",
     "cohere": "layernorm",
     "cohere2": "layernorm",
     "cohere2_moe": "layernorm",
@@ -87,6 +90,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "ernie4_5_moe": "shared",
     "exaone4": "wrapped",
     "exaone_moe": "corrected",
+    "falcon": "falcon",
     "falcon_h1": "falcon_h1",
     "flex_olmo": "wrapped",
     "flint": "unturned",
@@ -103,6 +107,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "glm_moe_dsa": "latent",
     "gpt_neox": "layernorm",
     "gpt_oss": "experts",
+    "gptj": "gptj",
     "granite": "llama",
     "granite_swa": "granite",
     "granitemoe": "experts",
