@@ -17,18 +17,12 @@ from transformers import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
 )
 
-from manyhands.checkpoint.folder import read_entries
-from manyhands.checkpoint.verify import ignore
-from manyhands.core import Span
-from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
 from manyhands.engine.library import Team
-from manyhands.engine.mapped import MappedTensors
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program, read_program
-from manyhands.program.tensors import ends_tensors, layer_tensors, with_stacked_experts
 from manyhands.testing.tiny import BOS, EOS, MIN_VOCAB, PAD, _fill
+from tests.text_parts import PROMPT, greedy
 
-PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 LAYERS = 4
 _TEXT: dict[str, Any] = {
     "hidden_size": 64,
@@ -113,27 +107,10 @@ def publish(kind: str, folder: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_is_computed_as_transformers_computes_it(kind: str, is_whole: bool, tmp_path: Path, team: Team) -> None:
     model = make(kind, tmp_path, is_whole=is_whole)
-    program = with_stacked_experts(
-        read_program(tmp_path), {entry.name: entry.shape for entry in read_entries(tmp_path)}
-    )
-    needed = ends_tensors(program, embed=True, head=True)
-    for layer in program.layers:
-        needed |= layer_tensors(layer)
-    assert {entry.name: entry.shape for entry in read_entries(tmp_path)} == needed
-    with MappedTensors(tmp_path, ignore) as tensors:
-        ends = CpuEnds(program, tensors.read, "fp32", team)
-        spans = [CpuSpan(program, span, tensors.read, "fp32", team) for span in (Span(0, 1), Span(1, LAYERS))]
-    caches, ids, ours = [span.new_cache() for span in spans], list(PROMPT), []
-    for start, count in ((0, 33), (33, 7), *((40 + i, 1) for i in range(64))):
-        rows = ends.embed(ids[start : start + count])
-        for span, cache in zip(spans, caches, strict=True):
-            rows = span.step(rows, [Piece(cache, start, count)], 2)
-        ours.append(ends.logits(rows, count, 2))
-        if start + count == len(ids):
-            ids.append(int(ours[-1][-1].argmax()))
+    _, ids, ours = greedy(tmp_path, team)
     with torch.inference_mode():
         theirs = model(torch.tensor([ids[:-1]]), use_cache=False).logits[0].numpy()
-    assert np.abs(np.concatenate(ours) - theirs).max() / np.abs(theirs).max() < 2e-5
+    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 2e-5
     assert ids[len(PROMPT) :] == theirs.argmax(-1)[len(PROMPT) - 1 :].tolist()
 
 

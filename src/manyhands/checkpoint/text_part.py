@@ -27,6 +27,47 @@ _QWEN3_MOE: Final = {
     "moe_intermediate_size": 1408,
     "norm_topk_prob": True,
 }
+# The sizes that transformers' classes have, by the family of the text part: Llava's configs say only what differs.
+_FAMILIES: Final[Mapping[object, Mapping[str, object]]] = {
+    "llama": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+    },
+}
+_VOXTRAL: Final = {
+    "model_type": "llama",
+    "vocab_size": 131072,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e8,
+}
 _WINDOWS: Final = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 _QWEN2: Final = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
 # For images, or of where they stand among the ids: no row of text depends on them.
@@ -40,7 +81,9 @@ _OF_IMAGES: Final = frozenset(
     audio_soft_tokens_per_image use_unified_vision_chunk video_placeholder projection_hidden_size projection_layer_norm_eps
     image_grid_pinpoints image_placeholder image_seq_length img_token_compression_config merged_hidden_size num_reward_heads
     out_hidden_size process_image_mode projector_bias projector_hidden_size understand_projector_stride video_token_index
-    vision_feature_select_strategy image_bos_token_id audio_bos_token_id
+    vision_feature_select_strategy image_bos_token_id audio_bos_token_id audio_token_index vision_feature_layers
+    projector_layernorm_eps spatial_pool_mode spatial_pool_stride use_image_newline_parameter video_seq_length
+    vision_aspect_ratio is_composition
     """.split()
 )
 # Told to the recipe of qwen4_exp from here alone: transformers reads no such field.
@@ -49,9 +92,9 @@ _ROTARY: Final = ("rope_scaling", "rope_parameters")
 # How a head is cut into sections that turn by place in time and in an image: equal places, all of text, turn all alike.
 _SECTIONS: Final = ("mrope_section", "mrope_interleaved", "interleaved")
 _TENSOR_OF_IMAGES: Final = re.compile(
-    r"(?:model\.)?(?:visual|vision_\w+|audio|audio_\w+|sound_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|"
-    r"projector|connector|merger|mlp1|patch_merge_mlp|vit_large_projector|pre_mm_projector_norm|patch_merger|talker|"
-    r"code2wav|token2wav)\."
+    r"(?:model\.)?(?:image_newline$|(?:visual|vision_\w+|image_tower|video_tower|audio|audio_\w+|sound_\w+|embed_vision|"
+    r"embed_audio|multi_modal_projector|mm_projector|projector|connector|merger|mlp1|patch_merge_mlp|vit_large_projector|"
+    r"pre_mm_projector_norm|patch_merger|talker|code2wav|token2wav)\.)"
 )
 _THINKER: Final = "thinker"  # what models that speak call the part that writes: in names of tensors, and of its config
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
@@ -99,12 +142,12 @@ _OMNI: Final = _Part(
 )
 _OF_SPEECH: Final = frozenset(
     """
-    assistant_token_id audio_end_token_id audio_start_token_id audio_token_index code2wav_config enable_audio_output
+    assistant_token_id audio_end_token_id audio_start_token_id code2wav_config enable_audio_output
     enable_talker im_end_token_id im_start_token_id init_std position_id_per_seconds seconds_per_chunk system_token_id
     talker_config token2wav_config tts_bos_token_id tts_eos_token_id tts_pad_token_id user_token_id
     """.split()
 )
-_TIED: Final = "tie_word_embeddings"  # of these the part that writes has it
+_TIED: Final = "tie_word_embeddings"  # where transformers reads the field beside text_config, or none
 _QWEN2_OMNI: Final = _Part(
     {"qwen2_5_omni_text": "qwen2"},
     {"model_type": "qwen2_5_omni_text", "rope_theta": 1e6, "sliding_window": 32768},
@@ -118,6 +161,9 @@ _QWEN3_OMNI: Final = _Part(
     _OF_SPEECH,
 )
 _IDEFICS3: Final = _Part(images=frozenset({"scale_factor", "_pad_token_id", "use_cache"}))
+
+_LLAVA: Final = _Part(defaults={"model_type": "llama"})
+_LLAVA_UNTIED: Final = _Part(defaults=_LLAVA.defaults, unread=frozenset({_TIED}))
 
 _PARTS: Final[Mapping[str, _Part]] = {
     "aya_vision": _Part(images=_DOWNSAMPLED | {"adapter_layer_norm_eps"}),
@@ -141,6 +187,10 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "lfm2_vl": _LFM2,
     "lfm3_vl": _Part(),
     "llama4": _Part(defaults={"model_type": "llama4_text"}),
+    "llava": _LLAVA,
+    "llava_next": _LLAVA_UNTIED,
+    "llava_next_video": _LLAVA,
+    "llava_onevision": _Part(defaults={"model_type": "qwen2"}),
     "minicpmv4_6": _MINICPMV,
     "minicpmv4_7": _MINICPMV,
     "minimax_m3_vl": _Part(defaults={"model_type": "minimax_m3_vl_text"}),
@@ -151,6 +201,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "nemotron_h_omni": _OMNI,
     "qwen2_5_omni": _QWEN2_OMNI,
     "qwen2_5_omni_thinker": _QWEN2_OMNI,
+    "qwen2_audio": _Part(defaults={"model_type": "qwen2"}, unread=frozenset({_TIED})),
     "qwen2_vl": _Part({"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2"}, _QWEN2),
     "qwen2_5_vl": _Part({"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2"}, _QWEN2),
     "qwen3_5": _Part({"qwen3_5": "qwen3_5_text"}),
@@ -163,7 +214,10 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "qwen3_vl_moe": _Part({"qwen3_vl_moe_text": "qwen3_moe"}, _QWEN3_MOE, _WINDOWS | {"norm_topk_prob"}),
     "smolvlm": _IDEFICS3,
     "step3p7": _Part(defaults={"model_type": "step3p5"}),
+    "video_llava": _LLAVA_UNTIED,
+    "vipllava": _LLAVA_UNTIED,
     "vlm": _Part(),  # as HyperCLOVA X SEED Think was published
+    "voxtral": _Part(defaults=_VOXTRAL, unread=frozenset({_TIED})),
 }
 
 _THINKERS: Final = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -192,8 +246,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in {**text, **config}.items() if key != _NGRAM_END}
     text = {key: value for key, value in text.items() if key not in part.unread}
     beside = {key: value for key, value in config.items() if key not in part.images}
-    whole = {**part.defaults, **beside, **text}
     family = text.get("model_type", part.defaults.get("model_type", outer))
+    sizes = _FAMILIES.get(family, {}) if isinstance(family, str) else {}
+    whole = {**sizes, **part.defaults, **beside, **text}
     whole["model_type"] = part.families.get(family, family) if isinstance(family, str) else family
     if outer == "qwen4_exp":  # its text part looks at its own
         whole[_NGRAM_END] = text.get("eos_token_id")
