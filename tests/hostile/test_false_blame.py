@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from manyhands.core import PathKind
 from manyhands.errors import AnsweredEarly, Corruption, LinkClosed, ProtocolError
@@ -99,7 +100,7 @@ def test_a_hop_that_blames_now_and_then_uses_up_no_nodes(
 # -- rows that are not too large yet ----------------------------------------------------------------------------------
 
 
-def are_admitted(row: "np.ndarray[Any, np.dtype[np.float32]]") -> bool:
+def are_admitted(row: NDArray[np.float32]) -> bool:
     try:
         norms((row.view(np.uint32) >> 16).astype(np.uint16).tobytes(), 1, "bf16", "a row")
     except Corruption:
@@ -107,10 +108,10 @@ def are_admitted(row: "np.ndarray[Any, np.dtype[np.float32]]") -> bool:
     return True
 
 
-def largest(width: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+def largest(width: int) -> NDArray[np.float32]:
     """A row of bf16 than which hardly any is larger that is admitted."""
 
-    def row(squares: float) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    def row(squares: float) -> NDArray[np.float32]:
         numbers = np.zeros(width, np.float32)
         for i in range(16):
             numbers[i : i + 1].view(np.uint32)[:] = np.float32(max(0.0, squares) ** 0.5).view(np.uint32) & 0xFFFF0000

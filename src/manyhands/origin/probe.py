@@ -66,26 +66,33 @@ async def trace(session: Session, limit_s: float) -> None:
 def lose_beside(session: Session) -> None:
     """Where one node after the other is blamed: who says so may say it of any, or they hand on what one before them made up.
 
-    With the second those beside it are lost, too, with the third all. A node that has blamed two does not come back into the
-    session, and those two may, where no others cover.
+    With the second those beside it are lost, too; a node that has blamed two does not come back into the session, and those two
+    may, where no others cover. With the third all others are lost, and it stays: one of them is at fault.
     """
     hops, told, untrusted = session.route.hops, session.told, session.untrusted_nodes
-    blamed = [index for index in session.losses if _is_blamed(session, hops[index])]
-    for index in blamed:
-        node, after = hops[index].offer.node, hops[index + 1 : index + 2]
+    blamed = {index: hops[index].offer.node for index in session.losses if _is_blamed(session, hops[index])}
+    for index, node in blamed.items():
+        after = hops[index + 1 : index + 2]
         told.lost[node] = told.by.get(node) or (after[0].offer.node if after else None)
     untrusted |= (accusers := told.accusers())
     untrusted -= {node for node, by in told.lost.items() if by in accusers}
-    reach = (0, 0, 1)[len(told.lost)] if len(told.lost) < 3 else len(hops)
-    for index in {i for at in blamed for i in range(max(0, at - reach), min(len(hops), at + reach + 1))}:
-        session.lose(index, f"is beside {hops[blamed[0]].offer.name}, the next that is blamed")
+    others = [index for index, hop in enumerate(hops) if hop.offer.node not in blamed.values()]
+    if len(told.lost) == 2:
+        others = [index for index in others if not blamed.keys().isdisjoint((index - 1, index + 1))]
+    elif len(told.lost) > 2 and blamed and others:
+        untrusted -= set(blamed.values())
+        session.standbys.let_go(session.route.begin_anew(0))
+        for index in blamed:
+            del session.losses[index]
+    for index in others if blamed and len(told.lost) > 1 else ():
+        session.lose(index, f"is on a route with {hops[min(blamed)].offer.name}, the next that is blamed")
 
 
 def _is_blamed(session: Session, hop: Hop) -> bool:
     """Whether a lost hop sent what cannot be, or another says what this origin does not see of it."""
     node, told = hop.offer.node, session.told
     is_told = node in told.by and not hop.control.is_closed
-    return node not in told.lost.values() and (node in session.untrusted_nodes or is_told)
+    return node not in told.accusers() and (node in session.untrusted_nodes or is_told)
 
 
 def lose_doubtful(session: Session) -> None:

@@ -53,7 +53,7 @@ class RepairExecutor:
         self._alone = Alone(config.load_timeout_s)
         self._may_rewire_at, self._committed = 0.0, -1
         self._are_apart = False  # hops of this session could not reach each other
-        self._starved: tuple[int, int] | None = None  # where a step was held up last: committed positions, first layer
+        self._starved: int | None = None  # where a step was held up last: the first layer
         self._late_s, self._thrift = late_s, Thrift(config.stall_timeout_s)
         self._replaying: tuple[float, float] | None = None  # when the repair that recomputes now was planned, and began
 
@@ -228,13 +228,13 @@ class RepairExecutor:
         cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
         if self._thrift.is_worth(told, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
             hop, starts = holdup.hop, [hop.offer.info.span.start for hop in session.route.hops]
-            is_starved = holdup.is_idle and not holdup.is_done and self._starved == (committed, starts[hop])
+            is_starved = holdup.is_idle and not holdup.is_done and self._starved == starts[hop]
             if hop and is_starved and await self._is_covered(hop - 1, committed):
                 hop -= 1  # says that it has sent on what neither of two received
             is_covered = await self._is_covered(hop, committed)
             may = is_covered and not self._is_last(committed)
             if may and not session.losses and not session.returns.has_news(committed):
-                self._starved = committed, starts[hop]
+                self._starved = starts[hop]
                 session.lose(hop, f"has held a step up for {waited_s:.1f} s")
                 if not holdup.is_silent:
                     self._thrift.replaced(committed, now(), waited_s + cost_s)

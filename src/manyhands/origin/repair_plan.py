@@ -199,16 +199,19 @@ def _standbys_of(run: Sequence[Offer], standbys: Sequence[Offer]) -> list[Offer]
 def _cover_run(
     route: Sequence[Offer], start: int, end: int, lost: Collection[int], offers: Sequence[Offer], terms: Terms
 ) -> tuple[Offer, ...]:
-    """New hops for the lost run route[start:end]: nodes outside the route first, those that must load the layers last."""
+    """New hops for the lost run route[start:end]: nodes outside the route first, of them those that are lost now after others;
+    those that must load the layers last."""
     span = Span(route[start].info.span.start, route[end - 1].info.span.end)
     before = route[start - 1].node if start else terms.origin
     after = route[end].node if end < len(route) else terms.origin
-    staying = {o.node for i, o in enumerate(route) if i not in lost}
+    staying, leaving = ({o.node for i, o in enumerate(route) if (i in lost) == is_lost} for is_lost in (False, True))
     ready = [o for o in offers if o.info.is_loaded]
+    outside = [o for o in ready if o.node not in staying]
+    others = [o for o in outside if o.node not in leaving]
     kept = len(route) - len(lost) + sum(i in lost and i - 1 not in lost for i in range(len(route))) - 1
     short = replace(terms, rules=replace(terms.rules, max_hops=max(1, terms.rules.max_hops - kept)))
     free = replace(terms, rules=replace(terms.rules, max_hops=MAX_HOPS))  # rather than lose a stream
-    able = [o for o in ready if o.node not in staying], ready, without_needless_loading(offers, span)
+    able = others, outside, ready, without_needless_loading(offers, span)
     for bounds in (short, free) if terms.rules.max_hops < MAX_HOPS else (terms,):
         for those in able:
             if found := cover(those, span, bounds, (before, after)):
