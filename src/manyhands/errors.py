@@ -3,6 +3,7 @@
 ManyhandsError                code            meaning
 ├─ BadRequest                 bad_request     the caller asked for something impossible
 │  ├─ CutError                bad_request     layers do not cover the model
+│  ├─ NoAddress               bad_request     an address cannot be listened at now; later it may be
 │  └─ ContextOverflow         bad_request     a prompt fills the context, or a step exceeds the lease
 ├─ Unauthorized               invalid_api_key no key, or one that is not known
 ├─ Forbidden                  forbidden       this key may not do that
@@ -70,6 +71,12 @@ class BadRequest(ManyhandsError):
 
 class CutError(BadRequest):
     pass
+
+
+class NoAddress(BadRequest):
+    """An address that is in use, or that this machine does not have, as before its network is up."""
+
+    http_status = 503
 
 
 class ContextOverflow(BadRequest):

@@ -21,7 +21,7 @@ from manyhands.cli.reporter import Reporter, tell_invitation
 from manyhands.cli.runfile import run_file
 from manyhands.config import RequestConfig
 from manyhands.core import NodeAddr, NodeId, SamplingParams
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, NoAddress
 from manyhands.member.home import Running, announced
 from manyhands.route.offer import Rules
 from manyhands.swarm.identity import NodeKey
@@ -113,6 +113,7 @@ def test_why_the_api_cannot_listen_at_an_address(number: int, said: str, monkeyp
     monkeypatch.setattr("manyhands.cli.gateway.socket.create_server", refuse)
     with pytest.raises(BadRequest) as told:
         ApiOptions(insecure=True).plan("127.0.0.1:80")
+    assert isinstance(told.value, NoAddress) == (number == errno.EADDRNOTAVAIL), "a service is started again"
     assert str(told.value) == f"the API cannot listen on 127.0.0.1:80: {said}"
 
 

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId
-from manyhands.errors import BadRequest, LinkClosed
+from manyhands.errors import LinkClosed, NoAddress
 from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context, server_context
 from manyhands.net.link import CLOSE_S
@@ -269,10 +269,10 @@ def test_listening_where_one_cannot(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:
             addr = await a.listen(LOOPBACK)
-            with pytest.raises(BadRequest, match=f"{addr} is in use: .* choose another port"):
+            with pytest.raises(NoAddress, match=f"{addr} is in use: .* choose another port"):
                 await b.listen(addr)
             with pytest.raises(
-                BadRequest, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address; choose"
+                NoAddress, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address; choose"
             ):
                 await b.listen(NodeAddr("192.0.2.1", 0))
 

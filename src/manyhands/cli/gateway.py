@@ -19,7 +19,7 @@ from manyhands.cli.lines import fitted
 from manyhands.cli.owner import owner_file
 from manyhands.config import ApiConfig, home_from_env
 from manyhands.core import NodeAddr
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, NoAddress
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -97,7 +97,7 @@ class ApiOptions:
         addr = options.address("--api", api)
         check_exposure(addr.host, _keys(), insecure=self.insecure)
         if addr.port and ":" not in addr.host and (error := refused_at(addr.port, addr.host)):
-            raise BadRequest(_in_use(addr, error))
+            raise (BadRequest if error.errno == errno.EACCES else NoAddress)(_in_use(addr, error))
         self._check_watchers()
         return ApiPlan(addr, self.insecure, self.job_file, self.trace, self.log_json, names)
 

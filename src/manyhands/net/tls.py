@@ -23,7 +23,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId
-from manyhands.errors import BadRequest, LinkClosed
+from manyhands.errors import BadRequest, LinkClosed, NoAddress
 from manyhands.net.admission import Pending, PendingLimits, Tokens, source_of
 from manyhands.net.alpn import AlpnDispatcher, HandshakeBuffer
 from manyhands.net.arrivals import Arrivals
@@ -306,16 +306,17 @@ class TlsTransport:
 
 
 async def _bind(addr: NodeAddr) -> socket.socket:
-    """A listening, non-blocking socket. Raises BadRequest."""
+    """A listening, non-blocking socket. Raises BadRequest, and NoAddress for what may be possible later."""
     try:
         found = await LOOKUPS.find(addr.host, addr.port)
         family, _, _, _, name = found[0]
         return _listening(family, name)
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
-            raise BadRequest(f"{addr} is in use: stop what listens there, or choose another port (0: any)") from exc
-        remedy = "choose a port from 1024 on" if exc.errno == errno.EACCES else "choose an address of this machine"
-        raise BadRequest(f"cannot listen on {addr}: {reason_of(exc)}; {remedy}") from exc
+            raise NoAddress(f"{addr} is in use: stop what listens there, or choose another port (0: any)") from exc
+        if exc.errno == errno.EACCES:
+            raise BadRequest(f"cannot listen on {addr}: {reason_of(exc)}; choose a port from 1024 on") from exc
+        raise NoAddress(f"cannot listen on {addr}: {reason_of(exc)}; choose an address of this machine") from exc
 
 
 def _listening(family: int, name: Any) -> socket.socket:

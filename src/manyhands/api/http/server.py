@@ -18,7 +18,7 @@ from manyhands.api.http.connection import Http, until_closed
 from manyhands.api.http.error import error_response
 from manyhands.aside import aside
 from manyhands.core import NodeAddr
-from manyhands.errors import BadRequest, Draining
+from manyhands.errors import BadRequest, Draining, NoAddress
 from manyhands.net.admission import Pending, PendingLimits
 from manyhands.net.listener import RESERVED_DESCRIPTORS, descriptor_limit
 
@@ -175,4 +175,5 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio leaves it off: the socket's proto is 0
         return bound
     except (OSError, OverflowError, UnicodeError) as error:
-        raise BadRequest(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error
+        kind = NoAddress if isinstance(error, OSError) else BadRequest
+        raise kind(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error
