@@ -94,6 +94,7 @@ def test_ids_of_a_message_become_fields() -> None:
     told = line("session=%s hop=%d fault (blame %s): %s", "1f2e", 2, None, "x=1")
     assert (told["session"], told["hop"], told["level"], told["logger"]) == ("1f2e", "2", "warning", "manyhands.node")
     assert told["message"] == "fault (blame None): x=1"
+    assert line("request=%s key=%s started", "1f2e", None)["key"] is None, "and no key of the name None"
 
 
 def test_a_message_is_one_line_and_keeps_its_fields() -> None:

@@ -38,7 +38,7 @@ class JsonLines(logging.Formatter):
             line["request"] = request
         end = 0
         while (pair := _PAIR.match(message, end)) is not None:
-            line.setdefault(pair[1], pair[2])
+            line.setdefault(pair[1], None if pair[2] == "None" else pair[2])
             end = pair.end()
         line["message"] = message[end:] or message
         if record.exc_info:
