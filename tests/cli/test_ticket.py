@@ -48,6 +48,16 @@ def test_rotation_of_this_machines_swarm_replaces_the_file(home: Path) -> None:
     assert run("show").startswith(f"swarm lab  {new.fingerprint}")
 
 
+def test_a_rotation_names_the_file_that_has_the_old_ticket(home: Path) -> None:
+    """A node that was started again took that one from manyhands.toml, and put it into the ticket's file again."""
+    old = Ticket.new("lab")
+    save_ticket(home, old)
+    assert "goes first" not in CliRunner().invoke(app, ["ticket", "rotate"]).stderr
+    (home / "manyhands.toml").write_text(f'[swarm]\nticket = "{old.encode()}"\n')
+    said = CliRunner().invoke(app, ["ticket", "rotate"]).stderr
+    assert f"{home / 'manyhands.toml'} has another one, which goes first where a node starts" in said
+
+
 def test_a_member_that_leaves_does_not_undo_a_rotation(home: Path) -> None:
     old = Ticket.new("lab")
     update_ticket(home, old)

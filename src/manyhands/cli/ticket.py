@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from manyhands.cli import options
 from manyhands.cli.lines import fitted
 from manyhands.config import home_from_env
 from manyhands.core import NodeAddr
@@ -83,6 +84,9 @@ def rotate(ticket: Mine = "", directory: NewDirectory = "") -> None:
         "hand it to those who shall stay, on each machine stop and join anew."
     )
     typer.secho(fitted(said, sys.stderr), dim=True, err=True)
+    if (told := options.settings().get("swarm", "ticket")).value:
+        also = f"{told.source} has another one, which goes first where a node starts: put the new one there too"
+        typer.secho(fitted(also, sys.stderr), err=True)
     for running in list_running(home):
         here = f"running here with the old one: {running.name} (manyhands stop {running.name})"
         typer.secho(fitted(here, sys.stderr), err=True)
