@@ -172,6 +172,10 @@ def test_a_key_without_limits_of_its_own_has_the_gateways() -> None:
     assert started == ["a", "c"]
     with pytest.raises(RateLimited, match="tokens_per_minute of this key"):
         asks.ask("d", "ben", NO_QUOTA, 1, 0.0)
+    with pytest.raises(
+        RateLimited, match="tokens_per_minute of callers without a key is 100, and this request may use"
+    ):
+        asks.ask("e", None, NO_QUOTA, 101, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,10 @@ class Bucket:
 
 
 class _Account:
-    """One key's buckets, and how many of its requests run."""
+    """One key's buckets, and how many of its requests run; without a key those of all callers that show none."""
 
-    def __init__(self, asked: Quota, limits: LimitsConfig, now: float) -> None:
+    def __init__(self, key: str | None, asked: Quota, limits: LimitsConfig, now: float) -> None:
+        self._of = "of callers without a key" if key is None else "of this key"
         self.asked, self.quota = asked, (quota := asked.within(limits))
         self.running = 0
         self._requests = _bucket(quota.requests_per_minute, 60.0, now)
@@ -110,10 +111,10 @@ class _Account:
         for name, bucket, amount in wants:
             wait_s = bucket.wait_s(amount, now)
             if wait_s == math.inf:
-                limit = f"{name} of this key is {bucket.capacity}, and this request may use {amount}"
+                limit = f"{name} {self._of} is {bucket.capacity}, and this request may use {amount}"
                 raise RateLimited(f"{limit}: lower max_tokens", 60.0)
             if wait_s > 0:
-                raise RateLimited(f"{name} of this key ({bucket.capacity}) is used up: wait {wait_s:.0f} s", wait_s)
+                raise RateLimited(f"{name} {self._of} ({bucket.capacity}) is used up: wait {wait_s:.0f} s", wait_s)
         for _, bucket, amount in wants:
             bucket.take(amount)
 
@@ -194,7 +195,7 @@ class Admission:
         """The key's account. Raises RateLimited if it must wait and the queue is full, with no place to take."""
         account = self._accounts.get(key)
         if account is None or account.asked != quota:
-            fresh = _Account(quota, self.limits, now)
+            fresh = _Account(key, quota, self.limits, now)
             fresh.running = account.running if account else 0
             account = self._accounts[key] = fresh
         if self._is_full_for(account) and self._displaced_by(key) is None:
