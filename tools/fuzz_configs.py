@@ -66,6 +66,13 @@ _INDEXED: Options = {
     "attention_bias": _BOOL,
     "n_shared_experts": [1, 2],
 }
+_STATES: Options = {
+    "conv_kernel": [2, 4, 5],
+    "layer_norm_epsilon": [1e-5, 1e-2],
+    "state_size": [1, 7, 16, 33],
+    "use_bias": _BOOL,
+    "use_conv_bias": _BOOL,
+}
 OWN: dict[str, Options] = {
     "llama": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["silu", "gelu", "relu"]},
     "qwen2": _WINDOWS,
@@ -648,6 +655,8 @@ OWN: dict[str, Options] = {
     "exaone4": {"sliding_window": [1, 9], "sliding_window_pattern": [1, 2, 4]},
     "arcee": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
     "bitnet": {"attention_bias": _BOOL, "hidden_act": ["relu2", "silu"], "rms_norm_eps": [1e-5, 1e-2]},
+    **{family: {**_STATES, "time_step_rank": [3, 40, "auto"]} for family in ("falcon_mamba", "mamba")},
+    "mamba2": _STATES,
     "falcon": {"bias": _BOOL, "activation": ["gelu", "relu"], "num_ln_in_parallel_attn": [None, 1, 2]},
     "codegen": {"activation_function": ["gelu_new", "relu"]},
     "gptj": {"activation_function": ["gelu_new", "gelu"]},
@@ -897,6 +906,12 @@ def options(draw: random.Random, family: str) -> Options:
             one = draw.random() < 0.5
             out |= {"new_decoder_architecture": False, "multi_query": one, "parallel_attn": draw.random() < 0.5}
             out["num_kv_heads"] = 1 if one else heads
+    if family in ("falcon_mamba", "mamba", "mamba2"):
+        out |= {"num_attention_heads": None, "num_key_value_heads": None}
+    if family == "mamba2":
+        heads = draw.choice([2, 4, 8])
+        out |= {"num_heads": heads, "head_dim": 2 * hidden // heads, "intermediate_size": 2 * hidden}
+        out["n_groups"] = draw.choice([1, 2, heads])
     if family in ("codegen", "gptj"):
         heads = draw.choice([4, 8])
         out |= {"num_attention_heads": heads, "n_inner": out["intermediate_size"]}

@@ -31,6 +31,7 @@ from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, tiny_config
 
 Config = dict[str, Any]
 LAYERS = 4
+WITHOUT_ROTARY = ("codegen", "gptj", "falcon_mamba", "mamba", "mamba2")  # fields, that is
 ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 STATED = (
     "hidden_size",
@@ -67,7 +68,7 @@ def scaling(draw: random.Random, width: int) -> Config:
 def rewritten(draw: random.Random, config: Mapping[str, Any]) -> Config:
     """Another form of `config`: rotary fields elsewhere, fields absent, null or by another name, another activation."""
     out = copy.deepcopy(dict(config))
-    if draw.random() < 0.6 and config["model_type"] not in ("codegen", "gptj"):  # which have no such fields
+    if draw.random() < 0.6 and config["model_type"] not in WITHOUT_ROTARY:
         _place_rotary(draw, out)
     for name in sorted(out.keys() - HARMLESS - {*ROTARY, *STATED}):
         if draw.random() < 0.06:

@@ -164,6 +164,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "bamba",
         {"attn_layer_indices": None, "tie_word_embeddings": True, "pad_token_id": None},
     ),
+    "Mamba 1 alone, biases": ("mamba", {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False}),
+    "Mamba 1 alone, sizes by default": ("mamba", {"intermediate_size": 128, "time_step_rank": "auto"}),
+    "Falcon-Mamba, biases": (
+        "falcon_mamba",
+        {"use_bias": True, "mixer_rms_eps": 0.1, "conv_kernel": 2, "state_size": 3},
+    ),
+    "Mamba 2 alone, biases": ("mamba2", {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True}),
+    "Mamba 2 alone, one group": ("mamba2", {"n_groups": 1, "state_size": 7, "layer_norm_epsilon": 1e-2}),
     "Falcon-H1, a norm before the gate": ("falcon_h1", {"mamba_rms_norm": True, "mamba_proj_bias": True}),
     "Falcon-H1, a norm behind the gate": (
         "falcon_h1",

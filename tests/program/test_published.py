@@ -144,6 +144,16 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "topk_method": "noaux_tc",
     },
     "cohere": {"model_max_length": 131072},  # Command R
+    "mamba": {  # mamba-130m-hf
+        "d_inner": 96,
+        "d_model": 64,
+        "fused_add_norm": True,
+        "n_layer": 3,
+        "pad_vocab_size_multiple": 8,
+        "rms_norm": True,
+        "ssm_cfg": {},
+    },
+    "mamba2": {"norm_before_gate": True, "rms_norm": True},  # Mamba-Codestral
     "internlm3": {"attention_bias": True, "mlp_bias": True},
     "jamba": {"num_logits_to_keep": 1, "sliding_window": None, "use_mamba_kernels": True},  # Jamba Mini and Large
     "iquestcoder": {"clip_qkv": None, "max_window_layers": 80, "sliding_window": None, "use_sliding_window": False},
@@ -351,6 +361,25 @@ def test_bitnet_2b_has_the_parameters_that_its_publisher_says(mode: str) -> None
     assert billions(build_program(config)) == pytest.approx(2.4, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        ({"model_type": "mamba", "num_hidden_layers": 24}, 0.129),  # mamba-130m-hf
+        (  # Falcon-Mamba-7B, whose intermediate_size is not expand * hidden_size
+            {"model_type": "falcon_mamba", "hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 65024}
+            | {"expand": 16, "intermediate_size": 8192, "time_step_rank": 256, "tie_word_embeddings": False},
+            7.27,
+        ),
+    ],
+)
+def test_models_of_mamba_have_the_parameters_that_their_publishers_say(
+    config: dict[str, Any], published: float
+) -> None:
+    program = build_program({"hidden_size": 768, "vocab_size": 50280, **config})
+    assert billions(program) == pytest.approx(published, rel=0.005)
+    assert program.context == 1 << 20
+
+
 def billions(program: Program) -> float:
     """Parameters of a model, without what only guesses."""
     shapes = ends_tensors(program, embed=True, head=True)
@@ -366,6 +395,7 @@ def billions(program: Program) -> float:
         ("axk1", 519),  # A.X-K1
         ("falcon", 7),  # Falcon-7B
         ("gptj", 6.05),  # GPT-J-6B
+        ("mamba2", 7.29),  # Mamba-Codestral-7B
         ("beam", 501),  # Beam-1.0-501B-A23B
         ("bailing_hybrid", 124),  # Ling-3.0-flash
         ("deepseek_v4", 284),  # DeepSeek-V4-Flash
@@ -553,6 +583,16 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("gptj", "rotary_dim", 7),
         ("gptj", "rotary_dim", 18),
         ("bitnet", "mlp_bias", True),
+        ("mamba", "d_model", 65),
+        ("mamba", "hidden_act", "gelu"),
+        ("mamba", "rms_norm", False),
+        ("mamba", "ssm_cfg", {"layer": "Mamba2"}),
+        ("mamba", "state_size", 0),
+        ("mamba", "time_step_rank", "half"),
+        ("mamba2", "expand", 3),
+        ("mamba2", "intermediate_size", 100),
+        ("mamba2", "n_groups", 3),
+        ("mamba2", "time_step_limit", [0.001, 0.1]),
         ("cohere", "use_qk_norm", 1),
         ("cohere2_moe", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
         ("cohere2_moe", "expert_selection_fn", "tanh"),
@@ -1203,7 +1243,7 @@ def test_decays_without_end_are_refused_before_they_are_listed() -> None:
     sorted(
         FAMILIES.keys()
         - {"beam", "cohere_compass_text", "glm5_next_text", "inkling_text", "jamba", "kimi_linear", "nemotron_h"}
-        - {"codegen", "gptj", "nanbeige", "nemotron-nas"}
+        - {"codegen", "gptj", "nanbeige", "nemotron-nas", "falcon_mamba", "mamba", "mamba2"}
     ),
 )  # the first two name none outside of their tables, the others have no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:

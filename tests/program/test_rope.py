@@ -207,6 +207,7 @@ REFUSED = {
     "muse_spark_text": {"beside"},
     "olmo3": {"without a base", "new", "in both"},
     "inkling_text": set(PLACES) - {"nowhere"},
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), set(PLACES) - {"nowhere"}),
     "jamba": {"old", "without a base", "new", "in both"},
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},

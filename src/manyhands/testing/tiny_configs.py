@@ -344,7 +344,7 @@ MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
 EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *MORE)
 # Of these, those with convolutions or linear attention, which torch does not compute.
 WITH_STATES: Final[tuple[str, ...]] = (
-    *"bailing_hybrid bamba falcon_h1 granitemoehybrid_mamba inkling_text jamba kimi_linear lfm2 lfm2_moe".split(),
-    *"lfm3 nemotron_h minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text qwen3_5_text".split(),
-    *"qwen3_next qwen4_exp_text".split(),
+    *"bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid_mamba inkling_text jamba kimi_linear lfm2".split(),
+    *"lfm2_moe lfm3 mamba mamba2 nemotron_h minimax minimax_m1 minimax_text_01 olmo_hybrid qwen3_5_moe_text".split(),
+    *"qwen3_5_text qwen3_next qwen4_exp_text".split(),
 )

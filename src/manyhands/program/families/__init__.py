@@ -15,6 +15,7 @@ corrected  solar_open, hy_v3, exaone_moe, afmoe, mimo_v2_flash
 linear     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe
 lfm3       lfm3
 mamba      granitemoehybrid, bamba
+mamba_only mamba, falcon_mamba, mamba2 (mamba1: layers of Mamba 1)
 jamba      jamba
 nemotron_h nemotron_h
 nemotron_nas nemotron-nas
@@ -92,6 +93,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "exaone_moe": "corrected",
     "falcon": "falcon",
     "falcon_h1": "falcon_h1",
+    "falcon_mamba": "mamba_only",
     "flex_olmo": "wrapped",
     "flint": "unturned",
     "gemma": "gemma",
@@ -136,6 +138,8 @@ FAMILIES: Final[Mapping[str, str]] = {
     "llama": "llama",
     "llama4_text": "llama4",
     "longcat_flash": "longcat_flash",
+    "mamba": "mamba_only",
+    "mamba2": "mamba_only",
     "mellum": "shared",
     "mimo_v2_flash": "corrected",
     "minicpm3": "latent_dense",

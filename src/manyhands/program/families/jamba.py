@@ -1,7 +1,5 @@
 """The recipe of jamba: Mamba 1 in most layers, attention without positions in the others, experts in some."""
 
-from dataclasses import dataclass
-
 from manyhands.program.blocks import (
     AttentionStyle,
     Branch,
@@ -18,51 +16,10 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN, top_k
+from manyhands.program.families.mamba1 import Mamba1, mamba1
 from manyhands.program.fields import MOST_EXPERTS, Fields
-from manyhands.program.ops import (
-    Activation,
-    Convolution,
-    ExpertRouting,
-    Gate,
-    Gating,
-    Product,
-    Program,
-    Rows,
-    SelectiveScan,
-    Softplus,
-    Weight,
-)
+from manyhands.program.ops import Activation, ExpertRouting, Program
 from manyhands.program.rope import RopeReader
-
-
-@dataclass(frozen=True, slots=True)
-class _Mamba:
-    """A layer of Mamba 1: `inner` columns with `state` numbers each; time steps are products of `rank` columns."""
-
-    inner: int
-    state: int
-    rank: int
-    taps: int
-    bias: bool  # of the products at both ends
-    conv_bias: bool
-    activation: Activation
-    is_log: bool  # GGUF files have minus the rates in place of their logarithms
-
-    @classmethod
-    def read(cls, f: Fields, s: Sizes, activation: Activation) -> "_Mamba":
-        """Raises ModelError."""
-        inner, automatic = f.count("mamba_expand", 2, high=64) * s.hidden, -(-s.hidden // 16)
-        named = f.raw("mamba_dt_rank", "auto") == "auto"
-        return cls(
-            inner,
-            f.count("mamba_d_state", 16, high=1 << 10),
-            automatic if named else f.count("mamba_dt_rank", high=1 << 16),
-            f.count("mamba_d_conv", 4, high=32),
-            f.flag("mamba_proj_bias"),
-            f.flag("mamba_conv_bias", True),
-            activation,
-            not f.stored("negative_rates"),
-        )
 
 
 def jamba(f: Fields) -> Program:
@@ -73,13 +30,13 @@ def jamba(f: Fields) -> Program:
     f.ignore("rope_theta", "num_logits_to_keep", "use_mamba_kernels", "use_mambapy", "use_associative_scan")
     s, act, norm = Sizes.read(f), f.activation(), NormStyle("rms", f.number("rms_norm_eps", 1e-6))
     full, sparse = _every(f, s.layers, "attn_layer", 8, 4), _every(f, s.layers, "expert_layer", 2, 1)
-    style, mixer = AttentionStyle(head_scale(s.head), rope=None), _Mamba.read(f, s, act)
+    style, mixer = AttentionStyle(head_scale(s.head), rope=None), _mixer(f, s, act, norm)
     count = f.count("num_experts", f.count("num_local_experts", 16, high=MOST_EXPERTS), high=MOST_EXPERTS)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2) if count > 1 else 1, "softmax", normalise=False)
     f.ignore("num_experts_per_tok")
 
     def layer(n: TensorNames, i: int) -> Ops:
-        first = attention(n, s, style, "h", "a") if full[i] else _mamba(n, s, mixer, norm)
+        first = attention(n, s, style, "h", "a") if full[i] else mamba1(n, s, mixer)
         if sparse[i] and count > 1:
             experts = each_expert(n, "feed_forward.experts", GATE_UP_DOWN, s, s.inner, count, act)
             block: Ops = (*router(n, "feed_forward.router", s, route), experts)
@@ -100,37 +57,18 @@ def _every(f: Fields, layers: int, name: str, period: int, offset: int) -> list[
     return [i % period == offset for i in range(layers)]
 
 
-def _mamba(n: TensorNames, s: Sizes, m: _Mamba, norm: NormStyle) -> Ops:
-    """From "h" to "a": products; a convolution; keys, queries and time steps of its result, each normed; the scan; a gate."""
-    kernel = Weight(f"{n.path}mamba.conv1d.weight", (m.inner, 1, m.taps))
-    conv_bias = n.vector("mamba.conv1d.bias", m.inner) if m.conv_bias else None
-    widths, outputs, start, parts = {"dt": m.rank, "k": m.state, "q": m.state}, m.rank + 2 * m.state, 0, []
-    for name, width in widths.items():
-        parts.append(n.part(name, "mamba.x_proj", outputs, m.inner, False, Rows(start, width)))
-        start += width
-    entering = [
-        n.part(name, "mamba.in_proj", 2 * m.inner, s.hidden, m.bias, Rows(at, m.inner))
-        for name, at in (("v", 0), ("z", m.inner))
-    ]
-    norms = zip(("dt", "b", "c"), widths.items(), strict=True)
-    scan = SelectiveScan(
-        query="q",
-        key="k",
-        value="v mixed",
-        step="step",
-        target="o",
-        rate=Weight(f"{n.path}mamba.A_log", (m.inner, m.state)),
-        skip=n.vector("mamba.D", m.inner),
-        is_log=m.is_log,
-    )
-    return (
-        Product("h", tuple(entering)),
-        Convolution("v", "v mixed", m.taps, kernel, conv_bias, m.activation),
-        Product("v mixed", tuple(parts)),
-        *(norm.op(n, f"mamba.{name}_layernorm", width, part, part) for name, (part, width) in norms),
-        Product("dt", (n.part("step", "mamba.dt_proj", m.inner, m.rank, False),)),
-        Softplus("step", "step", n.vector("mamba.dt_proj.bias", m.inner)),
-        scan,
-        Gate("z", "o", "o", Gating("silu")),
-        Product("o", (n.part("a", "mamba.out_proj", s.hidden, m.inner, m.bias),)),
+def _mixer(f: Fields, s: Sizes, activation: Activation, norm: NormStyle) -> Mamba1:
+    automatic = -(-s.hidden // 16)
+    named = f.raw("mamba_dt_rank", "auto") == "auto"
+    return Mamba1(
+        path="mamba",
+        inner=f.count("mamba_expand", 2, high=64) * s.hidden,
+        state=f.count("mamba_d_state", 16, high=1 << 10),
+        rank=automatic if named else f.count("mamba_dt_rank", high=1 << 16),
+        taps=f.count("mamba_d_conv", 4, high=32),
+        bias=f.flag("mamba_proj_bias"),
+        conv_bias=f.flag("mamba_conv_bias", True),
+        activation=activation,
+        norm=norm,
+        is_log=not f.stored("negative_rates"),
     )
