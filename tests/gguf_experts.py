@@ -45,7 +45,12 @@ SPLIT_FAMILIES = (
     *GLM5_FIXED,
 )  # as newer converters write them
 # Families that share an architecture, or have another name with their publisher.
-SAME_FILES = {"deepseek_v2": "deepseek_v3", "glm4_moe_lite": "deepseek_v3", "minimax": "minimax_text_01"}
+SAME_FILES = {
+    "deepseek_v2": "deepseek_v3",
+    "falcon_mamba": "mamba",
+    "glm4_moe_lite": "deepseek_v3",
+    "minimax": "minimax_text_01",
+}
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
     "mscale_all_dim": 0.7,

@@ -35,6 +35,7 @@ from tests.gguf_hybrids import (
     granite_pieces,
     hybrid_facts,
     linear_pieces,
+    mamba_facts,
     mamba_layers,
     nemotron_pieces,
     rates_and_kernels,
@@ -71,7 +72,7 @@ FAMILIES = (
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
     "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", "muse_glimmer_text",
-    "bitnet", "bitnet_plain", "falcon", "falcon_plain",
+    "bitnet", "bitnet_plain", "falcon", "falcon_plain", "mamba", "mamba_plain", "falcon_mamba", "mamba2",
     *QWEN4_FIXED,
     *OTHER_NAMES,
 )  # fmt: skip
@@ -91,6 +92,9 @@ _FIXED: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
     },
     "granite_swa": {"layer_rope_theta": [0.0, 10000.0, 0.0, 10000.0]},
+    "mamba": {"tie_word_embeddings": False, "intermediate_size": 128},
+    "mamba_plain": {"tie_word_embeddings": True, "intermediate_size": 128},
+    "falcon_mamba": {"tie_word_embeddings": False, "intermediate_size": 128},
     "bitnet": {"tie_word_embeddings": True},
     "bitnet_plain": {"tie_word_embeddings": True, "hidden_act": "silu", "num_key_value_heads": 4},
     "falcon_plain": {
@@ -398,8 +402,9 @@ def _pieces(
         yield name, np.exp(array)[:, None]
     elif last == "A_log" and config["tiny_family"].startswith("kimi_k3"):  # padded in published checkpoints
         yield name, -np.exp(array[: config["num_attention_heads"]])
-    elif config["model_type"] in ("jamba", "kimi_linear", "bailing_hybrid", "glm5_next_text"):
-        yield name, rates_and_kernels(name, array, config["model_type"] == "jamba")
+    elif config["model_type"] in ("jamba", "kimi_linear", "bailing_hybrid", "glm5_next_text", "mamba", "falcon_mamba"):
+        flat = config["model_type"] in ("jamba", "mamba", "falcon_mamba")
+        yield name, rates_and_kernels(name, array, flat)
     elif config["model_type"] == "qwen4_exp_text" and ".linear_attn." not in name:
         yield from qwen4_pieces(name, array, config)
     elif ".linear_attn." in name:
@@ -456,6 +461,11 @@ def _frequencies(config: dict[str, Any]) -> NDArray[np.float32]:
 
 
 def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    if arch in ("mamba", "mamba2"):
+        return {
+            "general.architecture": arch,
+            **{f"{arch}.{name}": value for name, value in mamba_facts(config).items()},
+        }
     rope = config.get("rope_parameters") or {}
     by_type = "full_attention" in rope
     usual = rope["full_attention"] if by_type else rope

@@ -170,6 +170,28 @@ def _jamba_facts(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def mamba_facts(config: dict[str, Any]) -> dict[str, Any]:
+    """All keys of a model that has layers of Mamba alone."""
+    keys: dict[str, Any] = {"ssm.time_step_rank": config.get("num_heads") or config["time_step_rank"]}
+    keys |= (
+        {"ssm.group_count": config["n_groups"]}
+        if config["model_type"] == "mamba2"
+        else {"ssm.dt_b_c_rms": config["model_type"] == "falcon_mamba"}
+    )
+    return keys | {
+        "context_length": 1 << 20,
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["intermediate_size"],
+        "ssm.state_size": config["state_size"],
+        "vocab_size": config["vocab_size"],
+    }
+
+
 def hybrid_facts(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     """Keys that are not fields of the config by another name; none for other architectures."""
     keys: dict[str, Any] = _granite_facts(config) if config["model_type"] == "granitemoehybrid" else {}

@@ -248,7 +248,7 @@ TWO = np.array([1, 2], np.int32)
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"general__architecture": "mamba"}, "architecture is 'mamba'; served from GGUF are llama"),
+        ({"general__architecture": "rwkv7"}, "architecture is 'rwkv7'; served from GGUF are llama"),
         ({"general__architecture": 3}, "architecture is 3"),
         ({"llama__block_count": "x"}, "llama.block_count is 'x'"),
         ({"llama__attention__head_count": np.array([4, 2], np.int32)}, "a whole number from 1 is needed"),

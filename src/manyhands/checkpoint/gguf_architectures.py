@@ -59,7 +59,7 @@ from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 from manyhands.checkpoint.gguf_latent import deepseek2, deepseek4, kimi_k3, kimi_linear, mistral4
 from manyhands.checkpoint.gguf_loops import NAME as LOOPED
 from manyhands.checkpoint.gguf_loops import NANBEIGE
-from manyhands.checkpoint.gguf_mamba import falcon_h1, jamba, nemotron_h, nemotron_h_moe
+from manyhands.checkpoint.gguf_mamba import ALONE, falcon_h1, jamba, nemotron_h, nemotron_h_moe
 from manyhands.checkpoint.gguf_mixtures import MIXTURE_VARIANTS, MIXTURES
 from manyhands.checkpoint.gguf_plain import PLAIN, PLAIN_VARIANTS
 
@@ -224,6 +224,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         biases=(("attention_bias", ATTENTION), ("mlp_bias", BLOCK), ("mamba_conv_bias", ("ssm_conv1d",)), *STEPS),
     ),
     "nemotron_h": _nemotron_h(names.NEMOTRON_H, nemotron_h),
+    **ALONE,
     "nemotron_h_moe": _nemotron_h(names.NEMOTRON_H_MOE, nemotron_h_moe),
     "nemotron": Architecture(
         "nemotron",

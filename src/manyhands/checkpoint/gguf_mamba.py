@@ -1,8 +1,11 @@
-"""What the metadata of nemotron_h, nemotron_h_moe (layers of one block each), falcon-h1 and jamba adds to the config.json."""
+"""What the metadata of nemotron_h, nemotron_h_moe (layers of one block each), falcon-h1, jamba, mamba adds to config.json."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from manyhands.checkpoint.gguf_configs import experts, mixed_layers
+from manyhands.checkpoint import gguf_names as names
+from manyhands.checkpoint.gguf_architecture import STEPS, Architecture
+from manyhands.checkpoint.gguf_configs import RATES, experts, mixed_layers
 from manyhands.checkpoint.gguf_experts import by_sigmoid
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
@@ -84,6 +87,50 @@ def jamba(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def _mamba1_alone(keys: GgufKeys, config: Config) -> Config:
+    """Mamba 1 in every layer; with norms inside it is Falcon-Mamba, whose epsilon there the file does not say."""
+    kind = (
+        ("falcon_mamba", "FalconMambaForCausalLM")
+        if keys.flag("ssm.dt_b_c_rms", False)
+        else ("mamba", "MambaForCausalLM")
+    )
+    return {
+        **_alone(keys, config),
+        "model_type": kind[0],
+        "architectures": [kind[1]],
+        "intermediate_size": keys.count("ssm.inner_size"),
+        "time_step_rank": keys.count("ssm.time_step_rank"),
+    }
+
+
+def _mamba2_alone(keys: GgufKeys, config: Config) -> Config:
+    """Mamba 2 in every layer."""
+    found, inner = _mamba(keys), keys.count("ssm.inner_size")
+    if inner % config["hidden_size"]:
+        raise keys.refused(f"its layers of Mamba are {inner} wide, no multiple of {config['hidden_size']}")
+    return {
+        **_alone(keys, config),
+        "expand": inner // config["hidden_size"],
+        "intermediate_size": inner,
+        "num_heads": found["mamba_num_heads"],
+        "head_dim": found["mamba_head_dim"],
+        "n_groups": found["n_groups"],
+    }
+
+
+def _alone(keys: GgufKeys, config: Config) -> Config:
+    """What both have; and not what attention has, of which files say that there are no heads."""
+    if config["num_attention_heads"] or config["num_key_value_heads"]:
+        raise keys.refused("it has heads of attention, which no layer of Mamba has")
+    return {
+        **dict.fromkeys(("head_dim", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_theta")),
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "state_size": keys.count("ssm.state_size"),
+        "conv_kernel": keys.count("ssm.conv_kernel"),
+        "use_conv_bias": config.get("use_conv_bias", False),
+    }
+
+
 def _every(keys: GgufKeys, found: Sequence[bool], name: str) -> Config:
     """Period and offset of the layers that are on. Raises ModelError where they have none."""
     layers = len(found)
@@ -119,3 +166,26 @@ def _kinds(keys: GgufKeys, config: Config, wide: str) -> list[str]:
     if any(head and width for head, width in each):
         raise keys.refused("some of its layers have both attention and a block")
     return ["full_attention" if head else wide if width else "linear_attention" for head, width in each]
+
+
+def _architecture(kind: str, tensors: Mapping[str, str], more: Callable[[GgufKeys, Config], Config]) -> Architecture:
+    """Of a model that has layers of Mamba alone."""
+    return Architecture(
+        kind,
+        f"{kind.title()}ForCausalLM",
+        tensors,
+        more,
+        (RATES,),
+        mixed=True,
+        uneven=True,
+        varied=True,
+        ends=names.NEMOTRON_H_ENDS,
+        layers="backbone.layers",
+        biases=(("use_conv_bias", ("ssm_conv1d",)), *STEPS),
+    )
+
+
+ALONE: Final = {
+    "mamba": _architecture("mamba", names.MAMBA, _mamba1_alone),
+    "mamba2": _architecture("mamba2", names.NEMOTRON_H, _mamba2_alone),
+}

@@ -179,9 +179,9 @@ def _sizes(keys: GgufKeys, arch: Architecture, shapes: Mapping[str, GgufTensor])
         head, kv_heads = keys.count("rope.dimension_count", least=0), heads  # 0: nothing turns
         keys.get("attention.head_count_kv")  # 1 in newer files
     else:
-        head = keys.count("attention.key_length", hidden // heads if heads else 0)
+        head = keys.count("attention.key_length", hidden // heads if heads else 0, least=min(heads, 1))
         kv_heads = keys.count("attention.head_count_kv", heads) if not arch.mixed else _most_key_heads(keys, heads)
-        if keys.count("attention.value_length", head) != head and not arch.narrow:
+        if keys.count("attention.value_length", head, least=min(head, 1)) != head and not arch.narrow:
             raise keys.refused("its keys and values have heads of different widths")
     config: Config = {
         "model_type": arch.model_type,

@@ -253,6 +253,10 @@ JAMBA: Final = {
     **{f"ffn_{part}_exps": f"feed_forward.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down")},
 }
 JAMBA_ENDS: Final = FALCON_H1_ENDS
+MAMBA: Final = {
+    "attn_norm": "norm",
+    **{theirs: ours.replace("mamba.", "mixer.") for theirs, ours in JAMBA.items() if ours.startswith("mamba.")},
+}
 NEMOTRON_H: Final = {
     "attn_norm": "norm",
     "attn_q": "mixer.q_proj",
