@@ -59,6 +59,14 @@ def test_keys_that_others_can_read(home: Path, tmp_path: Path) -> None:
     assert "chmod 600" in found[0].said and found[1].remedy == f"chmod 600 {home / TICKET}"
 
 
+def test_a_damaged_file_of_keys_is_found(home: Path, tmp_path: Path) -> None:
+    """A gateway lets in its owner alone then; doctor found nothing wrong."""
+    (home / "keys.json").write_text('{"x')
+    (home / "keys.json").chmod(0o600)
+    _, found = checks.check_keys(home, settings(tmp_path))
+    assert found.level == "fail" and f"{home / 'keys.json'} is not a file of keys" in found.said
+
+
 def test_a_configuration_with_secrets(tmp_path: Path) -> None:
     assert only(checks.check_config(settings(tmp_path))).level == "ok"
     (tmp_path / NAME).write_text('[swarm]\nticket = ""\n')  # as `manyhands config` prints one that is not set

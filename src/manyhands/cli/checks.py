@@ -61,6 +61,7 @@ def check_config(settings: Settings) -> Iterator[Check]:
 
 def check_keys(home: Path, settings: Settings) -> Iterator[Check]:
     """The node's key, and the files that are passwords."""
+    from manyhands.api.auth import FILE, KeyRing
     from manyhands.swarm.identity import NodeKey
 
     path = Path(settings.node.key or home / "node.key")
@@ -71,9 +72,13 @@ def check_keys(home: Path, settings: Settings) -> Iterator[Check]:
             yield verdict("node key", error)
     else:
         yield Check("node key", "ok", f"none yet: {path} is made at the first start")
-    for name, what in ((TICKET, "the swarm's secret"), ("keys.json", "the hashes of API keys")):
+    for name, what in ((TICKET, "the swarm's secret"), (FILE, "the hashes of API keys")):
         if (home / name).exists() and is_open(home / name):
             yield Check("secrets", "fail", f"other users can read {home / name}, {what}", f"chmod 600 {home / name}")
+    try:
+        _ = KeyRing(home / FILE).keys
+    except ManyhandsError as error:  # a gateway lets in its owner alone then
+        yield verdict("secrets", error)
 
 
 def is_open(path: Path) -> bool:
