@@ -10,7 +10,7 @@ from manyhands.checkpoint.manifest import Silent
 from manyhands.cli.reporter import Reporter, tell_serving
 from manyhands.config import BalanceConfig
 from manyhands.core import NodeAddr, SamplingParams, Span
-from manyhands.errors import BadRequest, Conflict, ShardUnavailable, WeightsMismatch
+from manyhands.errors import BadRequest, Conflict, LinkClosed, ShardUnavailable, WeightsMismatch
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import provider_of
 from manyhands.member.view import missing_spans
@@ -282,6 +282,23 @@ def test_no_member_left_to_tell_what_the_model_is(stage: Stage) -> None:
         (kind,) = kinds_of(member.records())
         with pytest.raises(ShardUnavailable, match=r"no node of the swarm has the manifest of tiny .* \(0 asked\)"):
             await weights_in(kind, [], stage.home, Silent())
+
+    stage.play(scene)
+
+
+def test_why_no_node_answers_is_said_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that the ticket names directly and by a relay was told with both reasons, twice."""
+    why = ["10.0.0.1:7700 cannot be reached: refused", "the relay at 10.0.0.2:7700 cannot be reached: refused"]
+
+    async def unreachable(addr: NodeAddr) -> None:
+        raise LinkClosed("; ".join(why))
+
+    async def scene(place: Town) -> None:
+        place.ticket = place.ticket.with_address(NodeAddr("10.0.0.1", 7700)).with_address(NodeAddr("10.0.0.2", 7700))
+        member = await place.stack.enter_async_context(place.member(0))
+        monkeypatch.setattr(member.bootstrap, "dial", unreachable)
+        with pytest.raises(ShardUnavailable, match=rf"answers \({'; '.join(why)}\): is it up there"):
+            await member.call()
 
     stage.play(scene)
 

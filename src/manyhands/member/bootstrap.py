@@ -101,9 +101,9 @@ class Bootstrap:
                 raise answer
         opened = sum(not isinstance(answer, BaseException) for answer in answers)
         if addresses and not opened:
-            reasons = "; ".join(
-                str(a) or f"{d}: no answer within {DIAL_S:g} s" for d, a in zip(addresses, answers, strict=True)
-            )
+            said = [str(a) or f"{d}: no answer within {DIAL_S:g} s" for d, a in zip(addresses, answers, strict=True)]
+            # A node with several addresses is tried at all of them by each.
+            reasons = "; ".join(dict.fromkeys("; ".join(said).split("; ")))
             raise ShardUnavailable(
                 f"no node of swarm {self._ticket.name} answers ({reasons}): is it up there, and is this its newest ticket?"
             )
