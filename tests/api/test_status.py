@@ -91,9 +91,9 @@ def line(message: str, *arguments: object) -> dict[str, object]:
 
 
 def test_ids_of_a_message_become_fields() -> None:
-    told = line("session=%s hop=%d fault (blame %s): %s", "1f2e", 2, None, "x=1")
+    told = line("session=%s hop=%d fault%s: %s", "1f2e", 2, " of hop 3", "x=1")
     assert (told["session"], told["hop"], told["level"], told["logger"]) == ("1f2e", "2", "warning", "manyhands.node")
-    assert told["message"] == "fault (blame None): x=1"
+    assert told["message"] == "fault of hop 3: x=1"
     assert line("request=%s key=%s started", "1f2e", None)["key"] is None, "and no key of the name None"
 
 

@@ -36,6 +36,7 @@ from manyhands.cli.chat_source import GatewaySource, Stats
 from manyhands.cli.chat_wishes import ChatWishes
 from manyhands.cli.client import GatewayError, call, print_json
 from manyhands.cli.lines import rows_within
+from manyhands.cli.log_file import log_line
 from manyhands.cli.process import PlainLines, hide_secrets
 from manyhands.cli.reporter import Reporter
 from manyhands.cli.show import for_stdout
@@ -139,6 +140,16 @@ def logged(formatter: logging.Formatter, with_trace: bool = False) -> str:
     except ManyhandsError:
         logger.warning("peer=%s said: %s", "ab" * 4, NASTY * 1000, exc_info=with_trace)
     return out.getvalue()
+
+
+def test_a_line_of_json_stays_one_in_the_log_of_a_node_in_the_background() -> None:
+    record = logging.LogRecord(
+        "manyhands", logging.WARNING, "", 0, "\x1b[2J mh1" + 90 * "s" + " é\n" * 3000, None, None
+    )
+    line = log_line(JsonLines().format(record), 0.0)
+    found = json.loads(line)
+    assert line.count("\n") == 1 and found["level"] == "warning" and "mh1..." in found["message"]
+    assert log_line('{"event": "leaving"}', 0.0).startswith("19"), "which has no time of its own"
 
 
 def test_a_log_line_is_one_line() -> None:

@@ -311,7 +311,7 @@ class Gateway:
             await asyncio.wait((turn,), timeout=self.limits.patience_s)
             is_alone = ask.entry is None or all(run.entry is not ask.entry for run in self._runs.values())
             if not turn.done() and is_alone:
-                waited = f"no place within {self.limits.patience_s:g} s ({self.num_running} requests are running)"
+                waited = f"no place within {self.limits.patience_s:g} s (requests that run: {self.num_running})"
                 raise RateLimited(f"{waited}: try again later", self._admission.retry_after_s())
         turn.result()
         job.queue_s = self._clock() - asked_at

@@ -19,6 +19,8 @@ from manyhands.plain import one_line
 
 MOST_BYTES: Final = 1 << 20
 LINE_CHARS: Final = 4000
+JSON_TIME: Final = '{"time": '  # as lines of --log-json begin (api/log.py)
+JSON_CHARS: Final = 1 << 16  # of such a line, which is none any more where it is cut: its message is
 MOST_WAITING: Final = 1 << 20
 FOLLOW_S: Final = 0.2
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -38,8 +40,12 @@ def older(path: Path) -> Path:
 
 
 def log_line(text: str, now: float) -> str:
-    """A line as it is written: its time, printable, without secrets."""
-    shown = _SECRETS.sub(lambda match: f"{match[1]}...", one_line(_COLOURS.sub("", text), LINE_CHARS))
+    """A line as it is written: its time, unless it is of JSON and has one, printable, without secrets."""
+    has_time = text.startswith(JSON_TIME)
+    most = JSON_CHARS if has_time else LINE_CHARS
+    shown = _SECRETS.sub(lambda match: f"{match[1]}...", one_line(_COLOURS.sub("", text), most))
+    if has_time:
+        return f"{shown}\n"
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}  {shown}\n"
 
 

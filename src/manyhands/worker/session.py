@@ -173,7 +173,8 @@ class HopSession:
     def fault(self, code: str, detail: str, blame: int | None) -> None:
         """Tell the origin that something is wrong, or could be better; `blame` None: this hop cannot go on."""
         log = logger.info if code in (Draining.code, Detour.code, LinkClosed.code) else logger.warning  # no fault of it
-        log("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
+        of = "" if blame is None else f" of hop {blame}"
+        log("session=%s hop=%d fault%s: %s", self.name, self.opened.hop, of, detail)
         try_send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
 
     def on_linked(self, link: Link) -> None:
