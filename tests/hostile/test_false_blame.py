@@ -7,17 +7,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from manyhands.core import PathKind
+from manyhands.config import RequestConfig
+from manyhands.core import NodeId, PathKind, Span
 from manyhands.errors import AnsweredEarly, Corruption, LinkClosed, ProtocolError
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
+from manyhands.origin.probe import lose_beside
+from manyhands.origin.route import Lease
+from manyhands.origin.session import Session
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.trouble import Phase
-from manyhands.wire.message import Step
+from manyhands.wire.message import Fault, Step
 from manyhands.worker.bounds import MAX_NORM, norms
 from manyhands.worker.execute import Result, SpanModel, Work
 from manyhands.worker.session import HopSession
 from tests.kill import Bench, Scene, kept_models
+from tests.origin.test_session import ORIGIN, star_hop
+from tests.worker.hop import MODEL, Notes
 
 CUT = "0,1,2,3,4-5"  # more hops than a request has repairs without progress
 
@@ -95,6 +101,57 @@ def test_a_hop_that_blames_now_and_then_uses_up_no_nodes(
             check(bench, scene, await scene.ask("hot", 1), 2)
 
     bench.play(main)
+
+
+def running(num_hops: int) -> tuple[Session, list[Notes]]:
+    """A session over nodes of one layer each, and our links to them."""
+    links = [Notes(NodeId(f"{number:064x}")) for number in range(num_hops)]
+    hops = [star_hop(link, Span(number, number + 1)) for number, link in enumerate(links)]
+    session = Session(ORIGIN, hops, Lease(MODEL, "bf16", 64, 1, "ring", "origin", None), RequestConfig())
+    session.route.renew(hops)
+    session._is_running = True
+    for hop in hops:
+        hop.epoch = session.route.epoch
+    return session, links
+
+
+def tell_lost(session: Session, hop: int) -> None:
+    """Hop `hop` says that the next one is gone."""
+    session.on_fault(Fault(session.id, session.route.epoch, hop, LinkClosed.code, "gone", hop + 1))
+
+
+def test_nodes_that_are_gone_cost_those_that_tell_nothing() -> None:
+    """Two that die at once, or one after the other: our own links to them close as well, sooner or later."""
+    session, links = running(6)
+    tell_lost(session, 0)
+    tell_lost(session, 3)
+    lose_beside(session)
+    assert sorted(session.losses) == [1, 4] and not session.untrusted_nodes
+    links[1].is_closed = links[4].is_closed = True
+    session.losses.clear()
+    tell_lost(session, 1)
+    lose_beside(session)
+    assert list(session.losses) == [2] and not session.untrusted_nodes
+
+
+def test_of_nodes_that_this_origin_reaches_the_second_costs_more() -> None:
+    session, links = running(6)
+    for hop in (2, 1, 4):
+        tell_lost(session, hop)
+        lose_beside(session)
+        lost = sorted(session.losses)
+        session.losses.clear()
+        if hop == 2:
+            assert lost == [3]
+        elif hop == 1:
+            assert lost == [1, 2, 3]
+        else:
+            assert lost == [0, 1, 2, 3, 4], "all but the one that is blamed"
+    assert not session.untrusted_nodes and not any(link.is_closed for link in links)
+    session.told.forgive(session.untrusted_nodes)
+    tell_lost(session, 2)
+    lose_beside(session)
+    assert sorted(session.losses) == [3], "a new position came back meanwhile"
 
 
 # -- rows that are not too large yet ----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from manyhands.errors import (
     StateGone,
     WeightsMismatch,
 )
+from manyhands.net.transport import Link
 from manyhands.origin.route import Hop
 from manyhands.wire.message import Fault
 
@@ -54,14 +55,20 @@ class Verdict:
     refusal: ManyhandsError | None
 
 
+class Blamed(NamedTuple):
+    """A node that was lost for what it sent, or for what another says of it: `by` which (None: this origin); our link to it."""
+
+    by: NodeId | None
+    control: Link
+
+
 @dataclass(slots=True)
 class Told:
-    """What the hops of a session said. `by`: of a node that was blamed, the node that blamed it. `lost`: the same of nodes that
-    were lost for it, or for what they sent (None: by word of the origin). `faulty`: of a node that called the running request
-    faulty, its words. `stuck`: how often a node could not go back."""
+    """What the hops of a session said. `by`: of a node that was blamed, the one that blamed it; `lost`: those that were lost for
+    that. `faulty`: of a node that called the running request faulty, its words. `stuck`: how often a node could not go back."""
 
     by: dict[NodeId, NodeId] = field(default_factory=dict)
-    lost: dict[NodeId, NodeId | None] = field(default_factory=dict)
+    lost: dict[NodeId, Blamed] = field(default_factory=dict)
     stuck: Counter[NodeId] = field(default_factory=Counter[NodeId])
     faulty: dict[NodeId, ManyhandsError] = field(default_factory=dict)
 
@@ -76,11 +83,17 @@ class Told:
 
     def accusers(self) -> set[NodeId]:
         """Nodes that have cost more than one other its place."""
-        return {by for by, times in Counter(self.lost.values()).items() if by is not None and times > 1}
+        times = Counter(blamed.by for blamed in self.lost.values())
+        return {by for by in times if by is not None and times[by] > 1}
 
-    def forgive(self, untrusted: Collection[NodeId]) -> None:
-        """A new position came back: nodes that were lost for what others said, and not for what they sent, are good again."""
-        self.lost = {node: by for node, by in self.lost.items() if node in untrusted}
+    def forgive(self, untrusted: Collection[NodeId], *, is_new: bool = True) -> None:
+        """Forget nodes that were lost for what others said, and not for what they sent: a new position came back, or (not
+        `is_new`) our own link to them has closed since, so that they were gone."""
+        self.lost = {
+            node: blamed
+            for node, blamed in self.lost.items()
+            if node in untrusted or not (is_new or blamed.control.is_closed)
+        }
 
     def may_go_back(self, node: NodeId) -> bool:
         """Note that a node could not go back so far, without need as it may be: once too often, and it is lost."""

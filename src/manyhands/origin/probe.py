@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from manyhands.net.transport import try_send
-from manyhands.origin.fault import Doubt
+from manyhands.origin.fault import Blamed, Doubt
 from manyhands.origin.pace import HeldStep, held_step
 from manyhands.origin.route import Hop
 from manyhands.origin.session import HopLost, Session
@@ -71,20 +71,24 @@ def lose_beside(session: Session) -> None:
     """
     hops, told, untrusted = session.route.hops, session.told, session.untrusted_nodes
     blamed = {index: hops[index].offer.node for index in session.losses if _is_blamed(session, hops[index])}
+    told.forgive(untrusted, is_new=False)
+    times = len(told.lost.keys() - blamed.values()) + 1  # those that are blamed at once may have died at once
     for index, node in blamed.items():
         after = hops[index + 1 : index + 2]
-        told.lost[node] = told.by.get(node) or (after[0].offer.node if after else None)
+        told.lost[node] = Blamed(told.by.get(node) or (after[0].offer.node if after else None), hops[index].control)
     untrusted |= (accusers := told.accusers())
-    untrusted -= {node for node, by in told.lost.items() if by in accusers}
+    untrusted -= {node for node, said in told.lost.items() if said.by in accusers}
     others = [index for index, hop in enumerate(hops) if hop.offer.node not in blamed.values()]
-    if len(told.lost) == 2:
+    if times == 1:
+        others = [index for index in others if hops[index].offer.node in accusers]
+    elif times == 2:
         others = [index for index in others if not blamed.keys().isdisjoint((index - 1, index + 1))]
-    elif len(told.lost) > 2 and blamed and others:
+    elif blamed and others:
         untrusted -= set(blamed.values())
         session.standbys.let_go(session.route.begin_anew(0))
         for index in blamed:
             del session.losses[index]
-    for index in others if blamed and len(told.lost) > 1 else ():
+    for index in others if blamed else ():
         session.lose(index, f"is on a route with {hops[min(blamed)].offer.name}, the next that is blamed")
 
 
