@@ -270,13 +270,12 @@ async def weights_soon(
 ) -> Weights:
     """As `weights_in`, again and again while a node answers that does not have it, for LOADING_S at most: one that loads it yet
     cannot say what it is, as where all nodes of a swarm start at once. Raises as weights_in."""
-    clock = asyncio.get_running_loop().time
-    ends_at = clock() + LOADING_S
+    ends_at = asyncio.get_running_loop().time() + LOADING_S
     while True:
         try:
             return await weights_in(kind, holders(kind), home, progress)
         except NotLoaded:
-            if clock() > ends_at:
+            if asyncio.get_running_loop().time() > ends_at:
                 raise
         await asyncio.sleep(AGAIN_S)
 

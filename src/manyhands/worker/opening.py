@@ -126,10 +126,8 @@ def check_room(message: Open, info: SpanInfo, most: int, free: int, sessions: in
     if asked > info.context_length:
         raise ContextOverflow(f"{asked} positions exceed the model's context of {info.context_length}")
     if asked > most:
-        raise ShardUnavailable(
-            f"layers {span} have cache for {most} positions in all, {asked} are asked for: lower "
-            "max_tokens, or raise --cache-tokens or --memory there"
-        )
+        said = f"layers {span} have cache for {most} positions in all, {asked} are asked for"
+        raise ShardUnavailable(f"{said}: lower max_tokens, or raise --cache-tokens or --memory there")
     if sessions >= info.max_sessions:
         raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
     if asked > free:
