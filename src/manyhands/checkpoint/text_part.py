@@ -179,6 +179,11 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "glm4v": _Part({"glm4v_text": "glm4"}, {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}),
     "glm4v_moe": _Part({"glm4v_moe_text": "glm4_moe"}, {"attention_bias": True}),
     "hyperclovax_vision_v2": _Part(),
+    "idefics2": _Part(
+        defaults={"model_type": "mistral"},
+        unread=frozenset({_TIED}),
+        images=frozenset({"perceiver_config", "use_cache"}),
+    ),
     "idefics3": _IDEFICS3,
     "inkling_mm_model": _Part(defaults={"model_type": "inkling_text"}),
     "internvl": _Part(images=_DOWNSAMPLED),
@@ -214,6 +219,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "qwen3_vl_moe": _Part({"qwen3_vl_moe_text": "qwen3_moe"}, _QWEN3_MOE, _WINDOWS | {"norm_topk_prob"}),
     "smolvlm": _IDEFICS3,
     "step3p7": _Part(defaults={"model_type": "step3p5"}),
+    "video_llama_3": _Part(defaults={"model_type": "qwen2"}, unread=frozenset({_TIED})),
     "video_llava": _LLAVA_UNTIED,
     "vipllava": _LLAVA_UNTIED,
     "vlm": _Part(),  # as HyperCLOVA X SEED Think was published
