@@ -64,8 +64,8 @@ class Blamed(NamedTuple):
 
 @dataclass(slots=True)
 class Told:
-    """What the hops of a session said. `by`: of a node that was blamed, who blamed it; `lost`: those that were lost for
-    that. `faulty`: of a node that called the running request faulty, its words. `stuck`: how often a node could not go back."""
+    """What the hops of a session said. `by`: of a node that was blamed, the one that blamed it. `lost`: those lost for that.
+    `faulty`: of a node that called the running request faulty, its words. `stuck`: how often a node could not go back."""
 
     by: dict[NodeId, NodeId] = field(default_factory=dict)
     lost: dict[NodeId, Blamed] = field(default_factory=dict)
