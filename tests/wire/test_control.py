@@ -79,6 +79,16 @@ def test_near_misses_are_refused(change: Callable[[dict[str, Any]], None]) -> No
         decode(Open, json.dumps(body).encode())
 
 
+def test_a_span_of_rows_without_columns_is_refused() -> None:
+    hello = next(message for message in CONTROL if isinstance(message, Hello) and message.spans)
+    for width in (1, (1 << 32) - 1):
+        spans = tuple(replace(info, hidden_size=width) for info in hello.spans)
+        assert decode(Hello, encode(replace(hello, spans=spans))).spans == spans
+    spans = tuple(replace(info, hidden_size=0) for info in hello.spans)
+    with pytest.raises(ProtocolError, match="0 is not an integer from 1 to"):
+        decode(Hello, encode(replace(hello, spans=spans)))
+
+
 @pytest.mark.parametrize(("field", "item"), [("logit_bias", [1, 0.0]), ("stop_ids", 1)])
 def test_a_long_list_is_refused_before_its_items_are_looked_at(field: str, item: Any) -> None:
     """An Open of 57 KB took 32 ms of the event loop: 14 ms to decode 7,000 biases, 18 ms to encode them for its signature."""

@@ -46,6 +46,7 @@ U64 = (1 << 64) - 1
 # Largest value by field name; other integers are u32. None is negative.
 LIMITS = {"hop": 255, "blame": 255, "num_hops": 255, "port": 65535, "nonce": U64, "serial": U64, "seed": U64}
 LIMITS |= {"offset": U64, "length": MAX_CHUNK_BYTES}
+LEAST = {"hidden_size": 1}  # others may be 0
 # Items of a list by field name; other lists, of the spans in a Hello, have MAX_SPANS.
 MAX_ITEMS = {"logit_bias": MAX_BIASES, "stop_ids": MAX_STOP_IDS, "stop": MAX_STOPS, "ranges": MAX_RANGES}
 MAX_SPANS = 256
@@ -111,10 +112,10 @@ _write_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_
 _read_json = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
 
 
-def _integer(limit: int) -> Decoder:
+def _integer(least: int, limit: int) -> Decoder:
     def decode_integer(value: Any) -> int:
-        if type(value) is not int or not 0 <= value <= limit:
-            raise ValueError(f"{value!r:.40} is not an integer from 0 to {limit}")
+        if type(value) is not int or not least <= value <= limit:
+            raise ValueError(f"{value!r:.40} is not an integer from {least} to {limit}")
         return value
 
     return decode_integer
@@ -217,7 +218,7 @@ _BY_HINT: dict[Any, Decoder] = {
 def decoder_for(hint: Any, name: str) -> Decoder:
     """The decoder of a type hint; `name` of the field selects an integer's range. Raises TypeError for other hints."""
     if hint is int:
-        return _integer(LIMITS.get(name, U32))
+        return _integer(LEAST.get(name, 0), LIMITS.get(name, U32))
     if hint is str:
         return _string if name in EXACT else _text(TEXT_LIMITS.get(name, LIMIT))
     if hint in _BY_HINT:
