@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId, PathKind, Span
-from manyhands.errors import AnsweredEarly, Corruption, LinkClosed, ProtocolError
+from manyhands.errors import AnsweredEarly, Corruption, LinkClosed, PipelineAborted, ProtocolError
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
 from manyhands.origin.probe import lose_beside
+from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.route import Lease
 from manyhands.origin.session import Session
+from manyhands.origin.standby_search import RouteServices
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.trouble import Phase
 from manyhands.wire.message import Fault, Step
@@ -152,6 +154,26 @@ def test_of_nodes_that_this_origin_reaches_the_second_costs_more() -> None:
     tell_lost(session, 2)
     lose_beside(session)
     assert sorted(session.losses) == [3], "a new position came back meanwhile"
+
+
+def test_layers_that_a_spare_gives_back_are_no_failure() -> None:
+    """A node that was lost may have them back, and failed anew at the same position: with two moves before that the third
+    repair was one too many."""
+    session, links = running(4)
+    healer = RepairExecutor(session, cast(RouteServices, None), RequestConfig(max_repairs=1))
+    healer._back._gave = {links[0].peer, links[1].peer}
+    for index in (0, 1):
+        session.lose(index, "is a spare")
+        healer._count(9, "")
+        session.losses.clear()
+    for _ in range(2):
+        session.lose(2, "is gone")
+        healer._count(9, "")
+        session.losses.clear()
+    session.lose(2, "is gone")
+    session.lose(0, "is a spare")
+    with pytest.raises(PipelineAborted, match="after 1 repairs"):
+        healer._count(9, "")
 
 
 # -- rows that are not too large yet ----------------------------------------------------------------------------------

@@ -29,6 +29,12 @@ class GiveBack:
         """A repair begins: count a loss of each of `nodes`, except of spares that gave their layers back."""
         self._lost.update(node for node in set(nodes) if node not in self._gave)
 
+    @property
+    def is_all(self) -> bool:
+        """Whether the hops that are lost now have given their layers back, all of them: nothing has failed."""
+        hops, losses = self._session.route.hops, self._session.losses
+        return bool(losses) and all(hops[index].offer.node in self._gave for index in losses)
+
     def excused(self) -> set[NodeId]:
         """The spares that gave layers back since the last call."""
         gave, self._gave = self._gave, set()

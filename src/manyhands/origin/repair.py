@@ -78,13 +78,11 @@ class RepairExecutor:
             self._attempts, self._alone = 0, Alone(self._config.load_timeout_s)
             while session.losses or session.stuck or not all(hop.is_whole for hop in session.route.hops):
                 lose_beside(session)
-                names = tuple(session.route.hops[i].offer.name for i in session.losses)
-                lost += names
+                lost += (names := tuple(session.route.hops[i].offer.name for i in session.losses))
                 if lost:
                     self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
                 plan = await self._find_plan(committed, began)
-                self._attempts += 1
-                planned = now()
+                planned, self._attempts = now(), self._attempts + 1
                 reason = await self._alone.bound(self._try(plan, reason), reason)
         except ManyhandsError as error:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
@@ -258,7 +256,9 @@ class RepairExecutor:
         return False
 
     def _count(self, committed: int, reason: str) -> None:
-        """Raise PipelineAborted if too many repairs have brought no new position; a last resort gets as many of its own."""
+        """Raise PipelineAborted if too many failures have brought no new position; a last resort gets as many of its own."""
+        if self._back.is_all:
+            return
         self._fruitless = 0 if committed > self._committed else self._fruitless + 1
         self._committed = max(committed, self._committed)
         if self._fruitless > (limit := self._most_fruitless):
