@@ -148,7 +148,7 @@ MUTATIONS: Final = (
     Mutation(
         "a lease grows beyond what is free",
         "worker/leases.py",
-        "min(positions - leased, tokens - self._num_positions, free)",
+        "min(positions - leased, tokens - self._most_leased(place[1]), free)",
         "positions - leased",
         ("worker/test_extend.py::test_a_lease_grows_as_far_as_there_is_room",),
     ),

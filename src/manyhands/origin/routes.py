@@ -296,16 +296,14 @@ class Routes:
     def _choose(
         self, offers: Sequence[Offer], num_tokens: int, rules: Rules, current: tuple[Offer, ...]
     ) -> tuple[Offer, ...]:
-        mine = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
-        if self._model.ends_at == "edges":
-            mine = with_ends_at_edges(mine, self._model.num_layers)
+        own = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
+        mine = with_ends_at_edges(own, self._model.num_layers) if self._model.ends_at == "edges" else own
         terms = replace(self.terms(num_tokens, rules), current=current, num_evicted=len(self.evicted))
         try:
             route = find_route(self.informed(mine), self._model.num_layers, terms=terms)
-        except ShardUnavailable:
-            if self._was_covered:  # what nodes say of other weights ends no waiting for these; else say what there is
-                raise
-            route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision), terms)
+        except ShardUnavailable:  # say what there is; what nodes say of other weights ends no waiting for these
+            there = own if self._was_covered else offers
+            route = find_route(there, self._model.num_layers, (self._model.id, self._model.precision), terms)
         info = route[0].info
         if (info.model, info.precision) != (self._model.id, self._model.precision):
             raise WeightsMismatch(

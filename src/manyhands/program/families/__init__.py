@@ -53,6 +53,7 @@ inkling    inkling_text
 """
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -64,6 +65,7 @@ from manyhands.errors import ModelError
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 
+NEAREST: Final = 6  # families that a refusal names
 # model_type -> the module with the function of that name: a node loads the one that it needs.
 FAMILIES: Final[Mapping[str, str]] = {
     "afmoe": "corrected",
@@ -195,9 +197,7 @@ def build_program(config: Mapping[str, Any], where: str = "config.json") -> Prog
     if family is None:
         raise ModelError(f"{where}: model_type is missing; it names the family of the model")
     if module is None:
-        shown = repr(family)[:80]
-        known = f"{', '.join(FAMILIES)}; and for the text part of {', '.join(MULTIMODAL)}"
-        raise ModelError(f"{where}: model_type is {shown}; there are recipes for {known}")
+        raise ModelError(f"{where}: model_type is {repr(family)[:80]}; {_recipes(str(family)[:80])}")
     recipe: Callable[[Fields], Program] = getattr(import_module(f"{__name__}.{module}"), str(family).replace("-", "_"))
     return recipe(Fields(config, where))
 
@@ -206,3 +206,11 @@ def read_program(folder: Path) -> Program:
     """The Program of a checkpoint folder. Raises ModelError."""
     where = str(folder / "config.json")
     return build_program(parse_config(read_config(folder), where), where)
+
+
+def _recipes(family: str) -> str:
+    """What there is in place of `family`, in a line that stays short however many there are."""
+    known = [*FAMILIES, *MULTIMODAL]
+    near = get_close_matches(family, known, NEAREST)
+    named = f" ({', '.join(near)} among them)" if near else ""
+    return f"there are recipes for {len(known)} others{named}: docs/models.md lists them"
