@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from manyhands.cli import app
+from manyhands.cli import app, signals
 from manyhands.cli.runfile import is_leaving, note_leaving, run_file, run_path, running_pid
 from manyhands.errors import BadRequest, NotFound
 from manyhands.member.process import start_ticks
@@ -220,3 +221,20 @@ def test_without_proc_a_process_of_ours_must_do(tmp_path: Path, process: subproc
     process.kill()
     process.wait()
     assert running_pid(run_path("desk"), tmp_path / "none") is None
+
+
+def test_a_disk_that_takes_nothing_holds_no_leave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = threading.Event()
+    monkeypatch.setattr(signals, "note_leaving", lambda name: taken.wait())
+    monkeypatch.setattr(signals, "NOTE_S", 0.01)
+
+    async def main() -> None:
+        with signals.StopSignals(node="desk") as stop:
+            stop.leave.set()
+            await stop.leaving()
+            assert not taken.is_set()
+
+    try:
+        asyncio.run(main())
+    finally:
+        taken.set()

@@ -11,9 +11,11 @@ from typing import Any, Final, Self
 
 import typer
 
+from manyhands.aside import aside
 from manyhands.cli.runfile import note_leaving
 
 NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTE_S: Final = 1.0  # for the run file to take a word
 INTERRUPTED: Final = 128 + signal.SIGINT  # as shells have it
 
 
@@ -75,7 +77,8 @@ class StopSignals:
         self.begin_serving()
         await self.leave.wait()
         if self._node:
-            await asyncio.to_thread(note_leaving, self._node)
+            with contextlib.suppress(TimeoutError):  # a disk that takes nothing holds no leave up
+                await asyncio.wait_for(aside(note_leaving, self._node), NOTE_S)
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end, or until `stop` is set: then it is cancelled. Raises what it raises."""

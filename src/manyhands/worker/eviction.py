@@ -22,4 +22,5 @@ class Eviction:
 
     def is_due(self, now: float) -> bool:
         """Whether it is to leave now."""
-        return now >= self._due_at or available_memory() < self._config.evict_below_bytes
+        least = self._config.evict_below_bytes
+        return now >= self._due_at or (least > 0 and available_memory() < least)

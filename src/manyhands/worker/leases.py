@@ -8,6 +8,7 @@ need no more than one place on all of it.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from manyhands.core import NodeId, SessionId, Span
@@ -91,7 +92,10 @@ class SpanLeases:
         state_bytes: Sequence[int],
     ) -> None:
         self.parking, self._span, self._budget = parking, span, budget
-        self._position_bytes, self._state_bytes = position_bytes, state_bytes
+        # Of the layers before each: sizes are asked for at every Open, once for each session that is parked.
+        self._position_bytes, self._state_bytes = (
+            [*accumulate(sizes, initial=0)] for sizes in (position_bytes, state_bytes)
+        )
         self._leased: dict[Place, int] = {}  # positions of each place
         self._short: dict[Place, float] = {}  # which lacks some: until when it is heeded
         self._positions = [0] * (span.end - span.start)  # that are leased on each layer
@@ -106,8 +110,9 @@ class SpanLeases:
 
     def _sizes(self, part: Span | None) -> tuple[int, int]:
         """Cache bytes of a position on `part`, and of a session there beside."""
-        layers = self._layers(part)
-        return sum(self._position_bytes[layers]), sum(self._state_bytes[layers])
+        start, end = (layers := self._layers(part)).start, layers.stop
+        positions, states = self._position_bytes, self._state_bytes
+        return positions[end] - positions[start], states[end] - states[start]
 
     def bytes_of(self, positions: int, part: Span | None = None) -> int:
         """What a cache of so many positions, at least one, takes: whole blocks, and what each session takes."""
