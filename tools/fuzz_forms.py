@@ -31,7 +31,10 @@ from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, tiny_config
 
 Config = dict[str, Any]
 LAYERS = 4
-WITHOUT_ROTARY = ("codegen", "gptj", "falcon_mamba", "mamba", "mamba2")  # fields, that is
+# Rotary fields, that is.
+WITHOUT_ROTARY = (
+    *("biogpt", "codegen", "falcon_mamba", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mamba", "mamba2", "opt"),
+)
 ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 STATED = (
     "hidden_size",

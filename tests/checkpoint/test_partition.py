@@ -64,6 +64,10 @@ class Tensor:
         ("model.altup_unembed_projections.2.weight", None),
         ("model.embed_tokens_per_layer.weight", None),
         ("model.llm.embed_norm.weight", 0),  # of Inkling
+        ("transformer.wpe.weight", 0),
+        ("model.decoder.embed_positions.weight", 0),
+        ("biogpt.embed_positions.weight", 0),
+        ("model.decoder.embed_tokens.weight", None),
     ],
 )
 def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
@@ -75,7 +79,6 @@ def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
     [
         ("model.embed_tokens.weight", "embed"),
         ("transformer.wte.weight", "embed"),
-        ("transformer.wpe.weight", "embed"),
         ("gpt_neox.embed_in.weight", "embed"),
         ("embed_out.weight", "head"),  # not an embedding, in spite of its name
         ("lm_head.weight", "head"),

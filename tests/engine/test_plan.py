@@ -15,9 +15,10 @@ from manyhands.engine.golden_cases import Op, product, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.golden_variants import several
 from manyhands.engine.layout import Segment
-from manyhands.engine.library import Array, Plan, Team
+from manyhands.engine.library import TYPES, Array, Plan, Team
 from manyhands.engine.quants import pack_blocks
 from manyhands.engine.states import DELTA_SCAN
+from manyhands.engine.weights import Stored, as_fp32
 from manyhands.errors import ContextOverflow, ModelError
 
 HIDDEN = 40
@@ -255,6 +256,15 @@ OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = 
     (library.SCALE, (0, 8, 1, 2), (1.1e15,), ()),
     (library.SCALE, (0, 8, 1, 1), (4.1,), ()),
     (library.SCALE, (0, 8, 1, 1), (math.nan,), ()),
+    (library.POSITION, (64, TYPES["bf16"], 0), (), (np.zeros((100, 40), np.uint16),)),
+    (library.POSITION, (-1, TYPES["bf16"], 0), (), (np.zeros((100, 40), np.uint16),)),
+    (library.POSITION, (0, TYPES["w8"], 0), (), (np.zeros((100, 40), np.float32),)),
+    (library.POSITION, (0, -1, 0), (), (np.zeros((100, 40), np.float32),)),
+    (library.POSITION, (0, TYPES["bf16"], -1), (), (np.zeros((100, 40), np.uint16),)),
+    (library.POSITION, (0, TYPES["bf16"], 1 << 62), (), (np.zeros((100, 40), np.uint16),)),
+    (library.POSITION, (0, TYPES["bf16"], 1), (), (np.zeros((64, 40), np.uint16),)),
+    (library.POSITION, (0, TYPES["f32"], 0), (), (np.zeros((100, 40), np.uint16),)),
+    (library.POSITION, (0, TYPES["bf16"], 0), (), ()),
     (library.MIX, (0, -1, 64, 20, 1, 1, 0, 0), (0.0,), ()),
     (library.MIX, (0, -2, 1, 20, 1, 1, 0, 0), (0.0,), ()),
     (library.MIX, (0, 64, 1, 20, 1, 1, 0, 0), (0.0,), ()),
@@ -290,6 +300,24 @@ def test_rows_are_scaled_by_their_positions_in_every_session() -> None:
         for name in library.supported():
             found = golden_cases.BackEnd(name, Team(1)).run(x, "f32", [1], [op], 0).view(np.float32)
             assert np.array_equal(found, x * np.array(factors)[:, None])
+
+
+@pytest.mark.parametrize("type_name", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_rows_of_a_table_come_by_position_as_they_are_stored(type_name: str, offset: int) -> None:
+    """Whatever the rows in company; behind `offset` rows that no position reads."""
+    table = stored(reals(1, 600 + offset, 40), type_name)
+    numbers = as_fp32(Stored(type_name, table))
+    op: Op = (library.POSITION, (1, TYPES[type_name], offset), (), (table,))
+    for name in library.supported():
+        plan = Plan(name, "f32", [40, 40], 1, "f32", 600)
+        plan.add(*op)
+        segments = [Segment(None, 0, start, row, count) for start, row, count in ((599, 0, 1), (0, 1, 3), (64, 4, 5))]
+        found = plan.run(Team(1), 1, segments, flat(np.zeros((9, 40), np.float32)), 9).view(np.float32)
+        places = [599, 0, 1, 2, 64, 65, 66, 67, 68]
+        assert np.array_equal(found, numbers[[place + offset for place in places]])
+        with pytest.raises(ContextOverflow):
+            plan.run(Team(1), 1, [Segment(None, 0, 600, 0, 1)], flat(np.zeros((1, 40), np.float32)), 1)
 
 
 @pytest.mark.parametrize("heads", [1, 5, 40])

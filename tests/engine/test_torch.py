@@ -452,6 +452,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "rotary_dim": 16, "activation_function": "gelu"},
     ),
     "codegen, eight heads": ("codegen", {"num_attention_heads": 8, "rotary_dim": 4}),
+    "gpt2, untied, scales by layer": (
+        "gpt2",
+        {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu"},
+    ),
+    "gpt2, scores as they are, an odd block": ("gpt2", {"scale_attn_weights": False, "n_inner": 75}),
+    "gpt2, four times as wide a block": ("gpt2", {"n_inner": None, "num_attention_heads": 8}),
+    "gpt_bigcode, every head its own": ("gpt_bigcode", {"multi_query": False, "scale_attn_weights": False}),
+    "gpt_bigcode, a narrow block": ("gpt_bigcode", {"n_inner": 33, "tie_word_embeddings": False}),
+    "gpt_neo, windows of 1 and none": (
+        "gpt_neo",
+        {"window_size": 1, "attention_types": [[["local"], 1], [["global"], 3]], "intermediate_size": None},
+    ),
+    "opt, without biases and weights of norms": (
+        "opt",
+        {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"},
+    ),
+    "opt, untied": ("opt", {"tie_word_embeddings": False, "num_attention_heads": 8}),
+    "biogpt, not scaled, relu": ("biogpt", {"scale_embedding": False, "hidden_act": "relu"}),
     "nanochat, biases, no cap, linear rope": (
         "nanochat",
         {

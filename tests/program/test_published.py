@@ -308,6 +308,30 @@ SPOKEN: dict[str, dict[str, Any]] = {
     "qwen3_next": {"full_attention_interval": 4, "use_sliding_window": False},
     "smollm3": {"max_window_layers": 28},
     "falcon": {"apply_residual_connection_post_layernorm": False, "ff_factor": 4},
+    "gpt2": {  # GPT-2
+        "n_ctx": 1024,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+    },
+    "gpt_bigcode": {  # StarCoder
+        "inference_runner": 0,
+        "max_batch_size": None,
+        "max_sequence_length": None,
+        "pad_key_length": True,
+        "pre_allocate_kv_cache": False,
+        "validate_runner_input": True,
+    },
+    "gpt_neo": {"attention_layers": ["global", "local", "global"], "gradient_checkpointing": False},  # GPT-Neo
+    "opt": {  # OPT-6.7B, Galactica
+        "_remove_final_layer_norm": False,
+        "activation_dropout": 0.0,
+        "layerdrop": 0.0,
+        "learned_embeddings": True,
+        "prefix": "</s>",
+    },
     "gptj": {  # GPT-J-6B
         "gradient_checkpointing": False,
         "n_ctx": 2048,
@@ -395,6 +419,10 @@ def billions(program: Program) -> float:
         ("axk1", 519),  # A.X-K1
         ("falcon", 7),  # Falcon-7B
         ("gptj", 6.05),  # GPT-J-6B
+        ("gpt2", 0.124),  # GPT-2, the smallest
+        ("gpt_neo", 1.316),  # GPT-Neo-1.3B
+        ("opt", 0.125),  # OPT-125M
+        ("biogpt", 0.347),  # BioGPT
         ("mamba2", 7.29),  # Mamba-Codestral-7B
         ("beam", 501),  # Beam-1.0-501B-A23B
         ("bailing_hybrid", 124),  # Ling-3.0-flash
@@ -578,6 +606,19 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("falcon", "num_kv_heads", 3),
         ("falcon", "num_ln_in_parallel_attn", 3),
         ("falcon", "parallel_attn", False),
+        ("gpt2", "n_embd", 66),
+        ("gpt2", "rope_theta", 1e4),
+        ("gpt_bigcode", "n_embd", 66),
+        ("gpt_neo", "attention_layers", ["global", "local", "local"]),
+        ("gpt_neo", "attention_types", [[["global", "local"], 1]]),
+        ("gpt_neo", "attention_types", [[["global"], 1 << 40]]),
+        ("gpt_neo", "attention_types", [[["global", "local", "local"], 3]]),
+        ("gpt_neo", "attention_types", [[["sliding"], 3]]),
+        ("gpt_neo", "attention_types", [["global", 3]]),
+        ("gpt_neo", "attention_types", "global"),
+        ("opt", "_remove_final_layer_norm", True),
+        ("opt", "do_layer_norm_before", False),
+        ("opt", "word_embed_proj_dim", 32),
         ("gptj", "n_embd", 65),
         ("gptj", "rope_theta", 1e6),
         ("gptj", "rotary_dim", 7),
@@ -1244,6 +1285,7 @@ def test_decays_without_end_are_refused_before_they_are_listed() -> None:
         FAMILIES.keys()
         - {"beam", "cohere_compass_text", "glm5_next_text", "inkling_text", "jamba", "kimi_linear", "nemotron_h"}
         - {"codegen", "gptj", "nanbeige", "nemotron-nas", "falcon_mamba", "mamba", "mamba2"}
+        - {"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt"}
     ),
 )  # the first two name none outside of their tables, the others have no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:

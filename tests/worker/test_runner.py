@@ -69,11 +69,11 @@ def test_a_process_that_serves_and_asks_loads_no_torch(folder: Path, precision: 
 
 
 def test_what_has_no_program_or_precision_is_refused(folder: Path) -> None:
-    unknown = config(folder).replace(b'"llama"', b'"gpt2"')
+    unknown = config(folder).replace(b'"llama"', b'"bert"')
     precisions: list[Precision] = ["bf16", "fp32", "w8", "bf16+c8"]
     for precision in precisions:
         assert len(program_of(config(folder), precision).layers) == LAYERS
-        with pytest.raises(ModelError, match="gpt2"):
+        with pytest.raises(ModelError, match="bert"):
             program_of(unknown, precision)
     with pytest.raises(ModelError, match=r"computes in .*, not in fp16: give --dtype bf16"):
         program_of(config(folder), "fp16")
@@ -91,7 +91,7 @@ def test_a_forced_back_end_computes_or_fails(folder: Path, monkeypatch: pytest.M
         with pytest.raises(ModelError, match="not in fp16"):
             load_span(folder, Span(0, 2), "fp16", 1)
         with pytest.raises(ModelError, match="model_type"):
-            program_of(config(folder).replace(b'"llama"', b'"gpt2"'), "bf16")
+            program_of(config(folder).replace(b'"llama"', b'"bert"'), "bf16")
     for unknown in ("sse9", "torch", "cuda:x", "torch-cpu:1"):
         monkeypatch.setenv(FORCED, unknown)
         for act in (lambda: load_span(folder, Span(0, 2), "bf16", 1), lambda: describe(folder, "bf16")):

@@ -1,7 +1,7 @@
 """Which tensors of a checkpoint belong to which layers, and which to the ends. Pure: names and shapes in, names out.
 
 Layers are found by their place in the name (`model.layers.7.`, `transformer.h.7.`, `blocks.7.`). All other tensors
-belong to the ends, in three roles: "embed" (token and position embeddings), "head" (the output matrix; absent if it is
+belong to the ends, in three roles: "embed" (the embedding), "head" (the output matrix; absent if it is
 tied to the embedding) and "norm" (the final norm, and whatever else has no layer); but for what all layers have in common,
 which belongs to every span. Layers past the model's count (multi-token prediction) belong to no span.
 """
@@ -19,17 +19,16 @@ from manyhands.errors import CutError, ModelError
 EndRole = Literal["embed", "norm", "head"]
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
-# What makes a row out of embeddings, where layer 0 begins: of Gemma 3n, of Inkling.
+# What makes a row out of embeddings, where layer 0 begins: of Gemma 3n, of Inkling; embeddings of positions.
 _FIRST: Final = re.compile(
-    r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm|llm\.embed_norm)\."
+    r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm|llm\.embed_norm)\.|"
+    r"^(?:transformer\.wpe|(?:model\.decoder|biogpt)\.embed_positions)\."
 )
 # Tables whose rows are read from their files as they are asked for (engine/filed.py): of n-grams, a second one of embeddings.
 NGRAMS: Final = re.compile(r"\.ngram_embedding\.shard_\d+\.weight$")
 _FILED: Final = re.compile(rf"^model\.embed_tokens_per_layer\.|{NGRAMS.pattern}")
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|unembed)\.")
-_EMBED: Final = re.compile(
-    r"(?:^|\.)(?:embed(?!ding_norm\.)|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)"
-)
+_EMBED: Final = re.compile(r"(?:^|\.)(?:embed(?!ding_norm\.)|wte|word_embeddings|tok_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp[._]|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
 _OF_EVERY: Final = re.compile(r"^lerope\.")  # what all layers have in common: learnt factors of rotary frequencies
 

@@ -98,6 +98,8 @@ _TENSOR_OF_IMAGES: Final = re.compile(
 )
 _THINKER: Final = "thinker"  # what models that speak call the part that writes: in names of tensors, and of its config
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+# What checkpoints without a head leave out before names: of gpt2 and its kin, of opt.
+_BARE: Final = {re.compile(r"(?:h\.\d+|wte|wpe|ln_f)\."): "transformer", re.compile(r"decoder\."): "model"}
 _WHOLE_NAMES: Final = ("lm_head.", "backbone.")  # of a text model, without "model." before them
 
 
@@ -279,6 +281,9 @@ def text_name(name: str) -> str | None:
     that speak have thinker.model.layers.0.
     """
     name = name.removeprefix(f"{_THINKER}.")
+    for part, path in _BARE.items():
+        if part.match(name):
+            return f"{path}.{name}"
     if _TENSOR_OF_IMAGES.match(name):
         return None
     match = _TENSOR_OF_TEXT.match(name)

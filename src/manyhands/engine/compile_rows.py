@@ -4,12 +4,13 @@ from functools import singledispatch
 
 import numpy as np
 
+from manyhands.core import SMALL_WEIGHTS
 from manyhands.engine import library
 from manyhands.engine.emitter import Emitter
 from manyhands.engine.filed import TableParts
 from manyhands.engine.library import TYPES
 from manyhands.engine.quants import IN_TABLES
-from manyhands.engine.weights import Stored, as_fp32, blend_numbers, find, kept_type, take, vector, xielu_numbers
+from manyhands.engine.weights import Stored, as_fp32, blend_numbers, find, held, kept_type, take, vector, xielu_numbers
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     GROWTHS,
@@ -23,6 +24,7 @@ from manyhands.program.ops import (
     Multiply,
     Ngrams,
     Op,
+    PositionEmbedding,
     Rescale,
     ScaleByPosition,
     ScaleHeads,
@@ -57,6 +59,13 @@ def _(op: Multiply, to: Emitter) -> None:
 @add_row.register
 def _(op: ScaleByPosition, to: Emitter) -> None:
     to.emit(library.SCALE, (to.source(op.target), op.length, op.offset, GROWTHS.index(op.growth)), (op.beta,))
+
+
+@add_row.register
+def _(op: PositionEmbedding, to: Emitter) -> None:
+    table = held(take(op.table, to.read), "bf16" if to.precision in SMALL_WEIGHTS else to.precision)
+    target = to.target(op.target, op.table.inputs)
+    to.emit(library.POSITION, (target, TYPES[table.type], op.offset), (), (table.array,))
 
 
 @add_row.register

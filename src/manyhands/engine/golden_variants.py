@@ -7,7 +7,17 @@ from typing import Final
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.golden_cases import EDGES, AttentionShape, BackEnd, Op, attention, product, reals, stored
+from manyhands.engine.golden_cases import (
+    EDGES,
+    POSITIONS,
+    AttentionShape,
+    BackEnd,
+    Op,
+    attention,
+    product,
+    reals,
+    stored,
+)
 
 # Chunks that end within blocks of keys, with them, within a few rows, and behind all but one row.
 SHAPES: Final[tuple[AttentionShape, ...]] = (
@@ -130,6 +140,16 @@ def lengths(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def position_rows(machine: BackEnd) -> bytes:
+    """Rows of a table in each type, by position."""
+    found = []
+    for width, offset, (name, number) in zip((40, 7, 300), (0, 2, 1), list(library.TYPES.items())[:3], strict=True):
+        table = stored(reals(35, POSITIONS + offset, width), name)
+        ops: list[Op] = [(library.POSITION, (1, number, offset), (), (table,)), (library.ADD, (1, 1, 0), (1.0,), ())]
+        found += [machine.run(reals(36, 80, width), kind, [width], ops, 0).tobytes() for kind in ("bf16", "f32")]
+    return b"".join(found)
+
+
 def xielus(machine: BackEnd) -> bytes:
     """The function of two alphas, at finite edges and between, of an epsilon below zero, far below and above."""
     edges = np.array([bits | sign for bits in EDGES[:6] for sign in (0, 1 << 31)], np.uint32).view(np.float32)
@@ -165,6 +185,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "powers of positions": powers,
     "scales of heads": scaled_heads,
     "position scales by lengths": lengths,
+    "rows by position": position_rows,
     "xielu": xielus,
     "gates of heads": head_gates,
 }

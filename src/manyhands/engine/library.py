@@ -58,7 +58,7 @@ def load() -> ctypes.CDLL:
         raise ModelError(f"the engine's library {path} cannot be loaded ({error}): {remedy}") from error
     if version != VERSION:
         raise ModelError(f"the engine's library {path} is of version {version}, not {VERSION}: {remedy}")
-    if wrong := difference(library, ATTEND_STREAMS + 1, globals()):
+    if wrong := difference(library, POSITION + 1, globals()):
         raise ModelError(f"the engine's library {path} does not fit this version of manyhands ({wrong}): {remedy}")
     pointer, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -344,4 +344,4 @@ class Plan:
 
 NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, CONVOLVE, DECAY, DELTA = range(14)
 INDEX, SCALE, XIELU, COLLAPSE, SPREAD, COMPRESS, ATTEND_ENTRIES, MIX, RESCALE, SPARSIFY = range(14, 24)
-NGRAMS, ADMIT, ATTEND_STREAMS = range(24, 27)
+NGRAMS, ADMIT, ATTEND_STREAMS, POSITION = range(24, 28)

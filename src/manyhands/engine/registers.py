@@ -45,6 +45,7 @@ _PLACES: Final = {
     library.NGRAMS: ((0,), 1),
     library.ADMIT: ((0, 1, 2), 3),
     library.ATTEND_STREAMS: ((0,), 1),
+    library.POSITION: ((), 0),
 }
 
 

@@ -14,6 +14,7 @@ from manyhands.program.ops import (
     Constant,
     Copy,
     Mix,
+    PositionEmbedding,
     Rescale,
     RowOp,
     ScaleByPosition,
@@ -57,6 +58,8 @@ def _run_weighted(op: RowOp | ScaleByPosition | ScaleHeads | Softplus | Xielu, r
     match op:
         case ScaleByPosition():
             registers[op.target] = registers[op.target] * _position_factors(op, run.positions_N)[:, None]
+        case PositionEmbedding():
+            registers[op.target] = run.weights[op.table, 0][run.positions_N + op.offset].float()
         case ScaleHeads():
             factors = _head_factors(run.positions_N, run.weights[op.scales, 0], run.weights[op.biases, 0])
             rows = heads(registers[op.target], factors.shape[1])

@@ -61,6 +61,7 @@ from manyhands.program.row_ops import Copy as Copy
 from manyhands.program.row_ops import Mix as Mix
 from manyhands.program.row_ops import Multiply as Multiply
 from manyhands.program.row_ops import Ngrams as Ngrams
+from manyhands.program.row_ops import PositionEmbedding as PositionEmbedding
 from manyhands.program.row_ops import Rescale as Rescale
 from manyhands.program.row_ops import RowOp as RowOp
 from manyhands.program.row_ops import ScaleByPosition as ScaleByPosition

@@ -50,6 +50,16 @@ class ScaleByPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionEmbedding:
+    """target = row p + offset of `table`, p being the row's position. The table has a row for each position that may be used;
+    it is held as a matrix that is not rounded to small weights, and read as it is held."""
+
+    target: str
+    table: Weight
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleHeads:
     """In place: head h of target, of as many equal parts as `scales` has numbers, times scales_h log(1 + p) + biases_h, p being
     the row's position. The factor is computed in double and rounded to fp32 once; the product is one rounding to fp32."""
@@ -207,4 +217,6 @@ class AttendStreams:
     eps: float
 
 
-RowOp = Blend | Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit | AttendStreams
+RowOp = (
+    Blend | Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit | AttendStreams | PositionEmbedding
+)

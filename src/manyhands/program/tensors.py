@@ -33,6 +33,7 @@ from manyhands.program.ops import (
     Norm,
     Op,
     Pool,
+    PositionEmbedding,
     Product,
     Program,
     Rotary,
@@ -76,6 +77,8 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (op.mix, op.base, op.scale)
         case Convolution():
             yield from (weight for weight in (op.weight, op.bias) if isinstance(weight, Weight))
+        case PositionEmbedding():
+            yield op.table
         case Ngrams():
             yield from (op.table, *op.stored)
         case Decay() | ChannelDecay():
@@ -126,7 +129,8 @@ def whole_tensors(program: Program) -> dict[str, Sequence[int]]:
 
 def wide_weights(layer: Layer) -> frozenset[str]:
     """Names (with EXPERT) of matrices that are not rounded to small weights: of routers, of latent attention, of what weighs
-    the heads of an index, of what entries are made of, and of the numbers of a mix and what they are made of."""
+    the heads of an index, of what entries are made of, of the numbers of a mix and what they are made of, and embeddings of
+    positions."""
     routers = {op.source for op in layer.ops if isinstance(op, ExpertRouting)}
     routers |= {op.by for op in layer.ops if isinstance(op, Mix) and op.by is not None}
     routers |= {op.target for op in layer.ops if isinstance(op, SoftCap)}
@@ -137,6 +141,7 @@ def wide_weights(layer: Layer) -> frozenset[str]:
     routers |= {name for op in layer.compressed for name in (op.values, op.gates)}
     routers |= {op.gates for op in layer.recurrent if isinstance(op, Pool)}
     names = [part.weight.name for part in parts if part.target in routers]
+    names += [op.table.name for op in layer.ops if isinstance(op, PositionEmbedding)]
     return frozenset([*names, *(weight.name for op in latent for weight in op_weights(op))])
 
 

@@ -38,6 +38,7 @@ from manyhands.testing.tiny_configs import WITH_STATES as WITH_STATES
 from manyhands.testing.tiny_inkling import inkling_kinds, inkling_names
 from manyhands.testing.tiny_large4 import MistralLarge4ForCausalLM
 from manyhands.testing.tiny_muse import MuseGlimmerForCausalLM, MuseSparkForCausalLM
+from manyhands.testing.tiny_older import EMBEDDINGS, LAST_NORMS, neo_kinds
 from manyhands.testing.tiny_step import Step3p5ForCausalLM, step
 from manyhands.testing.tiny_v4 import published_v4, v4_kinds
 
@@ -199,6 +200,8 @@ _HY_NAMES: Final = (
 )
 
 
+# What configs of some families say of each layer.
+_BY_LAYER: Final = {"deepseek_v4": v4_kinds, "gpt_neo": neo_kinds, "inkling_text": inkling_kinds}
 # Families of which a list says that some layers have a window and others have none: without it few do, or all.
 _BOTH_KINDS: Final = ("beam", "cohere_compass_text", "kolibri1", "laguna", "mellum", "step3p5")
 # Of families whose publisher's checkpoints have other tensors than transformers writes.
@@ -248,8 +251,8 @@ def tiny_config(
     if model_type == "minimax_m3_vl_text":
         shape["layer_types"] = ["minimax_m3_sparse" if i else "full_attention" for i in range(layers)]
         shape["mlp_layer_types"] = ["sparse" if i else "dense" for i in range(layers)]
-    if model_type == "deepseek_v4":
-        shape |= v4_kinds(layers)
+    if model_type in _BY_LAYER:
+        shape |= _BY_LAYER[model_type](layers)
     if model_type in _BOTH_KINDS:
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)]
     if model_type == "laguna":
@@ -257,8 +260,6 @@ def tiny_config(
         shape["shared_expert_intermediate_size"] = hidden
     if model_type == "step3p5":
         shape |= step(hidden, layers)
-    if model_type == "inkling_text":
-        shape |= inkling_kinds(layers)
     if model_type == "beam":
         shape["mlp_layer_types"] = ["sparse" if i else "dense" for i in range(layers)]
     if model_type == "qwen4_exp_text":
@@ -309,10 +310,10 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
             continue
         noise = torch.from_numpy(_noise(f"{seed}/{name}", tuple(tensor.shape)))
         if tensor.dim() >= 2:
-            gain = TIED_GAIN if tied and name.endswith(("embed_tokens.weight", "lm_head.weight")) else GAIN
+            gain = TIED_GAIN if tied and name.endswith(EMBEDDINGS) else GAIN
             tensor.copy_(noise * (gain / tensor.shape[-1] ** 0.5))
         else:  # norms stay near the 1 (or 0) that their family starts from; biases and sinks near 0
-            lift = GAIN / TIED_GAIN - 1.0 if tied and name == "model.norm.weight" else 0.0
+            lift = GAIN / TIED_GAIN - 1.0 if tied and name in LAST_NORMS else 0.0
             tensor.copy_(noise * 0.1 + (float(bool((tensor == 1).all())) + lift))
 
 

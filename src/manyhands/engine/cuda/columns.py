@@ -1,7 +1,9 @@
 """Which kernels compute operations on columns of rows by themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
+from manyhands.engine import library
 from manyhands.engine.cuda.device import CudaMemory
 from manyhands.engine.cuda.launch import Launch, Place, args, over_columns
 from manyhands.engine.cuda.room import Held, Room
@@ -49,6 +51,14 @@ def scale(room: Room, op: Held, table: int, rows: int) -> Launch:
     return over_columns("scale", width, rows, args(out=out, n=(width, *shape), reals=op.reals, rows=table))
 
 
+def position(room: Room, op: Held, table: int, rows: int) -> Launch:
+    """Embeddings of rows' positions. table: as of `scale`."""
+    number, *shape = op.numbers[:3]
+    out, width = room.register(number), room.widths[number]
+    given = args(out=out, tensors=(op.address(0),), n=(width, *shape), rows=table)
+    return over_columns("position", width, rows, given)
+
+
 def xielu(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     """The function of two alphas."""
     out, width = room.register(op.numbers[0]), room.widths[op.numbers[0]]
@@ -67,3 +77,9 @@ def copy(room: Room, op: Held, rows: int) -> Iterator[Launch]:
     n = (*numbers, int(rounds and room.rounds))
     given = args(room.register(source), out=room.register(target), tensors=(op.address(0),), n=n)
     yield over_columns("copy", numbers[2] * numbers[3], rows, given)
+
+
+BY_POSITION: Final[Mapping[int, Callable[[Room, Held, int, int], Launch]]] = {
+    library.SCALE: scale,
+    library.POSITION: position,
+}

@@ -119,8 +119,8 @@ def launches(room: Room, ops: Sequence[Held], table: int, rows: int, use: Tiles 
             yield states.attend(room, op, room.states[at], table, rows, use.narrow_keys)
         elif op.kind == library.ADD and count > 1:
             yield from _norm(room, some[1], rows, op)
-        elif op.kind == library.SCALE:
-            yield columns.scale(room, op, table, rows)
+        elif op.kind in columns.BY_POSITION:
+            yield columns.BY_POSITION[op.kind](room, op, table, rows)
         else:
             yield from _MAKERS[op.kind](room, op, rows)
         at += count

@@ -220,6 +220,22 @@ KERNEL(scale)
         a.out[row * a.out_stride + at] = a.out[row * a.out_stride + at] * factor[0];
 }
 
+/* Rows of a table by position. n: width, type, offset. tensors: the table. */
+KERNEL(position)
+{
+    await_rows();
+    const count_t at = column_of(), row = blockIdx.y;
+    if (at >= a.n[0])
+        return;
+    const count_t place = (a.rows[row].position + a.n[2]) * a.n[0] + at;
+    if (a.n[1] == F32)
+        a.out[row * a.out_stride + at] = ((const float *)a.tensors[0])[place];
+    else {
+        const unsigned half = ((const half_t *)a.tensors[0])[place];
+        a.out[row * a.out_stride + at] = a.n[1] == BF16 ? real_of(half << 16) : from_f16(half);
+    }
+}
+
 /* In place, as `xielu` in engine/native/kernels.c. n: width. tensors: its numbers. */
 KERNEL(xielu)
 {

@@ -436,6 +436,18 @@ static int check_scale(const Plan *plan, const Op *op)
     return is_count(op->numbers[1], INT64_MAX) && op->reals[0] >= 0 && op->reals[0] <= most ? DONE : BAD_SHAPE;
 }
 
+/* target, type, offset; of each position a row as wide as the target, as it is stored (bf16, fp16, fp32), behind `offset` others */
+static int check_position(const Plan *plan, const Op *op)
+{
+    const int64_t *n = op->numbers;
+    if (!has(plan, n[0]))
+        return BAD_REGISTER;
+    if (n[1] < BF16 || is_small(n[1]) || n[2] < 0 || n[2] > MAX_POSITIONS)
+        return BAD_SHAPE;
+    int64_t rows = plan->positions + n[2];
+    return op->tensors[0].data && op->tensors[0].bytes >= rows * plan->widths[n[0]] * size_of_type(n[1]) ? DONE : BAD_TENSOR;
+}
+
 static int check_xielu(const Plan *plan, const Op *op) /* register; alphas above zero and of the others, beta, epsilon (fp32) */
 {
     if (!has(plan, op->numbers[0]))
@@ -537,6 +549,7 @@ static int check(Plan *plan, Op *op)
     case INDEX: return check_index(plan, op);
     case SCALE: return check_scale(plan, op);
     case XIELU: return check_xielu(plan, op);
+    case POSITION: return check_position(plan, op);
     case COLLAPSE: return check_collapse(plan, op);
     case SPREAD: return check_spread(plan, op);
     case COMPRESS: return check_compress(plan, op);

@@ -152,6 +152,10 @@ static void do_row(const Job *job, int64_t row)
     case SCALE:
         scale_row(plan, op, position_of(job, row) + n[2], row);
         break;
+    case POSITION:
+        kernels->widen((const char *)op->tensors[0].data + (position_of(job, row) + n[2]) * plan->widths[n[0]] * size_of_type(n[1]), n[1], 1,
+                       row_of(plan, n[0], row), plan->widths[n[0]], 0);
+        break;
     case XIELU:
         kernels->xielu(row_of(plan, n[0], row), op->tensors[0].data, plan->widths[n[0]]);
         break;

@@ -49,6 +49,7 @@ bailing_hybrid bailing_hybrid
 bitnet     bitnet
 falcon     falcon
 gptj       gptj, codegen
+positions  gpt2, gpt_bigcode, gpt_neo, opt, biogpt
 inkling    inkling_text
 """
 
@@ -76,6 +77,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "bailing_hybrid": "bailing_hybrid",
     "bamba": "mamba",
     "beam": "unturned",
+    "biogpt": "positions",
     "bitnet": "bitnet",
     "codegen": "gptj",
     "cohere": "layernorm",
@@ -109,6 +111,9 @@ FAMILIES: Final[Mapping[str, str]] = {
     "glm4_moe": "shared",
     "glm4_moe_lite": "latent",
     "glm_moe_dsa": "latent",
+    "gpt2": "positions",
+    "gpt_bigcode": "positions",
+    "gpt_neo": "positions",
     "gpt_neox": "layernorm",
     "gpt_oss": "experts",
     "gptj": "gptj",
@@ -168,6 +173,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "olmo3": "wrapped",
     "olmo_hybrid": "olmo_hybrid",
     "olmoe": "experts",
+    "opt": "positions",
     "phi": "layernorm",
     "phi3": "llama",
     "phimoe": "phimoe",

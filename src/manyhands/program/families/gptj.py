@@ -22,7 +22,7 @@ from manyhands.program.rope import RopeReader
 _PARTS: Final = 4  # of codegen's one tensor, each with queries, values and keys of a quarter of the heads
 _ENDS: Final = EndsStyle(embed="transformer.wte", norm="transformer.ln_f", layers="transformer.h", head_bias=True)
 # Of summaries, and of training.
-_UNUSED: Final = tuple(
+UNUSED: Final = tuple(
     """
     attn_pdrop gradient_checkpointing n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type
     summary_use_proj
@@ -47,7 +47,7 @@ def _model(f: Fields, fused: str | None) -> Program:
         num_hidden_layers="n_layer",
         max_position_embeddings="n_positions",
     )
-    f.ignore(*_UNUSED)
+    f.ignore(*UNUSED)
     f.only("scale_attn_weights", True)
     f.only("rotary", True)
     for name in ("rope_scaling", "rope_parameters"):  # transformers reads neither
