@@ -72,10 +72,18 @@ FAMILIES = (
     "hunyuan_v1_dense", "exaone4", "exaone4_plain", "arcee", "glm", "glm_fused",
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
     "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", "muse_glimmer_text",
-    "bitnet", "bitnet_plain", "falcon", "falcon_plain", "mamba", "mamba_plain", "falcon_mamba", "mamba2",
+    "bitnet", "bitnet_plain", "falcon", "falcon_plain", "mamba", "mamba_plain", "falcon_mamba", "mamba2", "gpt2",
+    "gpt_bigcode", "gpt_bigcode_plain",
     *QWEN4_FIXED,
     *OTHER_NAMES,
 )  # fmt: skip
+# What gpt2 and its kin call sizes.
+GPT2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
 _FIXED: dict[str, dict[str, Any]] = {
@@ -100,6 +108,9 @@ _FIXED: dict[str, dict[str, Any]] = {
     "falcon_plain": {
         "new_decoder_architecture": False, "num_key_value_heads": 1, "num_kv_heads": 1, "tie_word_embeddings": False,
     },
+    "gpt2": {"n_inner": None, "num_key_value_heads": 4},
+    "gpt_bigcode": {"n_inner": None, "num_key_value_heads": 1},
+    "gpt_bigcode_plain": {"n_inner": 96, "num_key_value_heads": 1, "tie_word_embeddings": False},
     "granite_minicpm": {"attention_multiplier": 0.25},
     "llama_pangu": {"attention_bias": True},
     "hunyuan_v1_dense_maincoder": {
@@ -249,7 +260,10 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
         "is_split": is_split,
         "is_fused": name.endswith("_fused"),
     }
+    config |= {GPT2_NAMES[key]: value for key, value in config.items() if key in GPT2_NAMES}
     config |= {"is_old": name == "qwen3_next_old", "tiny_family": name}
+    if config["model_type"] in ("gpt2", "gpt_bigcode"):
+        config["intermediate_size"] = config["n_inner"] or 4 * config["hidden_size"]
     config.setdefault("layer_norm_eps", 1e-5)  # olmo's config does not say it
     if "num_experts_per_token" in config:  # of kimi_linear
         config["num_experts_per_tok"] = config["num_experts_per_token"]
@@ -432,6 +446,8 @@ def _pieces(
             yield f"{path}.{part}.bias" if is_bias else f"{path}.{{expert}}.{part}.weight", rows
     elif config["model_type"] == "falcon":
         yield falcon_piece(name, array, config)
+    elif config["model_type"] == "gpt2" and path.endswith(("c_attn", "c_fc", "c_proj")):
+        yield name, array.T
     elif path.endswith("query_key_value"):
         parts = array.reshape(config["num_attention_heads"], 3, -1, *array.shape[1:])
         yield name, parts.swapaxes(0, 1).reshape(array.shape)

@@ -339,6 +339,15 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ("model.connector.modality_projection.proj.weight", None),
         ("model.merger.mlp.0.weight", None),
         ("model.projector.weight", None),
+        ("h.3.attn.c_attn.weight", "transformer.h.3.attn.c_attn.weight"),  # GPT-2, as it was published
+        ("wpe.weight", "transformer.wpe.weight"),
+        ("h.3.attn.bias", None),
+        ("transformer.h.3.attn.attention.bias", None),
+        ("transformer.h.3.attn.masked_bias", None),
+        ("transformer.h.3.attn.c_attn.bias", "transformer.h.3.attn.c_attn.bias"),
+        ("gpt_neox.layers.3.attention.rotary_emb.inv_freq", None),
+        ("gpt_neox.layers.3.attention.dense.bias", "gpt_neox.layers.3.attention.dense.bias"),
+        ("decoder.layers.3.fc1.weight", "model.decoder.layers.3.fc1.weight"),  # OPT, saved without a head
     ],
 )
 def test_names_of_tensors(name: str, text: str | None) -> None:

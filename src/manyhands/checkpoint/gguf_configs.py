@@ -19,6 +19,7 @@ LOGLESS: Final = "rates"  # A_log of linear attention holds exp of it
 TILED: Final = "tiled_heads"  # value head h of linear attention reads key head h % (key heads)
 LINEAR: Final = "linear_as_output"  # a product in place of attention has the name of what follows attention
 ONE_NORM: Final = "norm_as_ln_mlp"  # of falcon, where attention and block have one
+OUTPUTS: Final = "outputs_first"  # matrices of gpt2 are stored [outputs, inputs]
 UNROLLED: Final = "unrolled"  # layers that are gone through again are layers of their own
 FUSED: Final = "fused_scores"  # of attention residuals: one vector, norm times projection
 SCALED: Final = "scaled_head_norms"  # norms of queries have weights: the factor of queries; those of keys have ones

@@ -10,6 +10,7 @@ from manyhands.checkpoint.gguf_configs import (
     BY_PART,
     LINEAR,
     ONE_NORM,
+    OUTPUTS,
     PAIRS,
     PLUS_ONE,
     SCALED,
@@ -20,6 +21,21 @@ from manyhands.checkpoint.gguf_configs import (
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
+_GPT2: Final = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_GPT2_ENDS: Final = {
+    "token_embd.weight": "transformer.wte.weight",
+    "position_embd.weight": "transformer.wpe.weight",
+    "output_norm.weight": "transformer.ln_f.weight",
+    "output_norm.bias": "transformer.ln_f.bias",
+    "output.weight": "lm_head.weight",
+}
 _GRANITE_SWA: Final = {**names.LLAMA, "attn_sinks.weight": "self_attn.sinks"}
 _GRANITE_MOE_SWA: Final = {
     **_GRANITE_SWA,
@@ -122,6 +138,16 @@ def falcon(keys: GgufKeys, config: Config) -> Config:
     }
 
 
+def gpt2(keys: GgufKeys, config: Config) -> Config:
+    """No head turns."""
+    return {"n_inner": config["intermediate_size"], "rope_theta": None}
+
+
+def starcoder(keys: GgufKeys, config: Config) -> Config:
+    """gpt2 with one key head."""
+    return {**gpt2(keys, config), "multi_query": config["num_key_value_heads"] == 1}
+
+
 PLAIN: Final[Mapping[str, Architecture]] = {
     "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
     "deci": Architecture(
@@ -158,6 +184,28 @@ PLAIN: Final[Mapping[str, Architecture]] = {
         ends=names.FALCON_ENDS,
         layers="transformer.h",
         biases=((None, ("attn_norm", "attn_norm_2")),),
+    ),
+    "gpt2": Architecture(
+        "gpt2",
+        "GPT2LMHeadModel",
+        _GPT2,
+        gpt2,
+        (OUTPUTS,),
+        eps="layer_norm_epsilon",
+        ends=_GPT2_ENDS,
+        layers="transformer.h",
+        biases=((None, tuple(_GPT2)),),
+    ),
+    "starcoder": Architecture(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        _GPT2,
+        starcoder,
+        (BY_PART,),
+        eps="layer_norm_epsilon",
+        ends=_GPT2_ENDS,
+        layers="transformer.h",
+        biases=((None, tuple(_GPT2)),),
     ),
     "bitnet": Architecture("bitnet", "BitNetForCausalLM", names.BITNET, bitnet, biases=()),
     "orion": Architecture(

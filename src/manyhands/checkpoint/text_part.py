@@ -96,6 +96,8 @@ _TENSOR_OF_IMAGES: Final = re.compile(
     r"embed_audio|multi_modal_projector|mm_projector|projector|connector|merger|mlp1|patch_merge_mlp|vit_large_projector|"
     r"pre_mm_projector_norm|patch_merger|talker|code2wav|token2wav)\.)"
 )
+# Masks and frequencies that follow from the config, which checkpoints of gpt2, gpt_neox and their time hold all the same.
+_MADE: Final = re.compile(r"\.(?:attn|attention)\.(?:bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 _THINKER: Final = "thinker"  # what models that speak call the part that writes: in names of tensors, and of its config
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 # What checkpoints without a head leave out before names: of gpt2 and its kin, of opt.
@@ -275,17 +277,17 @@ def _unsectioned(rotary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_name(name: str) -> str | None:
-    """What a text model calls the tensor `name`; None if it is for images or sound.
+    """What a text model calls the tensor `name`; None if it is for images or sound, or follows from the config.
 
     Old checkpoints have language_model.model.layers.0 and language_model.lm_head, new ones model.language_model.layers.0; those
-    that speak have thinker.model.layers.0.
+    that speak have thinker.model.layers.0; those of gpt2 that were saved without a head h.0.
     """
     name = name.removeprefix(f"{_THINKER}.")
+    if _TENSOR_OF_IMAGES.match(name) or _MADE.search(name):
+        return None
     for part, path in _BARE.items():
         if part.match(name):
             return f"{path}.{name}"
-    if _TENSOR_OF_IMAGES.match(name):
-        return None
     match = _TENSOR_OF_TEXT.match(name)
     rest = name[match.end() :] if match else ""
     return name if match is None else rest if rest.startswith(_WHOLE_NAMES) else f"model.{rest}"

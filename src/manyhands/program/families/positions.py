@@ -85,7 +85,7 @@ def gpt_bigcode(f: Fields) -> Program:
     f.ignore(*_OF_RUNNERS, "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     is_one = f.flag("multi_query", True)
     s, scale = _gpt2_sizes(f, is_one)
-    style = replace(_gpt2_style(scale), interleaved=not is_one and not f.stored("qkv_by_part"))
+    style = replace(_gpt2_style(scale), interleaved=not f.stored("qkv_by_part") and not is_one)
     act = f.activation("activation_function", "gelu_pytorch_tanh")
     norm = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5), bias=True)
     return _model(f, s, act, norm, _alike(s, style), _Names(), _GPT2_ENDS)
