@@ -31,9 +31,8 @@ from manyhands.testing.tiny import EVERY_FAMILY, NAMED_ANEW, tiny_config
 
 Config = dict[str, Any]
 LAYERS = 4
-# Rotary fields, that is.
-WITHOUT_ROTARY = (
-    *("biogpt", "codegen", "falcon_mamba", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mamba", "mamba2", "opt"),
+WITHOUT_ROTARY = frozenset(  # fields, that is
+    "biogpt bloom codegen falcon_mamba gpt2 gpt_bigcode gpt_neo gptj mamba mamba2 mpt opt".split()
 )
 ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 STATED = (

@@ -65,6 +65,8 @@ class Tensor:
         ("model.embed_tokens_per_layer.weight", None),
         ("model.llm.embed_norm.weight", 0),  # of Inkling
         ("transformer.wpe.weight", 0),
+        ("transformer.word_embeddings_layernorm.bias", 0),
+        ("transformer.word_embeddings.weight", None),
         ("model.decoder.embed_positions.weight", 0),
         ("biogpt.embed_positions.weight", 0),
         ("model.decoder.embed_tokens.weight", None),

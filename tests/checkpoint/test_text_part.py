@@ -341,6 +341,8 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ("model.projector.weight", None),
         ("h.3.attn.c_attn.weight", "transformer.h.3.attn.c_attn.weight"),  # GPT-2, as it was published
         ("wpe.weight", "transformer.wpe.weight"),
+        ("word_embeddings.weight", "transformer.word_embeddings.weight"),  # BLOOM
+        ("word_embeddings_layernorm.bias", "transformer.word_embeddings_layernorm.bias"),
         ("h.3.attn.bias", None),
         ("transformer.h.3.attn.attention.bias", None),
         ("transformer.h.3.attn.masked_bias", None),

@@ -63,6 +63,42 @@ def test_scores_by_distance_are_as_defined(back_end: str, extent: int, window: i
     assert np.abs(found - right).max() < 1e-5
 
 
+@pytest.mark.parametrize("window", [0, 9, -33])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("back_end", library.supported())
+def test_scores_by_slopes_are_as_defined(back_end: str, kv_heads: int, window: int) -> None:
+    """A distance d is worth slope * -d: the same as numbers by distance that say so."""
+    heads, width, count, random = 4, 8, 140, np.random.default_rng(kv_heads)
+    widths = [heads * width, kv_heads * width, kv_heads * width]
+    slopes = np.array([0.5, 0.25, 0.0, 3.0], np.float32)
+    rows = random.normal(size=(count, sum(widths))).astype(np.float32)
+    plan = Plan(back_end, "f32", [sum(widths), *widths, heads * width], 4, "f32", 256)
+    for i, n in enumerate(widths):
+        plan.add(library.COPY, (0, i + 1, sum(widths[:i]), 0, n, 1, 0, 0))
+    plan.add(library.ATTENTION, (1, 2, 3, 4, heads, kv_heads, width, width, window), (0.3, 0.0), (None, slopes))
+    cache = SessionCache(plan)
+    found = plan.run(Team(2), 2, [cache.segment(0, 0, count)], rows, count).view(np.float32)
+    biases = np.broadcast_to(-np.outer(slopes, np.arange(count)).reshape(-1), (count, heads * count))
+    right = by_definition(
+        np.concatenate([rows, biases], 1).astype(np.float64), (heads, kv_heads, width, window, count), None
+    )
+    assert np.abs(found - right).max() < 1e-5
+
+
+@pytest.mark.parametrize("is_latent", [0, 1])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_slopes_that_do_not_fit_are_refused(count: int, is_latent: int) -> None:
+    """Or with latents, with chosen positions, with numbers by distance."""
+    plan = Plan("scalar", "f32", [32, 32, 8, 8, 32], 4, "f32", 64)
+    slopes = np.ones(4 if is_latent else count, np.float32)
+    places = (1, 2, 2 if is_latent else 3, 4, 4, 1, 8, 8, 0, is_latent)
+    with pytest.raises(ModelError, match="tensor has another size"):
+        plan.add(library.ATTENTION, places, (0.3, 0.0), (None, slopes))
+    for more in ((3,), (0, 1)):
+        with pytest.raises(ModelError, match="the engine refused"):
+            plan.add(library.ATTENTION, (*places[:9], 0, 0, *more), (0.3, 0.0), (None, np.ones(4, np.float32)))
+
+
 @pytest.mark.parametrize(
     ("place", "value"), [(12, 5), (12, 6), (12, -1), (12, 99), (9, 1), (11, 1)], ids=lambda value: str(value)
 )

@@ -452,6 +452,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "rotary_dim": 16, "activation_function": "gelu"},
     ),
     "codegen, eight heads": ("codegen", {"num_attention_heads": 8, "rotary_dim": 4}),
+    "bloom, seven heads": ("bloom", {"num_attention_heads": 7, "hidden_size": 112}),
+    "bloom, one head, untied": ("bloom", {"num_attention_heads": 1, "tie_word_embeddings": False}),
+    "mpt, five heads, scores of their own scale": (
+        "mpt",
+        {"num_attention_heads": 5, "hidden_size": 80, "attn_config": {"softmax_scale": 0.2}},
+    ),
+    "mpt, one head, untied": ("mpt", {"num_attention_heads": 1, "tie_word_embeddings": False}),
     "gpt2, untied, scales by layer": (
         "gpt2",
         {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu"},

@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import CONFIG_MAPPING
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES, build_program
+from manyhands.program.families.slopes import bloom_slopes, mpt_slopes
 from manyhands.program.fields import MOST_EXPERTS
 from manyhands.program.ops import Attention, Experts, Program, Rope, Rotary
 from manyhands.program.tensors import ends_tensors, layer_tensors
@@ -308,6 +312,31 @@ SPOKEN: dict[str, dict[str, Any]] = {
     "qwen3_next": {"full_attention_interval": 4, "use_sliding_window": False},
     "smollm3": {"max_window_layers": 28},
     "falcon": {"apply_residual_connection_post_layernorm": False, "ff_factor": 4},
+    "bloom": {  # BLOOM-560M
+        "attention_softmax_in_fp32": True,
+        "bias_dropout_fusion": True,
+        "masked_softmax_fusion": True,
+        "n_inner": None,
+        "offset_alibi": 100,
+        "pretraining_tp": 1,
+        "skip_bias_add": True,
+        "skip_bias_add_qkv": False,
+        "slow_but_exact": False,
+        "unk_token_id": 0,
+    },
+    "mpt": {  # MPT-7B
+        "emb_pdrop": 0,
+        "embedding_fraction": 1.0,
+        "expansion_ratio": 4,
+        "init_config": {"name": "kaiming_normal_", "verbose": 0},
+        "init_device": "cpu",
+        "learned_pos_emb": True,
+        "logit_scale": None,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+        "tokenizer_name": "EleutherAI/gpt-neox-20b",
+        "verbose": 0,
+    },
     "gpt2": {  # GPT-2
         "n_ctx": 1024,
         "summary_activation": None,
@@ -419,6 +448,7 @@ def billions(program: Program) -> float:
         ("axk1", 519),  # A.X-K1
         ("falcon", 7),  # Falcon-7B
         ("gptj", 6.05),  # GPT-J-6B
+        ("mpt", 1.31),  # MPT-1B, as far as its defaults go
         ("gpt2", 0.124),  # GPT-2, the smallest
         ("gpt_neo", 1.316),  # GPT-Neo-1.3B
         ("opt", 0.125),  # OPT-125M
@@ -606,6 +636,14 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("falcon", "num_kv_heads", 3),
         ("falcon", "num_ln_in_parallel_attn", 3),
         ("falcon", "parallel_attn", False),
+        ("bloom", "apply_residual_connection_post_layernorm", True),
+        ("bloom", "hidden_size", 65),
+        ("bloom", "n_inner", 100),
+        ("mpt", "d_model", 65),
+        ("mpt", "expansion_ratio", 2),
+        ("mpt", "logit_scale", 0.5),
+        ("mpt", "no_bias", False),
+        ("mpt", "attn_config", [1]),
         ("gpt2", "n_embd", 66),
         ("gpt2", "rope_theta", 1e4),
         ("gpt_bigcode", "n_embd", 66),
@@ -991,6 +1029,32 @@ def test_the_same_field_with_another_value_is_refused(family: str, field: str, v
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("alibi", False),
+        ("alibi_bias_max", 16),
+        ("attn_type", "multiquery_attention"),
+        ("clip_qkv", 6.0),
+        ("kv_n_heads", 1),
+        ("prefix_lm", True),
+        ("qk_ln", True),
+        ("softmax_scale", -1.0),
+    ],
+)
+def test_what_attention_of_mpt_does_not_compute_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"attn_config: {field} is {value!r}")):
+        build_program({**tiny("mpt"), "attn_config": {field: value}})
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 112])
+def test_slopes_are_those_of_transformers(heads: int) -> None:
+    """Of bloom its own function gives them times a position, of mpt those of a distance."""
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    assert np.allclose(bloom_slopes(heads), theirs, rtol=1e-6)
+    assert np.allclose(mpt_slopes(heads), -build_mpt_alibi_tensor(heads, 2)[:, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
         ("attn_type_list", [0, 1]),
         ("layer_types", ["full_attention"] * 3),
         ("layernorm_mlp_alpha", 2.5),
@@ -1285,7 +1349,7 @@ def test_decays_without_end_are_refused_before_they_are_listed() -> None:
         FAMILIES.keys()
         - {"beam", "cohere_compass_text", "glm5_next_text", "inkling_text", "jamba", "kimi_linear", "nemotron_h"}
         - {"codegen", "gptj", "nanbeige", "nemotron-nas", "falcon_mamba", "mamba", "mamba2"}
-        - {"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt"}
+        - {"biogpt", "bloom", "mpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt"}
     ),
 )  # the first two name none outside of their tables, the others have no positions
 def test_a_base_frequency_that_is_not_given_is_that_of_transformers(family: str) -> None:

@@ -208,7 +208,7 @@ REFUSED = {
     "olmo3": {"without a base", "new", "in both"},
     "inkling_text": set(PLACES) - {"nowhere"},
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), set(PLACES) - {"nowhere"}),
-    **dict.fromkeys(("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt"), set(PLACES) - {"nowhere"}),
+    **dict.fromkeys(("biogpt", "bloom", "mpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt"), set(PLACES) - {"nowhere"}),
     "jamba": {"old", "without a base", "new", "in both"},
     "nemotron_h": {"old", "without a base", "new", "in both"},
     "phi3": set(PLACES) - {"nowhere", "beside"},

@@ -22,11 +22,13 @@ _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
 # What makes a row out of embeddings, where layer 0 begins: of Gemma 3n, of Inkling; embeddings of positions.
 _FIRST: Final = re.compile(
     r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm|llm\.embed_norm)\.|"
-    r"^(?:transformer\.wpe|(?:model\.decoder|biogpt)\.embed_positions)\."
+    r"^(?:transformer\.(?:wpe|word_embeddings_layernorm)|(?:model\.decoder|biogpt)\.embed_positions)\."
 )
 # Tables whose rows are read from their files as they are asked for (engine/filed.py): of n-grams, a second one of embeddings.
 NGRAMS: Final = re.compile(r"\.ngram_embedding\.shard_\d+\.weight$")
 _FILED: Final = re.compile(rf"^model\.embed_tokens_per_layer\.|{NGRAMS.pattern}")
+# What configs call the number of positions.
+_CONTEXT: Final = ("max_position_embeddings", "model_max_length", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|unembed)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed(?!ding_norm\.)|wte|word_embeddings|tok_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp[._]|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
@@ -80,9 +82,9 @@ class ModelFacts:
             family=str(config.get("model_type", "unknown")),
             architecture=str((config.get("architectures") or ["unknown"])[0]),
             num_layers=_num_layers(config),
-            hidden_size=_count(config, "hidden_size", "n_embd", "d_model"),
+            hidden_size=_count(config, "hidden_size", "n_embd", "n_embed", "d_model"),
             vocab_size=_count(config, "vocab_size"),
-            context=_count(config, "max_position_embeddings", "model_max_length", "n_positions", "n_ctx", default=0),
+            context=_count(config, *_CONTEXT, default=0),
         )
 
 

@@ -243,7 +243,8 @@ class _Compiler:
         chosen, window = attended(self, op)
         shape = (op.heads, op.kv_heads, op.width, op.value_width, window, 0, int(self.has_codes), *chosen, *biases)
         sinks = vector([op.sinks] if op.sinks else [], self.read)
-        self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
+        vectors = (sinks, np.array(op.slopes, np.float32)) if op.slopes else (sinks,)
+        self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), vectors)
 
     @add.register
     def _(self, op: LatentAttention) -> None:

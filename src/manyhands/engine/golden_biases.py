@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+
 from manyhands.engine import library
 from manyhands.engine.golden_cases import BackEnd, Op, product, reals, stored
 
@@ -42,7 +44,30 @@ def _attended(machine: BackEnd, row_type: str, shape: Shape, has_codes: bool) ->
     return machine.run(reals(12, 150, 24), row_type, [*widths, heads * part, heads * extent], ops, 4).tobytes()
 
 
+# Heads, key heads, width, value width, window, soft cap, sinks.
+SLOPED: Final = ((4, 4, 16, 16, 0, 0.0, False), (3, 1, 40, 24, 70, 2.5, True), (6, 3, 16, 16, -50, 0.0, False))
+
+
+def sloped(row_type: str, *, has_codes: bool = False) -> Callable[[BackEnd], bytes]:
+    """Heads that share keys and others, windows, chunks, sinks and soft caps, with slopes by distance."""
+
+    def case(machine: BackEnd) -> bytes:
+        found = []
+        for heads, key_heads, width, value_width, window, cap, sinks in SLOPED:
+            widths = [heads * width, key_heads * width, key_heads * value_width, heads * value_width]
+            ops = [product(20 + i, 0, i + 1, n, 24) for i, n in enumerate(widths[:3])]
+            numbers = (1, 2, 3, 4, heads, key_heads, width, value_width, window, 0, int(has_codes))
+            vectors = reals(30, heads) if sinks else None, np.abs(reals(31, heads))
+            ops.append((library.ATTENTION, numbers, (width**-0.5 / 16, cap), vectors))
+            found.append(machine.run(reals(12, 150, 24), row_type, widths, ops, 4).tobytes())
+        return b"".join(found)
+
+    return case
+
+
 CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "attention by distance bf16": biased("bf16"),
     "attention by distance f32": biased("f32"),
+    "attention with slopes bf16": sloped("bf16"),
+    "attention with slopes f32": sloped("f32"),
 }

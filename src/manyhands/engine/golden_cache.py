@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.golden_biases import biased
+from manyhands.engine.golden_biases import biased, sloped
 from manyhands.engine.golden_cases import ATTENTION_SHAPES, EDGES, BackEnd, Op, attention, reals
 
 SHAPES: Final = (*ATTENTION_SHAPES, (9, 1, 64, 64, 0, 0.0, False))
@@ -29,4 +29,5 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "cache codes f32": attention("f32", SHAPES, has_codes=True),
     "cache codes edges": edges,
     "cache codes by distance": biased("bf16", has_codes=True),
+    "cache codes with slopes": sloped("bf16", has_codes=True),
 }

@@ -239,6 +239,9 @@ class _Layer:
 
     def _by_distance(self, op: Attention, rows: slice, scores_HTL: Tensor) -> Tensor:
         """Scores of some rows, with what is added to them, if anything is."""
+        if op.slopes:
+            far = self.positions_N[rows, None] - torch.arange(scores_HTL.shape[2], device=scores_HTL.device)
+            return scores_HTL - scores_HTL.new_tensor(op.slopes)[:, None, None] * far
         if op.biases is None:
             return scores_HTL
         each = heads(self.registers[op.biases][rows], op.heads).transpose(0, 1)

@@ -38,7 +38,8 @@ class Attention:
     that it chooses alone; an EntryIndex those of the entries that it chooses, each of `rate` positions, and those behind its
     last entry, in order, as if they were positions 0, 1, ...
     `biases` [heads * extent], head by head: a score of the position d before the row's takes number d, added last; none from
-    `extent` on. Not with an index.
+    `extent` on. Not with an index. `slopes` [heads]: that score takes slope * -d instead, both roundings to fp32 (ALiBi,
+    arXiv 2108.12409).
     """
 
     query: str
@@ -57,6 +58,7 @@ class Attention:
     index: BlockIndex | EntryIndex | None = None
     rate: int = 1
     biases: str | None = None
+    slopes: tuple[float, ...] = ()
 
     @property
     def cache_widths(self) -> tuple[int, ...]:

@@ -49,10 +49,11 @@ def _mamba2(hidden: int) -> Overrides:
 
 
 # Of tied models: what embeds ids, and the norm before the head.
-EMBEDDINGS: Final = ("embed_tokens.weight", "lm_head.weight", "transformer.wte.weight")
+EMBEDDINGS: Final = ("embed_tokens.weight", "lm_head.weight", "transformer.wte.weight", "word_embeddings.weight")
 LAST_NORMS: Final = (
     "model.norm.weight",
     "transformer.ln_f.weight",
+    "transformer.norm_f.weight",
     "model.decoder.final_layer_norm.weight",
     "biogpt.layer_norm.weight",
 )
@@ -60,6 +61,7 @@ LAST_NORMS: Final = (
 OLDER: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "biogpt": ("biogpt", lambda hidden: {"num_key_value_heads": None}),
     "bitnet": ("bitnet", lambda hidden: {}),
+    "bloom": ("bloom", lambda hidden: {"num_key_value_heads": None}),
     "codegen": ("codegen", _gptj),
     "falcon": ("falcon", _falcon),
     "falcon_mamba": ("falcon_mamba", _mamba),
@@ -69,5 +71,6 @@ OLDER: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "gptj": ("gptj", _gptj),
     "mamba": ("mamba", _mamba),
     "mamba2": ("mamba2", _mamba2),
+    "mpt": ("mpt", lambda hidden: {"num_key_value_heads": None, "max_position_embeddings": None, "max_seq_len": 1024}),
     "opt": ("opt", _opt),
 }

@@ -113,7 +113,7 @@ template <int TYPE, bool LATENT> INLINE void attend_row(const Args &a, int row_n
     const int t = threadIdx.x, own = t / BLOCK, width = (int)a.n[WIDTH], value_width = (int)a.n[VALUE_WIDTH], depth = (width + DEPTH - 1) / DEPTH;
     const int position = (int)row.position, from = first_seen((int)a.n[WINDOW], position), last = position / BLOCK;
     const char *next = from / BLOCK + own <= last ? block_of(a, row, key_head, from / BLOCK + own) : 0; /* of the thread, in the next turn */
-    const float *sinks = (const float *)a.tensors[0], *given = a.x + row_number * a.x_stride + head * width;
+    const float *sinks = (const float *)a.tensors[0], *slopes = (const float *)a.tensors[1], *given = a.x + row_number * a.x_stride + head * width;
     const float scale = (float)a.reals[0], cap = (float)a.reals[1];
     for (int i = t; i < depth * DEPTH; i += THREADS)
         query[i] = i < width ? rounded_if(a.n[ROUNDS], given[i]) : 0;
@@ -143,6 +143,7 @@ template <int TYPE, bool LATENT> INLINE void attend_row(const Args &a, int row_n
             }
             score = sum * scale;
             score = cap > 0 ? hyperbolic(score / cap) * cap : score;
+            score = slopes ? score + slopes[head] * (float)(at - position) : score;
         }
         scores[t] = score;
         __syncthreads();

@@ -228,7 +228,7 @@ def _part(op: Held, matrix: int, out: Place, n: int, activation: int, first: int
 def _attention(room: Room, op: Held, layer: int, table: int, rows: int, use: Tiles) -> Iterator[Launch]:
     query, key, value, target, count, key_heads, width, value_width, window, is_latent, *_ = op.numbers
     heads = heads_of(op, 2 if room.rounds else 4)
-    is_many = rows * count > use.few_queries and not is_latent and width % 4 == 0  # tiles read four numbers at once
+    is_many = rows * count > use.few_queries and not (is_latent or op.address(1) or width % 4)  # read by four
     shape = (count, key_heads, width, value_width, window, is_latent, int(room.rounds))
     numbers = (*shape, layer, heads.head_bytes, heads.key_bytes, int(is_many))
     cached = args(room.register(key), room.register(value), n=numbers, rows=table)
@@ -236,7 +236,7 @@ def _attention(room: Room, op: Held, layer: int, table: int, rows: int, use: Til
     asked = args(
         room.register(query),
         out=room.register(target),
-        tensors=(op.address(0),),
+        tensors=(op.address(0), op.address(1)),
         n=numbers,
         reals=op.reals,
         rows=table,

@@ -15,6 +15,7 @@ from manyhands.engine.cuda.launch import THREADS, Launch, Place, args
 from manyhands.engine.cuda.operations import FAST, Tiles
 from manyhands.engine.cuda.plan import CudaPlan, hold
 from manyhands.engine.cuda.span import CudaCache, CudaEnds, CudaSpan
+from manyhands.engine.golden_biases import CASES as BIAS_CASES
 from manyhands.engine.golden_cases import CASES, POSITIONS, BackEnd, Op, Step
 from manyhands.engine.golden_mixes import CASES as MIX_CASES
 from manyhands.engine.golden_small import CASES as SMALL_CASES
@@ -29,7 +30,8 @@ from manyhands.program.ops import Program
 PROVEN_TILES: Final = (FAST, Tiles(0, 0, 1, 0), Tiles(0, 0, 1 << 30, 0, 0, 0))
 _COLUMNS: Final = "numbers of columns"  # which other models have too than those of streams
 _OTHERS: Final = ("pools of entries", "scales of heads")  # of models that a GPU refuses
-_CASES: Final = {**CASES, **STATE_CASES, **SMALL_CASES, **VARIANT_CASES, _COLUMNS: MIX_CASES[_COLUMNS]}
+_SLOPED: Final = {name: case for name, case in BIAS_CASES.items() if name.startswith("attention with slopes")}
+_CASES: Final = {**_SLOPED, **CASES, **STATE_CASES, **SMALL_CASES, **VARIANT_CASES, _COLUMNS: MIX_CASES[_COLUMNS]}
 PROVEN_CASES: Final = {name: case for name, case in _CASES.items() if name not in _OTHERS}
 
 

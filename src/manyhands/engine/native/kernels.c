@@ -724,6 +724,10 @@ static inline int64_t first_seen(const Kind *kind, int64_t position)
 static const float *block_biases(const Kind *kind, const Rows *rows, int64_t r, int64_t begin, float out[BLOCK])
 {
     int64_t last = position_of(kind, rows, r) - begin; /* its own position's place, or beyond the block */
+    for (int64_t j = 0; j < BLOCK && kind->slopes; j++)
+        out[j] = kind->slopes[(rows->first + r) % kind->groups] * (float)(int)(j - last);
+    if (kind->slopes)
+        return out;
     if (!kind->biases || last - (BLOCK - 1) >= kind->extent)
         return 0;
     const float *own = kind->biases + (rows->first + r) / kind->groups * kind->bias_stride + (rows->first + r) % kind->groups * kind->extent;
@@ -736,7 +740,7 @@ static const float *block_biases(const Kind *kind, const Rows *rows, int64_t r, 
  * before, are scaled. All maxima come before the weights: one row's tree takes long and leaves room for the others. */
 static void soften_rows(const Kind *kind, Rows *rows, int64_t low, int64_t high, int64_t block, int64_t panels, int64_t room, float *sums)
 {
-    const int64_t begin = block * BLOCK, is_plain = kind->soft_cap <= 0 && !kind->biases && position_of(kind, rows, low) >= begin + BLOCK - 1 &&
+    const int64_t begin = block * BLOCK, is_plain = kind->soft_cap <= 0 && !kind->biases && !kind->slopes && position_of(kind, rows, low) >= begin + BLOCK - 1 &&
                                                     first_seen(kind, position_of(kind, rows, high - 1)) <= begin;
     float max[TILE_ROWS], biases[BLOCK];
     for (int64_t r = low; r < high && is_plain; r++)

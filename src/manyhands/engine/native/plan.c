@@ -296,7 +296,8 @@ static int keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
  * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
  * width is how many are chosen; latent, of one key head; or of plain keys; with a window those of entries, each of as many positions as
  * it says, and the positions behind the last entry; of plain keys without one, of each key head, those of blocks of the cache), the register of
- * what is added to scores by distance (0: none; heads times their extent wide; not latent, and of all positions); scale, soft cap (0: none); sinks */
+ * what is added to scores by distance (0: none; heads times their extent wide; not latent, and of all positions); scale, soft cap (0: none); sinks; of each head what a
+ * score takes less for each position of distance (not with numbers by distance; not latent, and of all positions) */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
@@ -325,7 +326,7 @@ static int check_attention(Plan *plan, Op *op)
         return BAD_SHAPE;
     if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || (!n[9] && w[n[2]] != n[5] * n[7]) || w[n[3]] != n[4] * n[7])
         return BAD_SHAPE;
-    if (!is_vector(op->tensors[0], n[4]))
+    if (!is_vector(op->tensors[0], n[4]) || !is_vector(op->tensors[1], n[4]) || (op->tensors[1].data && (n[9] || n[11] || n[12])))
         return BAD_TENSOR;
     Kind kind = plan_kind(plan, op);
     keep_positions(plan, op, n[5] * block_bytes(&kind));

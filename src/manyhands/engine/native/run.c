@@ -291,6 +291,8 @@ static void attend_task(const void *argument, int64_t task, void *scratch)
     Keys keys = {s->blocks, job->op->cache + head * block_bytes(&kind)};
     const float *sinks = job->op->tensors[0].data;
     kind.groups = at_most(kind.groups - part * job->per_task, job->per_task);
+    if (job->op->tensors[1].data)
+        kind.slopes = (const float *)job->op->tensors[1].data + query;
     if (n[12])
         kind.biases = row_of(plan, n[12], row) + query * kind.extent, kind.bias_stride = stride_of(plan, n[12]);
     plan->kernels->attend(&kind, row_of(plan, n[0], row) + query * kind.width, stride_of(plan, n[0]), &keys, s->start + first,

@@ -49,6 +49,7 @@ bailing_hybrid bailing_hybrid
 bitnet     bitnet
 falcon     falcon
 gptj       gptj, codegen
+slopes     bloom, mpt
 positions  gpt2, gpt_bigcode, gpt_neo, opt, biogpt
 inkling    inkling_text
 """
@@ -79,6 +80,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "beam": "unturned",
     "biogpt": "positions",
     "bitnet": "bitnet",
+    "bloom": "slopes",
     "codegen": "gptj",
     "cohere": "layernorm",
     "cohere2": "layernorm",
@@ -161,6 +163,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mistral4": "mistral4",
     "mistral_large4_text": "mistral_large4",
     "mixtral": "experts",
+    "mpt": "slopes",
     "muse_glimmer_text": "muse",
     "muse_spark_text": "muse",
     "nanbeige": "llama",

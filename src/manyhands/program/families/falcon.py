@@ -28,7 +28,7 @@ _ENDS: Final = EndsStyle(
 
 
 def falcon(f: Fields) -> Program:
-    """One tensor holds, for each key head, its queries, its key and its value. Biases by position (alibi) are refused."""
+    """One tensor holds, for each key head, its queries, its key and its value. Those with alibi are refused."""
     f.only("alibi", False, None)
     f.only("apply_residual_connection_post_layernorm", False)
     f.ignore("ff_factor")  # of Falcon 2, beside ffn_hidden_size
