@@ -73,16 +73,20 @@ FAMILIES = (
     "qwen2_vl", "qwen3_vl", "cohere", "cohere_norm", "olmo", "jamba", "jamba_dense",
     "gemma3n_text", "gemma3n_text_plain", "apertus", "jais2", "granite_swa", "granitemoe_swa", "muse_glimmer_text",
     "bitnet", "bitnet_plain", "falcon", "falcon_plain", "mamba", "mamba_plain", "falcon_mamba", "mamba2", "gpt2",
-    "gpt_bigcode", "gpt_bigcode_plain",
+    "gpt_bigcode", "gpt_bigcode_plain", "bloom", "mpt",
     *QWEN4_FIXED,
     *OTHER_NAMES,
 )  # fmt: skip
-# What gpt2 and its kin call sizes.
+# What gpt2, bloom and mpt call sizes.
 GPT2_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+    "max_seq_len": "max_position_embeddings",
 }
 # What a GGUF file cannot say otherwise.
 _HEADS = {"linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # 3 for each key head
@@ -262,8 +266,9 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     }
     config |= {GPT2_NAMES[key]: value for key, value in config.items() if key in GPT2_NAMES}
     config |= {"is_old": name == "qwen3_next_old", "tiny_family": name}
-    if config["model_type"] in ("gpt2", "gpt_bigcode"):
-        config["intermediate_size"] = config["n_inner"] or 4 * config["hidden_size"]
+    if config["model_type"] in ("bloom", "mpt", "gpt2", "gpt_bigcode"):
+        config["intermediate_size"] = config.get("n_inner") or 4 * config["hidden_size"]
+        config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("layer_norm_eps", 1e-5)  # olmo's config does not say it
     if "num_experts_per_token" in config:  # of kimi_linear
         config["num_experts_per_tok"] = config["num_experts_per_token"]
@@ -522,7 +527,7 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         keys["expert_count"] = next((config[name] for name in names if config.get(name)), 0)
         keys["expert_used_count"] = config["num_experts_per_tok"]
     keys |= expert_facts(arch, config["tiny_family"], config, rope)
-    keys |= dense_facts(arch, config)
+    keys |= {"attention.max_alibi_bias": 8.0} if arch == "mpt" else dense_facts(arch, config)
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
 
 

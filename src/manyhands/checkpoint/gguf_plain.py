@@ -21,6 +21,32 @@ from manyhands.checkpoint.gguf_configs import (
 )
 from manyhands.checkpoint.gguf_keys import Config, GgufKeys
 
+_BLOOM: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_BLOOM_ENDS: Final = {
+    **names.FALCON_ENDS,
+    "token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight",
+    "token_embd_norm.bias": "transformer.word_embeddings_layernorm.bias",
+}
+_MPT: Final = {
+    "attn_norm": "norm_1",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_norm": "norm_2",
+    "ffn_up": "ffn.up_proj",
+    "ffn_down": "ffn.down_proj",
+}
+_MPT_ENDS: Final = {
+    "token_embd.weight": "transformer.wte.weight",
+    "output_norm.weight": "transformer.norm_f.weight",
+    "output.weight": "lm_head.weight",
+}
 _GPT2: Final = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -148,6 +174,15 @@ def starcoder(keys: GgufKeys, config: Config) -> Config:
     return {**gpt2(keys, config), "multi_query": config["num_key_value_heads"] == 1}
 
 
+def mpt(keys: GgufKeys, config: Config) -> Config:
+    """No head turns: scores take less by distance, by the slopes that the recipe has. llama.cpp takes others where heads are no
+    power of two."""
+    if (steepest := keys.one("attention.max_alibi_bias")) != 8.0:
+        raise keys.refused(f"mpt.attention.max_alibi_bias is {shown(steepest)}; served is 8.0")
+    keys.only("attention.clamp_kqv", 0.0)
+    return {"rope_theta": None}
+
+
 PLAIN: Final[Mapping[str, Architecture]] = {
     "exaone": Architecture("llama", "LlamaForCausalLM", names.LLAMA),
     "deci": Architecture(
@@ -195,6 +230,27 @@ PLAIN: Final[Mapping[str, Architecture]] = {
         ends=_GPT2_ENDS,
         layers="transformer.h",
         biases=((None, tuple(_GPT2)),),
+    ),
+    "bloom": Architecture(
+        "bloom",
+        "BloomForCausalLM",
+        _BLOOM,
+        lambda keys, config: {"rope_theta": None},
+        (BY_PART,),
+        eps="layer_norm_epsilon",
+        ends=_BLOOM_ENDS,
+        layers="transformer.h",
+        biases=((None, tuple(_BLOOM)),),
+    ),
+    "mpt": Architecture(
+        "mpt",
+        "MptForCausalLM",
+        _MPT,
+        mpt,
+        eps="layer_norm_epsilon",
+        ends=_MPT_ENDS,
+        layers="transformer.blocks",
+        biases=(),
     ),
     "starcoder": Architecture(
         "gpt_bigcode",
