@@ -660,6 +660,7 @@ OWN: dict[str, Options] = {
     "falcon": {"bias": _BOOL, "activation": ["gelu", "relu"], "num_ln_in_parallel_attn": [None, 1, 2]},
     "codegen": {"activation_function": ["gelu_new", "relu"]},
     "gptj": {"activation_function": ["gelu_new", "gelu"]},
+    "mpt": {"attn_config": [{}, {"clip_qkv": 0.5}, {"softmax_scale": 0.2}]},
     "biogpt": {"scale_embedding": _BOOL, "hidden_act": ["gelu", "relu"]},
     "gpt2": {"scale_attn_weights": _BOOL, "scale_attn_by_inverse_layer_idx": _BOOL, "n_inner": [None, 33, 96]},
     "gpt_bigcode": {"scale_attn_weights": _BOOL, "multi_query": _BOOL, "n_inner": [None, 33, 96]},

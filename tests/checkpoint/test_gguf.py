@@ -367,7 +367,7 @@ def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], messa
         ("bitnet", {"bitnet__hidden_activation": "gelu"}, "hidden_activation is 'gelu'; served are silu and relu2"),
         ("bitnet", {"bitnet__hidden_activation": TWO}, "'bitnet.hidden_activation' is a list"),
         ("mpt", {"mpt__attention__max_alibi_bias": 0.0}, "max_alibi_bias is 0.0; served is 8.0"),
-        ("mpt", {"mpt__attention__clamp_kqv": 6.0}, "clamp_kqv is 6.0; served is 0.0"),
+        ("mpt", {"mpt__attention__clamp_kqv": "6"}, "clamp_kqv is '6'; a number is needed"),
         ("falcon_plain", {"falcon__use_alibi": True}, "'falcon.use_alibi' is not known here"),
         ("llama_nanbeige", {"nanbeige__num_loops": 0}, "num_loops is 0; a whole number from 1 is needed"),
         ("llama_nanbeige", {"nanbeige__num_loops": 400}, "3 layers are gone through 400 times; at most 1024 layers"),

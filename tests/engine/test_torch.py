@@ -452,6 +452,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "rotary_dim": 16, "activation_function": "gelu"},
     ),
     "codegen, eight heads": ("codegen", {"num_attention_heads": 8, "rotary_dim": 4}),
+    "olmo, clipped": ("olmo", {"clip_qkv": 0.4}),
+    "olmoe, clipped": ("olmoe", {"clip_qkv": 0.6}),
+    "mpt, clipped": ("mpt", {"attn_config": {"clip_qkv": 0.3}}),
     "bloom, seven heads": ("bloom", {"num_attention_heads": 7, "hidden_size": 112}),
     "bloom, one head, untied": ("bloom", {"num_attention_heads": 1, "tie_word_embeddings": False}),
     "mpt, five heads, scores of their own scale": (

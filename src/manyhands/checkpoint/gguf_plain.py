@@ -179,8 +179,7 @@ def mpt(keys: GgufKeys, config: Config) -> Config:
     power of two."""
     if (steepest := keys.one("attention.max_alibi_bias")) != 8.0:
         raise keys.refused(f"mpt.attention.max_alibi_bias is {shown(steepest)}; served is 8.0")
-    keys.only("attention.clamp_kqv", 0.0)
-    return {"rope_theta": None}
+    return {"rope_theta": None, "attn_config": {"clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None}}
 
 
 PLAIN: Final[Mapping[str, Architecture]] = {

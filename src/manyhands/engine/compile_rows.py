@@ -18,6 +18,7 @@ from manyhands.program.ops import (
     Admit,
     AttendStreams,
     Blend,
+    Clip,
     Constant,
     Copy,
     Mix,
@@ -109,6 +110,11 @@ def _(op: Blend, to: Emitter) -> None:
 @add_row.register
 def _(op: SoftCap, to: Emitter) -> None:
     to.emit(library.SOFTEN, (to.source(op.target),), (1.0, op.cap))
+
+
+@add_row.register
+def _(op: Clip, to: Emitter) -> None:
+    to.emit(library.SOFTEN, (to.source(op.target),), (1.0, -op.limit))
 
 
 @add_row.register

@@ -150,6 +150,14 @@ def position_rows(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
+def clips(machine: BackEnd) -> bytes:
+    """Numbers between two limits, at edges and beyond."""
+    edges = np.array([bits | sign for bits in EDGES for sign in (0, 1 << 31)], np.uint32).view(np.float32)
+    x = np.concatenate([edges, reals(21, 33 * 40 - len(edges), around=4, spread=40)]).reshape(33, 40)
+    ops: list[list[Op]] = [[(library.SOFTEN, (0,), (1.0, -limit), ())] for limit in (0.1, 6.0, 1e15)]
+    return b"".join(machine.run(x, kind, [1], some, 0).tobytes() for some in ops for kind in ("bf16", "f32"))
+
+
 def xielus(machine: BackEnd) -> bytes:
     """The function of two alphas, at finite edges and between, of an epsilon below zero, far below and above."""
     edges = np.array([bits | sign for bits in EDGES[:6] for sign in (0, 1 << 31)], np.uint32).view(np.float32)
@@ -186,6 +194,7 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "scales of heads": scaled_heads,
     "position scales by lengths": lengths,
     "rows by position": position_rows,
+    "clips": clips,
     "xielu": xielus,
     "gates of heads": head_gates,
 }

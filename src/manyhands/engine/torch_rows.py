@@ -11,6 +11,7 @@ from manyhands.program.ops import (
     RESIDUAL,
     AttendStreams,
     Blend,
+    Clip,
     Constant,
     Copy,
     Mix,
@@ -46,6 +47,8 @@ def run_row(op: RowOp | ScaleByPosition | ScaleHeads | Softplus | Xielu, run: La
             rows = registers[op.target]
             mean = rows.mean(-1, keepdim=True)
             registers[op.target] = torch.relu(rows - (mean + _mean_square(rows - mean).sqrt() * op.by))
+        case Clip():
+            registers[op.target] = registers[op.target].clamp(-op.limit, op.limit)
         case SoftCap():
             registers[op.target] = soft_capped(registers[op.target], op.cap)
         case _:

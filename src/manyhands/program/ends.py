@@ -8,6 +8,7 @@ from manyhands.program.fields import Fields
 from manyhands.program.ops import (
     AttendStreams,
     Attention,
+    Clip,
     Collapse,
     Embed,
     Head,
@@ -17,6 +18,7 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rope,
+    Rotary,
     ScaleByPosition,
     Weight,
 )
@@ -88,4 +90,15 @@ def with_query_scale(program: Program, scale: ScaleByPosition | None) -> Program
     for layer in program.layers:
         parts = ((scale, op) if isinstance(op, Attention | LatentAttention) else (op,) for op in layer.ops)
         layers.append(Layer(tuple(op for part in parts for op in part)))
+    return replace(program, layers=tuple(layers))
+
+
+def with_clip(program: Program, limit: float | None) -> Program:
+    """A program in which queries, keys and values stay between -limit and limit, if there is one, before they turn."""
+    if limit is None:
+        return program
+    layers, clips = [], tuple(Clip(name, limit) for name in "qkv")
+    for layer in program.layers:
+        at = next(i for i, op in enumerate(layer.ops) if isinstance(op, Rotary | Attention))
+        layers.append(Layer((*layer.ops[:at], *clips, *layer.ops[at:])))
     return replace(program, layers=tuple(layers))

@@ -56,6 +56,7 @@ from manyhands.program.row_ops import GROWTHS as GROWTHS
 from manyhands.program.row_ops import Admit as Admit
 from manyhands.program.row_ops import AttendStreams as AttendStreams
 from manyhands.program.row_ops import Blend as Blend
+from manyhands.program.row_ops import Clip as Clip
 from manyhands.program.row_ops import Constant as Constant
 from manyhands.program.row_ops import Copy as Copy
 from manyhands.program.row_ops import Mix as Mix

@@ -154,6 +154,14 @@ class SoftCap:
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """In place: numbers above limit become limit, those below -limit become -limit."""
+
+    target: str
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
     """target = numbers, rounded to fp32, in every row (whose first number in "x" is one)."""
 
@@ -218,5 +226,16 @@ class AttendStreams:
 
 
 RowOp = (
-    Blend | Constant | Copy | Mix | Rescale | Sparsify | SoftCap | Ngrams | Admit | AttendStreams | PositionEmbedding
+    Blend
+    | Clip
+    | Constant
+    | Copy
+    | Mix
+    | Rescale
+    | Sparsify
+    | SoftCap
+    | Ngrams
+    | Admit
+    | AttendStreams
+    | PositionEmbedding
 )

@@ -954,7 +954,9 @@ static void soften(float *logits, int64_t n, float scale, float soft_cap)
     for (int64_t at = 0; at < n; at += LANES) {
         V v = load_part(logits + at, n - at);
         v = scale != 1 ? mul(v, set(scale)) : v;
-        v = soft_cap > 0 ? mul(hyperbolic(div_(v, set(soft_cap))), set(soft_cap)) : v;
+        v = soft_cap > 0   ? mul(hyperbolic(div_(v, set(soft_cap))), set(soft_cap))
+            : soft_cap < 0 ? minus(more(set(soft_cap), minus(more(set(soft_cap), v))))
+                           : v;
         store_part(logits + at, v, n - at);
     }
 }

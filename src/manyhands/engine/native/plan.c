@@ -514,7 +514,8 @@ static int check_delta(Plan *plan, Op *op)
 }
 
 /* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last, target; scale. multiply: source, by (a column for
- * each of its equal parts), target; or its numbers [width], by not being used. soften: register; scale, soft cap. */
+ * each of its equal parts), target; or its numbers [width], by not being used. soften: register; scale, soft cap (-c: numbers
+ * stay between -c and c). */
 static int check_columns(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers, *w = plan->widths;

@@ -21,7 +21,7 @@ from manyhands.program.blocks import (
     sliding,
     windows,
 )
-from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.ends import EndsStyle, assemble, with_clip
 from manyhands.program.families.llama import granite_ends
 from manyhands.program.fields import MOST_EXPERTS, Fields
 from manyhands.program.ops import (
@@ -186,7 +186,7 @@ def qwen3_moe(f: Fields) -> Program:
 def olmoe(f: Fields) -> Program:
     """Norms over all heads of q and of k at once."""
     s, act, bias = Sizes.read(f, kv=False, free_head=False), f.activation(), f.flag("attention_bias")
-    f.only("clip_qkv", None)
+    clip = f.optional("clip_qkv")
     count, normalise = f.count("num_experts", 64, high=MOST_EXPERTS), f.flag("norm_topk_prob")
     route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f)
@@ -196,7 +196,7 @@ def olmoe(f: Fields) -> Program:
         body = (*router(n, "mlp.gate", s, route), each_expert(n, "mlp.experts", GATE_UP_DOWN, s, s.inner, count, act))
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), body)
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+    return with_clip(assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer), clip)
 
 
 def minimax_m2(f: Fields) -> Program:

@@ -207,6 +207,8 @@ def _layer_kinds(f: Fields, layers: int) -> list[str]:
         match item:
             case [list(names), int(count)] if 0 < count <= layers and set(map(str, names)) <= set(_KINDS):
                 kinds += [str(name) for name in names][:layers] * count
+                if len(kinds) > layers:
+                    break
             case _:
                 raise f.refuse("attention_types", needed)
     if len(kinds) != layers:

@@ -16,7 +16,7 @@ from manyhands.program.blocks import (
     plain,
     sequential,
 )
-from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.ends import EndsStyle, assemble, with_clip
 from manyhands.program.families.gptj import own_sizes
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Attention, Program
@@ -71,7 +71,7 @@ def bloom(f: Fields) -> Program:
 
 
 def mpt(f: Fields) -> Program:
-    """MPT. Those that clip queries, keys and values (MPT-7B-StoryWriter) are refused."""
+    """MPT. Those with steeper slopes (MPT-7B-StoryWriter) are refused: transformers computes them with these."""
     f.rename(
         hidden_size="d_model",
         num_attention_heads="n_heads",
@@ -85,7 +85,7 @@ def mpt(f: Fields) -> Program:
     heads = f.count("num_attention_heads", 16, high=4096)
     s = own_sizes(f, 2048, heads, heads, 24, 50368, None)
     norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5)), _without_rope(f)
-    scale = _attention_fields(f)
+    scale, clip = _attention_fields(f)
     style = AttentionStyle(
         head_scale(s.head) if scale is None else scale, rope=None, out_name="attn.out_proj", fused="attn.Wqkv"
     )
@@ -98,7 +98,7 @@ def mpt(f: Fields) -> Program:
         return sequential(Branch(first, "a", norms[0]), Branch(second, "m", norms[1]))
 
     ends = EndsStyle(tied=True, embed="transformer.wte", norm="transformer.norm_f", layers="transformer.blocks")
-    return assemble(f, s, norm, rope, [], ends, layer)
+    return with_clip(assemble(f, s, norm, rope, [], ends, layer), clip)
 
 
 def bloom_slopes(heads: int) -> tuple[float, ...]:
@@ -129,8 +129,9 @@ def _without_rope(f: Fields) -> RopeReader:
     return RopeReader(f)
 
 
-def _attention_fields(f: Fields) -> float | None:
-    """What scores of mpt are multiplied by, None for the usual. Raises ModelError for what is not computed."""
+def _attention_fields(f: Fields) -> tuple[float | None, float | None]:
+    """What scores of mpt are multiplied by, None for the usual, and the limit of queries, keys and values, if there is one.
+    Raises ModelError for what is not computed."""
     given = f.raw("attn_config", {})
     if not isinstance(given, dict):
         raise f.refuse("attn_config", "an object is needed")
@@ -140,7 +141,6 @@ def _attention_fields(f: Fields) -> float | None:
         inner.only(name, value)
     for name in ("attn_uses_sequence_id", "prefix_lm", "qk_ln"):
         inner.only(name, False)
-    inner.only("clip_qkv", None)
-    scale = inner.optional("softmax_scale")
+    scale, clip = inner.optional("softmax_scale"), inner.optional("clip_qkv")
     inner.finish()
-    return scale
+    return scale, clip

@@ -14,7 +14,7 @@ from manyhands.program.blocks import (
     head_scale,
     plain,
 )
-from manyhands.program.ends import EndsStyle, assemble
+from manyhands.program.ends import EndsStyle, assemble, with_clip
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Norm, Program
 from manyhands.program.rope import RopeReader
@@ -31,15 +31,14 @@ class Unweighted(NormStyle):
 def olmo(f: Fields) -> Program:
     """llama with layer norms."""
     s, act, bias = Sizes.read(f, kv=False), f.activation(), f.flag("attention_bias")
-    f.only("clip_qkv", None)
-    norm, rope = Unweighted("layer", 1e-5), RopeReader(f)
+    norm, rope, clip = Unweighted("layer", 1e-5), RopeReader(f), f.optional("clip_qkv")
     style = AttentionStyle(head_scale(s.head), pairs=f.stored("interleaved_rope"), bias=bias, out_bias=bias)
 
     def layer(n: TensorNames, i: int) -> Ops:
         block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
+    return with_clip(assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer), clip)
 
 
 def nanochat(f: Fields) -> Program:
