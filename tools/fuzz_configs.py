@@ -454,7 +454,7 @@ OWN: dict[str, Options] = {
         "final_logit_softcapping": [None, 1.0, 50.0],
         "hidden_act": ["relu2", "gelu"],
     },
-    "olmo": {"attention_bias": _BOOL, "hidden_act": ["silu", "gelu"]},
+    "olmo": {"clip_qkv": [None, 0.5], "attention_bias": _BOOL, "hidden_act": ["silu", "gelu"]},
     "solar_open": {
         "attention_bias": _BOOL,
         "n_group": [1, 4],
@@ -628,7 +628,7 @@ OWN: dict[str, Options] = {
     },
     "hunyuan_v1_moe": {"attention_bias": _BOOL, "num_experts": [2, 5], "moe_topk": [1, 2]},
     "hunyuan_v1_dense": {"attention_bias": _BOOL},
-    "olmoe": {"attention_bias": _BOOL, "norm_topk_prob": _BOOL, "num_experts_per_tok": [1, 5]},
+    "olmoe": {"clip_qkv": [None, 0.5], "attention_bias": _BOOL, "norm_topk_prob": _BOOL, "num_experts_per_tok": [1, 5]},
     "minimax": {
         "block_size": [1, 7, 64],
         "full_attn_alpha_factor": [0.3, 1.0, 3.5],
