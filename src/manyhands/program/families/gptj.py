@@ -50,15 +50,13 @@ def _model(f: Fields, fused: str | None) -> Program:
     f.ignore(*UNUSED)
     f.only("scale_attn_weights", True)
     f.only("rotary", True)
-    for name in ("rope_scaling", "rope_parameters"):  # transformers reads neither
-        f.only(name, None)
     f.only("rope_theta", 10000.0)
     heads = f.count("num_attention_heads", 16, high=4096)
     if fused and heads % _PARTS:
         raise f.refuse("num_attention_heads", f"a multiple of {_PARTS} is needed")
     s = own_sizes(f, 4096, heads, heads, 28, 50400, f.optional_count("n_inner"))
     act = f.activation("activation_function", "gelu_new")
-    norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5), bias=True), RopeReader(f)
+    norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5), bias=True), without_scaling(f)
     turned = f.count("rotary_dim", 64, low=2, high=s.head)
     if turned % 2 or f.is_null("rotary_dim"):
         raise f.refuse("rotary_dim", f"an even number up to the {s.head} columns of a head is needed")
@@ -71,6 +69,13 @@ def _model(f: Fields, fused: str | None) -> Program:
         return parallel(Branch(first, "a", norm.op(n, "ln_1", s.hidden, "x", "h")), Branch(block, "m"))
 
     return assemble(f, s, norm, rope, [rope.plain(turned)], _ENDS, layer)
+
+
+def without_scaling(f: Fields) -> RopeReader:
+    """Of families whose scaling of positions transformers does not read. Raises ModelError for a config that has one."""
+    for name in ("rope_scaling", "rope_parameters"):
+        f.only(name, None)
+    return RopeReader(f)
 
 
 def own_sizes(f: Fields, hidden: int, heads: int, kv_heads: int, layers: int, vocab: int, inner: int | None) -> Sizes:

@@ -21,11 +21,10 @@ from manyhands.program.blocks import (
     sequential,
 )
 from manyhands.program.ends import EndsStyle, assemble
-from manyhands.program.families.gptj import UNUSED, own_sizes
+from manyhands.program.families.gptj import UNUSED, own_sizes, without_scaling
 from manyhands.program.families.unweighted import Unweighted
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Activation, Add, Op, PositionEmbedding, Product, Program, Term, Weight
-from manyhands.program.rope import RopeReader
 
 _GPT2: Final = {
     "hidden_size": "n_embd",
@@ -176,9 +175,7 @@ def _model(
 ) -> Program:
     """`context`: where the config says none. `first`: attention, of which and of the block's products `turn` makes others."""
     f.assume(max_position_embeddings=context)
-    for name in ("rope_scaling", "rope_parameters"):  # transformers reads neither
-        f.only(name, None)
-    rope = RopeReader(f)
+    rope = without_scaling(f)
     table = Weight(names.table, (rope.context + offset, s.hidden))
 
     def layer(n: TensorNames, i: int) -> Ops:

@@ -17,10 +17,9 @@ from manyhands.program.blocks import (
     sequential,
 )
 from manyhands.program.ends import EndsStyle, assemble, with_clip
-from manyhands.program.families.gptj import own_sizes
+from manyhands.program.families.gptj import own_sizes, without_scaling
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Attention, Program
-from manyhands.program.rope import RopeReader
 
 _STEEPEST: Final = 8  # the exponent of the flattest slope: 2^-8
 # Of training, and of how others compute it.
@@ -48,7 +47,7 @@ def bloom(f: Fields) -> Program:
     heads = f.count("num_attention_heads", 8, high=4096)
     s = own_sizes(f, 64, heads, heads, 2, 250880, None)
     f.only("n_inner", s.inner, None)
-    norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5), bias=True), _without_rope(f)
+    norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5), bias=True), without_scaling(f)
     style = AttentionStyle(
         head_scale(s.head),
         rope=None,
@@ -84,7 +83,7 @@ def mpt(f: Fields) -> Program:
     f.only("logit_scale", None)
     heads = f.count("num_attention_heads", 16, high=4096)
     s = own_sizes(f, 2048, heads, heads, 24, 50368, None)
-    norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5)), _without_rope(f)
+    norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5)), without_scaling(f)
     scale, clip = _attention_fields(f)
     style = AttentionStyle(
         head_scale(s.head) if scale is None else scale, rope=None, out_name="attn.out_proj", fused="attn.Wqkv"
@@ -121,12 +120,6 @@ def _powers(count: int) -> tuple[float, ...]:
 
 def _sloped(ops: Ops, by_distance: tuple[float, ...]) -> Ops:
     return tuple(replace(op, slopes=by_distance) if isinstance(op, Attention) else op for op in ops)
-
-
-def _without_rope(f: Fields) -> RopeReader:
-    for name in ("rope_scaling", "rope_parameters"):  # transformers reads neither
-        f.only(name, None)
-    return RopeReader(f)
 
 
 def _attention_fields(f: Fields) -> tuple[float | None, float | None]:
