@@ -243,7 +243,8 @@ def tiny_config(
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     counted = "num_layers" if model_type == "longcat_flash" else "num_hidden_layers"
-    shape: Overrides = {counted: layers, "max_position_embeddings": context}
+    reach = "max_seq_len" if model_type == "mpt" else "max_position_embeddings"
+    shape: Overrides = {counted: layers, reach: context}
     if model_type.startswith("lfm2"):
         shape["layer_types"] = ["full_attention" if i % 3 == 2 else "conv" for i in range(layers)]
     if model_type == "lfm3":

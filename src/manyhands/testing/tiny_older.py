@@ -30,7 +30,7 @@ def neo_kinds(layers: int) -> Overrides:
 
 
 def _opt(hidden: int) -> Overrides:
-    return {"num_key_value_heads": None, "ffn_dim": hidden * 3 // 2, "word_embed_proj_dim": hidden}
+    return {"num_key_value_heads": None, "ffn_dim": hidden // 2, "word_embed_proj_dim": hidden}
 
 
 def _mamba(hidden: int) -> Overrides:
@@ -48,8 +48,15 @@ def _mamba2(hidden: int) -> Overrides:
     }
 
 
-# Of tied models: what embeds ids, and the norm before the head.
-EMBEDDINGS: Final = ("embed_tokens.weight", "lm_head.weight", "transformer.wte.weight", "word_embeddings.weight")
+# Of tied models: what embeds ids and positions, and the norm before the head.
+EMBEDDINGS: Final = (
+    "embed_tokens.weight",
+    "lm_head.weight",
+    "transformer.wte.weight",
+    "word_embeddings.weight",
+    "embed_positions.weight",
+    "transformer.wpe.weight",
+)
 LAST_NORMS: Final = (
     "model.norm.weight",
     "transformer.ln_f.weight",
@@ -71,6 +78,6 @@ OLDER: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "gptj": ("gptj", _gptj),
     "mamba": ("mamba", _mamba),
     "mamba2": ("mamba2", _mamba2),
-    "mpt": ("mpt", lambda hidden: {"num_key_value_heads": None, "max_position_embeddings": None, "max_seq_len": 1024}),
+    "mpt": ("mpt", lambda hidden: {"num_key_value_heads": None}),
     "opt": ("opt", _opt),
 }
