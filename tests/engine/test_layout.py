@@ -52,7 +52,7 @@ def fake(
 
 
 def difference(other: ctypes.CDLL) -> str:
-    return layout.difference(other, library.ATTEND_STREAMS + 1, vars(library))
+    return layout.difference(other, library.POSITION + 1, vars(library))
 
 
 def test_the_library_has_the_structs_that_python_has() -> None:

@@ -258,7 +258,8 @@ KERNEL(soften)
         return;
     float *place = a.out + row * a.out_stride + at, v = *place, scale = (float)a.reals[0], cap = (float)a.reals[1];
     v = scale != 1 ? v * scale : v;
-    *place = cap > 0 ? hyperbolic(v / cap) * cap : cap < 0 ? minus(more(cap, minus(more(cap, v)))) : v;
+    const unsigned within = v < cap ? bits_of(cap) : v > -cap ? bits_of(-cap) : bits_of(v); /* as numbers: a minimum flushes denormals */
+    *place = cap > 0 ? hyperbolic(v / cap) * cap : cap < 0 ? real_of(within) : v;
 }
 
 /* n: source column, target column, count, times, source step, target step, rounds. tensors: which columns (int32), or null. */

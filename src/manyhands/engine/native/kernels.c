@@ -955,7 +955,7 @@ static void soften(float *logits, int64_t n, float scale, float soft_cap)
         V v = load_part(logits + at, n - at);
         v = scale != 1 ? mul(v, set(scale)) : v;
         v = soft_cap > 0   ? mul(hyperbolic(div_(v, set(soft_cap))), set(soft_cap))
-            : soft_cap < 0 ? minus(more(set(soft_cap), minus(more(set(soft_cap), v))))
+            : soft_cap < 0 ? pick(below(v, set(soft_cap)), set(soft_cap), pick(below(set(-soft_cap), v), set(-soft_cap), v))
                            : v;
         store_part(logits + at, v, n - at);
     }
