@@ -21,7 +21,7 @@ from tests.engine.test_kimi_k3 import native
 from tests.glm5_next import TEXT, make, stock
 
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(75)]
-TOLERANCE = 6e-5  # of the largest logit: fp32 sums in other orders; seen are 0.6e-5 to 4e-5
+TOLERANCE = 1.2e-4  # of the largest logit: fp32 sums in other orders, which differ by CPU; seen are 0.6e-5 to 8.4e-5
 VARIANTS: dict[str, dict[str, Any]] = {
     "as published": {},
     "groups of experts": {"n_group": 4, "topk_group": 2},
