@@ -19,7 +19,9 @@ from manyhands.testing.tiny import EVERY_FAMILY, WITH_STATES
 from tests.engine.oracle import CONTEXT, Pair
 
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
-TOLERANCE = 4e-5  # of the largest logit: fp32 sums in other orders, over 4 layers; seen are 0.7e-6 to 2.7e-5, by family and CPU
+TOLERANCE = (
+    4e-5  # of the largest logit: fp32 sums in other orders, over 4 layers; seen are 0.7e-6 to 2.7e-5, by family and CPU
+)
 
 
 def check(pair: Pair, count: int) -> None:
