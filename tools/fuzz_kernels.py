@@ -33,12 +33,11 @@ from manyhands.engine.layout import Segment
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.quants import FORMS, KEPT, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ManyhandsError
-from tools.fuzz_plans import operation
+from tools.fuzz_plans import POSITIONS, operation
 from tools.fuzz_shapes import Integer, Shape, shape_of
 from tools.sanitized import MEMORY, RACES, ROOT, Sanitizers, build, quick
 
 LEAST: Final = 4  # plans with operations, however slow the machine
-POSITIONS: Final = 5000  # of a plan
 ODD: Final = (np.nan, np.inf, -np.inf, 3e38, 1e-45, -0.0)
 
 

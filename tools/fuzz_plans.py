@@ -18,12 +18,13 @@ from tools.fuzz_shapes import Integer, Shape
 
 # Operations to draw from: what models have most of more often, several products of one source in a row among them.
 KINDS: Final = (
-    *range(library.ATTEND_STREAMS + 1),
+    *range(library.POSITION + 1),
     *[library.PRODUCT] * 7,
     *[library.ROTARY] * 3,
     *[library.ATTENTION] * 2,
     library.EXPERTS,
 )
+POSITIONS: Final = 5000  # of a plan
 MOST_CHOSEN: Final = 20  # experts of a row: of hundreds a step would take minutes
 LIMITS: Final = (
     0,
@@ -184,7 +185,8 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             window = entry if seen and integer(0, 9) else window
             added = whole.biases + odd if integer(0, 4) else 0
             shape = (*r[:4], heads, kv, max(1, w[1] // kv), max(1, value), window, latent, coded, seen, added)
-            return kind, shape, (0.1, integer(0, 1) * 2.0), (maybe(integer, heads + odd),)
+            slopes = None if integer(0, 2) else reals(integer(1, 99), heads + odd)
+            return kind, shape, (0.1, integer(0, 1) * 2.0), (maybe(integer, heads + odd), slopes)
         case library.ROUTE:
             groups = next(g for g in (integer(1, 3), 1) if w[0] % g == 0)
             top = min(max(1, w[1] // 2), MOST_CHOSEN)
@@ -257,6 +259,12 @@ def drawn(integer: Integer, whole: Shape) -> Op:
             shape = (r[0], integer(1 - odd, 9), integer(0, 1 + odd), integer(0, 2 + odd) * (odd or not heads), heads)
             numbers = tuple(reals(integer(1, 99), heads) for _ in range(2 * bool(heads)))
             return kind, shape, (float(integer(-odd, 3 + 2 * odd)),), numbers
+        case library.POSITION:
+            name, offset = ("bf16", "f16", "f32")[integer(0, 2)], integer(0, 3)
+            table = stored(reals(integer(1, 99), POSITIONS + offset - odd, w[0]), name)
+            return kind, (r[0], library.TYPES[name] + odd * integer(0, 9), offset), (), (table,)
+        case library.SOFTEN:
+            return kind, (r[0],), ((1.0, 0.5)[integer(0, 1)], float(integer(-3, 3))), ()
         case library.XIELU:
             return kind, (r[0],), (), (reals(integer(1, 99), 4 + odd),)
         case library.COPY:

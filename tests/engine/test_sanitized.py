@@ -42,7 +42,7 @@ def test_a_write_beyond_an_array_is_found(tmp_path: Path) -> None:
     assert done.returncode != 0 and "AddressSanitizer: heap-buffer-overflow" in done.stderr, done.stderr[:4000]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # where the fuzzer of races runs longer, too
 @needs_races
 def test_threads_of_a_team_do_not_race(tmp_path: Path) -> None:
     """In all operations of the golden cases, and random plans, with up to 4 threads."""
