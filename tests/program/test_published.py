@@ -1044,6 +1044,12 @@ def test_what_attention_of_mpt_does_not_compute_is_refused(field: str, value: ob
         build_program({**tiny("mpt"), "attn_config": {field: value}})
 
 
+def test_no_more_kinds_of_gpt_neos_layers_are_listed_than_tell_that_they_are_too_many() -> None:
+    """A config of a megabyte would have had a gigabyte of them."""
+    with pytest.raises(ModelError, match=r"attention_types is .* 3 layers are needed, these are 9"):
+        build_program({**tiny("gpt_neo"), "attention_types": [[["global"] * 1000, 3]] * 1000})
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 112])
 def test_slopes_are_those_of_transformers(heads: int) -> None:
     """Of bloom its own function gives them times a position, of mpt those of a distance."""

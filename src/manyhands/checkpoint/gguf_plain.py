@@ -175,10 +175,9 @@ def starcoder(keys: GgufKeys, config: Config) -> Config:
 
 
 def mpt(keys: GgufKeys, config: Config) -> Config:
-    """No head turns: scores take less by distance, by the slopes that the recipe has. llama.cpp takes others where heads are no
-    power of two."""
-    if (steepest := keys.one("attention.max_alibi_bias")) != 8.0:
-        raise keys.refused(f"mpt.attention.max_alibi_bias is {shown(steepest)}; served is 8.0")
+    """No head turns; the slopes are transformers'. llama.cpp has others where the number of heads is no power of two."""
+    if (bias_max := keys.one("attention.max_alibi_bias")) != 8.0:
+        raise keys.refused(f"mpt.attention.max_alibi_bias is {shown(bias_max)}; served is 8.0")
     return {"rope_theta": None, "attn_config": {"clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None}}
 
 

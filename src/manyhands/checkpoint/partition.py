@@ -19,7 +19,8 @@ from manyhands.errors import CutError, ModelError
 EndRole = Literal["embed", "norm", "head"]
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
-# What makes a row out of embeddings, where layer 0 begins: of Gemma 3n, of Inkling; embeddings of positions.
+# What makes a row out of embeddings, where layer 0 begins: of Gemma 3n, of Inkling; embeddings of positions;
+# the norm behind BLOOM's embedding.
 _FIRST: Final = re.compile(
     r"^model\.(?:altup_projections|per_layer_model_projection|per_layer_projection_norm|llm\.embed_norm)\.|"
     r"^(?:transformer\.(?:wpe|word_embeddings_layernorm)|(?:model\.decoder|biogpt)\.embed_positions)\."

@@ -64,7 +64,7 @@ typedef struct {
     float scale, soft_cap;
     const float *biases; /* of the first row and head: [extent], by the distance of a key; null for none. bias_stride: to the next row */
     int64_t extent, bias_stride;
-    const float *slopes; /* of the first head: a key's score takes this times its distance less; null for none */
+    const float *slopes; /* of the first head: this times its distance is subtracted from a key's score; null for none */
 } Kind;
 
 /* A key head of a session: in its blocks, `offset` bytes behind the beginning of each. has_panels (index alone): in panels of 16 keys each. */

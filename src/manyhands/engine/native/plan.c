@@ -296,8 +296,8 @@ static int keep_states(Plan *plan, Op *op, int64_t block, int64_t now)
  * of its key, and the register of values is the one of keys), has_codes (not latent), the register of chosen positions (0: all; its
  * width is how many are chosen; latent, of one key head; or of plain keys; with a window those of entries, each of as many positions as
  * it says, and the positions behind the last entry; of plain keys without one, of each key head, those of blocks of the cache), the register of
- * what is added to scores by distance (0: none; heads times their extent wide; not latent, and of all positions); scale, soft cap (0: none); sinks; of each head what a
- * score takes less for each position of distance (not with numbers by distance; not latent, and of all positions) */
+ * what is added to scores by distance (0: none; heads times their extent wide; not latent, and of all positions); scale, soft cap (0: none); sinks;
+ * slopes of the heads, which are subtracted from a score for each position of distance (not with numbers by distance; not latent, and of all positions) */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;

@@ -147,7 +147,7 @@ def _alike(s: Sizes, style: AttentionStyle) -> Callable[[TensorNames, int], Ops]
 
 
 def _gpt2_sizes(f: Fields, is_one: bool = False) -> tuple[Sizes, float]:
-    """And what scores are multiplied by. `is_one`: there is one key head."""
+    """Sizes, and what scores are multiplied by. `is_one`: there is one key head."""
     f.rename(**_GPT2)
     f.ignore(*UNUSED)
     heads = f.count("num_attention_heads", 12, high=4096)

@@ -1,4 +1,4 @@
-"""Recipes of bloom and mpt: no head turns; a score takes less by the distance of its position, each head at a slope of its own
+"""Recipes of bloom and mpt: no head turns; from a score the distance of its position is subtracted, times a slope of the head
 (ALiBi, arXiv 2108.12409)."""
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from manyhands.program.families.gptj import own_sizes, without_scaling
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Attention, Program
 
-_STEEPEST: Final = 8  # the exponent of the flattest slope: 2^-8
+_BIAS_MAX: Final = 8  # alibi_bias_max: the flattest slope is 2^-8
 # Of training, and of how others compute it.
 _UNUSED: Final = tuple(
     """
@@ -70,7 +70,7 @@ def bloom(f: Fields) -> Program:
 
 
 def mpt(f: Fields) -> Program:
-    """MPT. Those with steeper slopes (MPT-7B-StoryWriter) are refused: transformers computes them with these."""
+    """MPT. Those with another alibi_bias_max (MPT-7B-StoryWriter) are refused: transformers computes them as if it were 8."""
     f.rename(
         hidden_size="d_model",
         num_attention_heads="n_heads",
@@ -115,7 +115,7 @@ def mpt_slopes(heads: int) -> tuple[float, ...]:
 
 
 def _powers(count: int) -> tuple[float, ...]:
-    return tuple(2.0 ** (-_STEEPEST * i / count) for i in range(1, count + 1))
+    return tuple(2.0 ** (-_BIAS_MAX * i / count) for i in range(1, count + 1))
 
 
 def _sloped(ops: Ops, by_distance: tuple[float, ...]) -> Ops:
@@ -130,7 +130,7 @@ def _attention_fields(f: Fields) -> tuple[float | None, float | None]:
         raise f.refuse("attn_config", "an object is needed")
     inner = Fields(given, f"{f.where}: attn_config")
     inner.ignore("attn_impl", "attn_pdrop")
-    for name, value in (("alibi", True), ("alibi_bias_max", _STEEPEST), ("attn_type", "multihead_attention")):
+    for name, value in (("alibi", True), ("alibi_bias_max", _BIAS_MAX), ("attn_type", "multihead_attention")):
         inner.only(name, value)
     for name in ("attn_uses_sequence_id", "prefix_lm", "qk_ln"):
         inner.only(name, False)
