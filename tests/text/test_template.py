@@ -89,8 +89,17 @@ def test_what_would_not_end_or_not_fit_is_refused(template: str, tokenizer: Toke
     """F18: 1e10 passes took minutes on the event loop, and a MemoryError was a 500."""
     tokenizer.chat_template = template
     with pytest.raises(BadRequest) as refused:
-        render_chat(tokenizer, HI, budget=RenderBudget(passes=50_000, seconds=60.0))
+        render_chat(tokenizer, HI, budget=RenderBudget(passes=50_000, seconds=60.0, size=1 << 20))
     assert "chat template" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_clock_is_looked_at_while_a_value_is_counted() -> None:
+    """To count a list of 16 million items took ten seconds, and a gigabyte, before the two seconds were over."""
+    looks = iter(range(100))
+    budget = RenderBudget(seconds=8.5, clock=lambda: float(next(looks)))
+    with pytest.raises(TooCostly, match="more than 8.5 s"):
+        budget.weigh([0] * 100_000)
+    assert next(looks) == 10  # nine in all: not after all of the list
 
 
 def test_the_bounds_are_those_that_were_asked_for() -> None:

@@ -1,7 +1,7 @@
 """What one render of a chat template may use (template.py): passes of its loops, seconds, and characters of one value. Pure."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
@@ -9,6 +9,7 @@ from typing import Any, Final
 from manyhands.errors import BadRequest
 
 _LIGHT: Final = 256  # characters and items that are counted without a look at the clock
+_COUNTED: Final = 4096  # items after which it is looked at again: some milliseconds
 
 
 class TooCostly(BadRequest):
@@ -65,14 +66,25 @@ class RenderBudget:
         return value
 
     def spread(self, value: Any) -> tuple[int, int]:
-        """Characters and items of a value as it is written out, counted to beyond `size`, and how deep it is."""
-        waiting, size, deepest = [(value, 0)], 0, 0
-        while waiting and size <= self.size:
-            one, depth = waiting.pop()
+        """Characters and items of a value as it is written out, counted to beyond `size`, and how deep it is. Raises TooCostly
+        where the seconds are over."""
+        open_values: list[Iterator[Any]] = [iter((value,))]
+        size = deepest = counted = 0
+        while open_values and size <= self.size:
+            counted += 1
+            if counted % _COUNTED == 0:
+                self.take(0)
+            try:
+                one = next(open_values[-1])
+            except StopIteration:
+                open_values.pop()
+                continue
             size += 1 + (len(one) if isinstance(one, str) else 0)
-            deepest = max(deepest, depth)
-            inner = chain(one, one.values()) if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
-            waiting += ((each, depth + 1) for each in inner)
+            deepest = max(deepest, len(open_values) - 1)
+            if isinstance(one, dict):
+                open_values.append(chain(one, one.values()))
+            elif isinstance(one, list | tuple):
+                open_values.append(iter(one))
         return size, deepest
 
     def check(self, size: float) -> None:
