@@ -300,7 +300,7 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
     lists = xielu_lists(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}
     if arch == "qwen4exp":
         lists = {f"qwen4exp.{name}": value for name, value in qwen4_facts(config, folder).items()}
-    return write_gguf(path, {**_facts(config, arch), **tokenizer_facts(folder), **lists}, made), folder
+    return write_gguf(path, {**_facts(config, arch), **tokenizer_facts(folder, arch), **lists}, made), folder
 
 
 def _architecture(config: dict[str, Any]) -> tuple[str, Architecture]:
@@ -531,14 +531,14 @@ def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
 
 
-def tokenizer_facts(folder: Path) -> dict[str, Any]:
+def tokenizer_facts(folder: Path, arch: str = "") -> dict[str, Any]:
     body = json.loads((folder / "tokenizer.json").read_text())
     added = {token["content"]: token["id"] for token in body["added_tokens"]}
     ids = {**body["model"]["vocab"], **added}
     tokens = sorted(ids, key=lambda token: ids[token])
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.pre": {"bloom": "bloom", "mpt": "mpt", "starcoder": "starcoder"}.get(arch, "gpt-2"),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array([3 if token in added else 1 for token in tokens], np.int32),
         "tokenizer.ggml.merges": [],

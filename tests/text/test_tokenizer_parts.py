@@ -156,13 +156,14 @@ def test_parts_that_grow_a_text_together_are_not_plain(part: Any, several: int) 
     assert is_plain(backend) is (several == 1)
 
 
-def test_the_cut_of_qwen3_5_is_known_to_take_a_text_in_time_of_its_length() -> None:
-    """As its tokenizer.json has it: combining marks are letters. Another one is not."""
+def test_cuts_of_qwen3_5_and_bloom_are_known_to_take_a_text_in_time_of_its_length() -> None:
+    """As their tokenizer.json have them: combining marks are letters, of the first. Another one is not."""
     marked = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    for cut, known in ((marked, True), (marked + "|x", False)):
+    bloom = json.loads(r'" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"')
+    for cut, known in ((marked, True), (bloom, True), (marked + "|x", False)):
         backend = byte_level()
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(cut), "isolated")
         assert is_plain(backend) is known

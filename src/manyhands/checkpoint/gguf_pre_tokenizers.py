@@ -53,6 +53,8 @@ _LISTED: Final = (
 )
 LINES: Final = r"[^\n]+|\n+"  # of gemma4, too
 _CJK: Final = r"(?:(?!\s)[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}])+"
+# Of BLOOM: whatever is no space and none of its marks, in one piece.
+_UNMARKED: Final = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 # tokenizer.ggml.pre -> the expressions that cut a text, one after the other.
 PRE_TOKENIZERS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), (_LLAMA3,)),
@@ -123,7 +125,8 @@ PRE_TOKENIZERS: Final[Mapping[str, tuple[str, ...]]] = {
         r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
     ),
     "kimi-k2": (rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?(?:(?!{_HAN})\p{{L}})+{_ANY_CASE}?|{_THREES}" + _TAIL,),
-    "viking": (r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+", r"\p{N}"),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_UNMARKED,)),
+    "viking": (_UNMARKED, r"\p{N}"),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "tekken": (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}{_SLASHES}",),
