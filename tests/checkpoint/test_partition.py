@@ -84,6 +84,7 @@ def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
         ("gpt_neox.embed_in.weight", "embed"),
         ("embed_out.weight", "head"),  # not an embedding, in spite of its name
         ("lm_head.weight", "head"),
+        ("output_projection.weight", "head"),  # BioGPT
         ("model.norm.weight", "norm"),
         ("transformer.ln_f.bias", "norm"),
         ("model.something_new.weight", "norm"),

@@ -350,6 +350,8 @@ def test_another_multimodal_config_is_refused_by_its_own_name() -> None:
         ("gpt_neox.layers.3.attention.rotary_emb.inv_freq", None),
         ("gpt_neox.layers.3.attention.dense.bias", "gpt_neox.layers.3.attention.dense.bias"),
         ("decoder.layers.3.fc1.weight", "model.decoder.layers.3.fc1.weight"),  # OPT, saved without a head
+        ("blocks.3.ffn.up_proj.weight", "transformer.blocks.3.ffn.up_proj.weight"),  # MPT, likewise
+        ("norm_f.weight", "transformer.norm_f.weight"),
     ],
 )
 def test_names_of_tensors(name: str, text: str | None) -> None:

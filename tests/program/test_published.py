@@ -322,6 +322,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "skip_bias_add": True,
         "skip_bias_add_qkv": False,
         "slow_but_exact": False,
+        "gradient_checkpointing": True,  # left there by training
         "unk_token_id": 0,
     },
     "mpt": {  # MPT-7B
@@ -334,10 +335,16 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "logit_scale": None,
         "no_bias": True,
         "norm_type": "low_precision_layernorm",
+        "fc_type": "torch",  # this and the next of later versions, as PhoGPT-4B
+        "ffn_config": {"ffn_type": "mptmlp", "fc_type": "torch"},
         "tokenizer_name": "EleutherAI/gpt-neox-20b",
         "verbose": 0,
     },
-    "gpt2": {  # GPT-2
+    "gpt2": {  # GPT-2, of which -medium, -xl and DistilGPT2 have fields of their own
+        "_num_labels": 1,
+        "n_special": 0,
+        "output_past": True,
+        "predict_special_tokens": True,
         "n_ctx": 1024,
         "summary_activation": None,
         "summary_first_dropout": 0.1,
@@ -359,8 +366,11 @@ SPOKEN: dict[str, dict[str, Any]] = {
         "activation_dropout": 0.0,
         "layerdrop": 0.0,
         "learned_embeddings": True,
+        "scale_embeddings": False,
+        "output_projection": True,  # OPT-13B
         "prefix": "</s>",
     },
+    "biogpt": {"type_vocab_size": 2},
     "gptj": {  # GPT-J-6B
         "gradient_checkpointing": False,
         "n_ctx": 2048,
@@ -639,6 +649,9 @@ def test_windows_of_no_length_are_none(family: str) -> None:
         ("bloom", "apply_residual_connection_post_layernorm", True),
         ("bloom", "hidden_size", 65),
         ("bloom", "n_inner", 100),
+        ("mpt", "ffn_config", {"ffn_type": "mptgeglu"}),
+        ("mpt", "norm_type", "rmsnorm"),
+        ("opt", "scale_embeddings", True),
         ("mpt", "d_model", 65),
         ("mpt", "expansion_ratio", 2),
         ("mpt", "logit_scale", 0.5),
@@ -1035,13 +1048,22 @@ def test_the_same_field_with_another_value_is_refused(family: str, field: str, v
         ("clip_qkv", -6.0),
         ("kv_n_heads", 1),
         ("prefix_lm", True),
+        ("qk_gn", True),
         ("qk_ln", True),
+        ("rope", True),
+        ("sliding_window_size", 2048),
         ("softmax_scale", -1.0),
     ],
 )
 def test_what_attention_of_mpt_does_not_compute_is_refused(field: str, value: object) -> None:
     with pytest.raises(ModelError, match=re.escape(f"attn_config: {field} is {value!r}")):
         build_program({**tiny("mpt"), "attn_config": {field: value}})
+
+
+def test_what_attention_of_later_mpt_says_is_off_changes_nothing() -> None:
+    rope = {"rope": False, "rope_impl": "dail", "rope_theta": 10000, "rope_dail_config": {"type": "original"}}
+    off = {**rope, "qk_gn": False, "sliding_window_size": -1, "kv_n_heads": None, "clip_qkv": 0}
+    assert build_program({**tiny("mpt"), "attn_config": off}) == build_program({**tiny("mpt"), "attn_config": {}})
 
 
 def test_no_more_kinds_of_gpt_neos_layers_are_listed_than_tell_that_they_are_too_many() -> None:

@@ -30,7 +30,7 @@ NGRAMS: Final = re.compile(r"\.ngram_embedding\.shard_\d+\.weight$")
 _FILED: Final = re.compile(rf"^model\.embed_tokens_per_layer\.|{NGRAMS.pattern}")
 # What configs call the number of positions.
 _CONTEXT: Final = ("max_position_embeddings", "model_max_length", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|unembed)\.")
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|output_projection|unembed)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed(?!ding_norm\.)|wte|word_embeddings|tok_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp[._]|^model\.mtp[._]")  # multi-token prediction, which counts layers of its own
 _OF_EVERY: Final = re.compile(r"^lerope\.")  # what all layers have in common: learnt factors of rotary frequencies

@@ -100,9 +100,9 @@ _TENSOR_OF_IMAGES: Final = re.compile(
 _MADE: Final = re.compile(r"\.(?:attn|attention)\.(?:bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 _THINKER: Final = "thinker"  # what models that speak call the part that writes: in names of tensors, and of its config
 _TENSOR_OF_TEXT: Final = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
-# What checkpoints without a head leave out before names: of gpt2, bloom and their kin, of opt.
+# What checkpoints without a head leave out before names: of gpt2, bloom, mpt and their kin, of opt.
 _BARE: Final = {
-    re.compile(r"(?:h\.\d+|wte|wpe|word_embeddings(?:_layernorm)?|ln_f)\."): "transformer",
+    re.compile(r"(?:(?:h|blocks)\.\d+|wte|wpe|word_embeddings(?:_layernorm)?|ln_f|norm_f)\."): "transformer",
     re.compile(r"decoder\."): "model",
 }
 _WHOLE_NAMES: Final = ("lm_head.", "backbone.")  # of a text model, without "model." before them

@@ -12,20 +12,22 @@ from manyhands.errors import ModelError
 # Training, generation, bookkeeping: these never enter a hidden state or a logit.
 HARMLESS: Final = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _name_or_path add_cross_attention architectures
-    attention_dropout attention_probs_dropout_prob attn_implementation auto_map aux_loss_alpha bad_words_ids
-    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
-    custom_pipelines decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
-    embedding_dropout encoder_no_repeat_ngram_size eos_token_id ep_size exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout hidden_dropout_prob id2label
-    initializer_range is_decoder is_encoder_decoder label2id length_penalty max_length min_length model_type
+    _attn_implementation _attn_implementation_autoset _name_or_path _num_labels add_cross_attention
+    architectures attention_dropout attention_probs_dropout_prob attn_implementation auto_map aux_loss_alpha
+    bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout cls_token_id custom_pipelines decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping embd_pdrop embedding_dropout encoder_no_repeat_ngram_size eos_token_id ep_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder
+    is_encoder_decoder label2id length_penalty mask_token_id max_length min_length model_type n_special
     neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels num_mtp_layers
-    num_nextn_predict_layers num_return_sequences output_attentions output_hidden_states output_router_logits
-    output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads remove_invalid_values
-    repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate router_aux_loss_coef
-    router_jitter_noise sep_token_id seq_aux suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+    num_nextn_predict_layers num_return_sequences output_attentions output_hidden_states output_past
+    output_router_logits output_scores pad_token_id predict_special_tokens prefix pretraining_tp problem_type
+    pruned_heads remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id seq_aux suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
     """.split()
 )
 # Fields that mean nothing with this value, and are refused with any other by recipes that do not read them.

@@ -24,8 +24,7 @@ _ENDS: Final = EndsStyle(embed="transformer.wte", norm="transformer.ln_f", layer
 # Of summaries, and of training.
 UNUSED: Final = tuple(
     """
-    attn_pdrop gradient_checkpointing n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj
+    attn_pdrop n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     """.split()
 )
 

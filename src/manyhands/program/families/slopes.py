@@ -26,12 +26,13 @@ _BIAS_MAX: Final = 8  # alibi_bias_max: the flattest slope is 2^-8
 _UNUSED: Final = tuple(
     """
     attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add skip_bias_add_qkv
-    slow_but_exact unk_token_id
+    slow_but_exact
     """.split()
 )
 _MPT_UNUSED: Final = tuple(
-    "emb_pdrop embedding_fraction init_config init_device learned_pos_emb norm_type tokenizer_name verbose".split()
+    "emb_pdrop embedding_fraction init_config init_device learned_pos_emb tokenizer_name verbose".split()
 )
+_MPT_ROTARY: Final = ("rope_dail_config", "rope_hf_config", "rope_impl", "rope_theta")  # read where `rope` is true
 
 
 def bloom(f: Fields) -> Program:
@@ -81,6 +82,9 @@ def mpt(f: Fields) -> Program:
     f.only("no_bias", True)
     f.only("expansion_ratio", 4)
     f.only("logit_scale", None)
+    f.only("norm_type", "low_precision_layernorm", "layernorm")
+    f.only("fc_type", "torch")
+    f.only("ffn_config", {"ffn_type": "mptmlp"}, {"ffn_type": "mptmlp", "fc_type": "torch"})
     heads = f.count("num_attention_heads", 16, high=4096)
     s = own_sizes(f, 2048, heads, heads, 24, 50368, None)
     norm, rope = NormStyle("layer", f.number("layer_norm_epsilon", 1e-5)), without_scaling(f)
@@ -129,11 +133,13 @@ def _attention_fields(f: Fields) -> tuple[float | None, float | None]:
     if not isinstance(given, dict):
         raise f.refuse("attn_config", "an object is needed")
     inner = Fields(given, f"{f.where}: attn_config")
-    inner.ignore("attn_impl", "attn_pdrop")
+    inner.ignore("attn_impl", "attn_pdrop", *_MPT_ROTARY)
     for name, value in (("alibi", True), ("alibi_bias_max", _BIAS_MAX), ("attn_type", "multihead_attention")):
         inner.only(name, value)
-    for name in ("attn_uses_sequence_id", "prefix_lm", "qk_ln"):
+    for name in ("attn_uses_sequence_id", "prefix_lm", "qk_gn", "qk_ln", "rope"):
         inner.only(name, False)
-    scale, clip = inner.optional("softmax_scale"), inner.optional("clip_qkv")
+    inner.only("sliding_window_size", -1)
+    scale = inner.optional("softmax_scale")
+    clip = inner.optional("clip_qkv") if inner.raw("clip_qkv") else None  # 0 is none
     inner.finish()
     return scale, clip
