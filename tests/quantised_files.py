@@ -5,6 +5,7 @@ scales.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -122,11 +123,12 @@ def quantised_tiny(
     tensors = load_file(plain / "model.safetensors")
     stored: dict[str, torch.Tensor] = {}
     for name, array in tensors.items():
-        if ".layers." not in name or array.ndim != 2:
+        if not re.search(r"\.(?:layers|h)\.", name) or array.ndim != 2:
             stored[name] = torch.from_numpy(array).to(scale_type if array.ndim == 2 else torch.float32)
             tensors[name] = stored[name].float().numpy()
             continue
-        q = Quantised(array, **kinds)
+        is_turned = family == "gpt2"  # whose checkpoint has [inputs, outputs]
+        q = Quantised(array.T if is_turned else array, **kinds)
         if scale_type == torch.bfloat16:
             q.scales = torch.from_numpy(q.scales).bfloat16().float().numpy().astype(np.float16)
         for part, value in pack(q).items():
@@ -134,7 +136,7 @@ def quantised_tiny(
             stored[f"{name.removesuffix('.weight')}.{part}"] = (
                 tensor.to(scale_type) if tensor.dtype == torch.float16 else tensor
             )
-        tensors[name] = q.numbers
+        tensors[name] = q.numbers.T if is_turned else q.numbers
     write_tensors(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
     copy_with(plain, out, config)
     write_tensors(out, stored)

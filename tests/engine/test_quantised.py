@@ -241,6 +241,12 @@ def test_any_family_with_plain_names_is_read(family: str, tmp_path: Path) -> Non
     assert logits(folder).tobytes() == logits(plain).tobytes()
 
 
+def test_gpt2_in_gptq_is_stored_the_other_way_round(tmp_path: Path) -> None:
+    """What packs it turns its matrices, of [inputs, outputs]: one of 64 to 192 was refused as [192, 64]."""
+    folder, plain = make(CASES["gptq"], tmp_path / "q", family="gpt2")
+    assert logits(folder).tobytes() == logits(plain).tobytes()
+
+
 Spoil = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 HOSTILE: dict[str, tuple[str, Spoil, str]] = {
     "too few groups": ("gptq", lambda p: {**p, "scales": p["scales"][:1]}, "zeros are|groups"),

@@ -64,11 +64,11 @@ _OPT: Final = _Names(
 
 
 def gpt2(f: Fields) -> Program:
-    """GPT-2. Matrices are stored [inputs, outputs], but of GGUF files."""
+    """GPT-2. Matrices are stored [inputs, outputs], but of GGUF files and, packed, of GPTQ."""
     f.ignore("reorder_and_upcast_attn")
     s, scale = _gpt2_sizes(f)
     by_layer = f.flag("scale_attn_by_inverse_layer_idx")
-    is_turned = not f.stored("outputs_first")
+    is_turned = not (f.stored("outputs_first") or f.quantised("gptq"))
 
     def first(n: TensorNames, i: int) -> Ops:
         style = _gpt2_style(scale / (i + 1) if by_layer else scale)
@@ -113,7 +113,8 @@ def opt(f: Fields) -> Program:
     f.only("do_layer_norm_before", True)
     f.only("_remove_final_layer_norm", False)
     f.only("learned_embeddings", True)
-    f.ignore("activation_dropout", "dropout", "init_std", "layerdrop")
+    f.only("scale_embeddings", False)
+    f.ignore("activation_dropout", "dropout", "init_std", "layerdrop", "output_projection")
     heads = f.count("num_attention_heads", 12, high=4096)
     s = own_sizes(f, 768, heads, heads, 12, 50272, f.count("ffn_dim", 3072, high=1 << 20))
     f.only("word_embed_proj_dim", s.hidden, None)
@@ -126,7 +127,7 @@ def opt(f: Fields) -> Program:
 
 def biogpt(f: Fields) -> Program:
     """BioGPT: opt whose embeddings are scaled. Its epsilon is not the one that its config names."""
-    f.ignore("activation_dropout", "hidden_dropout_prob", "layer_norm_eps", "layerdrop")
+    f.ignore("activation_dropout", "hidden_dropout_prob", "layer_norm_eps", "layerdrop", "type_vocab_size")
     heads = f.count("num_attention_heads", 16, high=4096)
     s = own_sizes(f, 1024, heads, heads, 24, 42384, f.count("intermediate_size", 4096, high=1 << 20))
     style = AttentionStyle(head_scale(s.head), rope=None, bias=True, out_bias=True, out_name="self_attn.out_proj")
