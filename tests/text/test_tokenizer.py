@@ -12,6 +12,8 @@ from transformers import AutoTokenizer
 
 from manyhands.errors import ModelError
 from manyhands.testing.tiny import make_tiny
+from manyhands.text.prompt import render_text
+from manyhands.text.render_budget import RenderBudget
 from manyhands.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.text.test_detokenize import BEGIN, END, byte_fallback, byte_level, metaspace
 
@@ -25,6 +27,7 @@ TEXTS = [
     "line\nbreak\t",
     "\ud7ff\u0000",
 ]
+DIALOGPT = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
 FORM = ("lstrip", "rstrip", "normalized", "special", "single_word")
 # Made anew: other tests share the cached ones and give them templates.
 KINDS = {made.__name__: made.__wrapped__ for made in (byte_level, metaspace, byte_fallback)}
@@ -168,6 +171,32 @@ def test_chat_templates_wherever_they_stand(where: str, tmp_path: Path) -> None:
     assert compare(tmp_path).chat_template == (several if where in ("named", "files") else "one")
 
 
+@pytest.mark.parametrize("tokenizer_class", [None, "GPT2Tokenizer", "GPT2TokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("stated", [{}, {"eos_token": "<|eos|>"}, {"bos_token": None}])
+@pytest.mark.parametrize("has_it", [True, False])
+def test_gpt2_has_a_token_that_begins_and_ends_where_no_file_names_one(
+    tokenizer_class: str | None, stated: dict[str, str | None], has_it: bool, tmp_path: Path
+) -> None:
+    """As its class in transformers: an empty prompt was refused, and turns of DialoGPT's template ran into each other."""
+    tokenizer = KINDS["byte_level"]()
+    if has_it:
+        tokenizer.backend_tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"model_max_length": 1024, "chat_template": DIALOGPT, **stated}
+    config |= {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    ours = load_tokenizer(tmp_path)
+    is_taken = has_it and tokenizer_class != "PreTrainedTokenizerFast"
+    end = stated.get("eos_token", "<|endoftext|>" if is_taken else None)
+    assert ours.special_tokens_map.get("eos_token") == end
+    assert ("bos_token" in ours.special_tokens_map) == (is_taken and "bos_token" not in stated)
+    if is_taken:
+        compare(tmp_path)
+        talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+        assert render_text(ours, talk, (), RenderBudget()) == f"hi{end}yo{end}"
+
+
 def test_limits_of_length_in_the_file_do_not_cut_prompts(tmp_path: Path) -> None:
     KINDS["byte_level"]().save_pretrained(tmp_path)
     backend = load_tokenizer(tmp_path).backend_tokenizer
@@ -182,6 +211,15 @@ def test_other_vocabularies_are_refused_with_the_remedy(name: str, tmp_path: Pat
     (tmp_path / name).write_text("{}")
     with pytest.raises(ModelError, match=rf"only {name}: convert it once where transformers is installed"):
         load_tokenizer(tmp_path)
+
+
+def test_of_biogpt_no_remedy_is_named_that_does_not_work(tmp_path: Path) -> None:
+    """transformers' class writes no tokenizer.json."""
+    (tmp_path / "vocab.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "biogpt"}')
+    with pytest.raises(ModelError, match=r"only vocab.json: transformers makes none for biogpt") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

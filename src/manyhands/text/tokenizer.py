@@ -23,6 +23,11 @@ TEMPLATES: Final = ("default", "tool_use")  # those that are used, of several by
 _LONGEST_RANKED: Final = 64 << 20  # of a tekken.json (15 to 20 MB) or tiktoken.model (3 MB)
 _LONGEST_BESIDE: Final = 16 << 20  # bytes of any file beside it
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")  # half a character, or a byte of an argument that is not UTF-8
+_GPT2: Final = ("GPT2Tokenizer", "GPT2TokenizerFast")
+# Families whose tokenizer is that class where no file names one (transformers' tokenization_auto.py), of those that are served.
+_OF_GPT2: Final = frozenset("gpt2 gpt_neo gptj codegen opt phi starcoder2 jais2 hyperclovax_vision_v2".split())
+_GPT2_NAMED: Final = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_WITHOUT_FORM: Final = frozenset({"biogpt"})  # whose tokenizer is code in transformers, and writes no tokenizer.json
 _CONVERTIBLE: Final = ("*.model", "vocab.json", "vocab.txt", "*.tiktoken")
 
 
@@ -130,6 +135,11 @@ def _absent(folder: Path) -> str:
     other = next((path.name for pattern in _CONVERTIBLE for path in folder.glob(pattern)), None)
     if other is None:
         return f"no tokenizer in {folder}: fetch tokenizer.json of this model into it"
+    if (family := _object(folder / "config.json").get("model_type")) in _WITHOUT_FORM:
+        return (
+            f"no tokenizer.json in {folder}, only {other}: transformers makes none for {family}, whose tokenizer is code, so "
+            "it is served only with a tokenizer.json that you have made"
+        )
     return (
         f"no tokenizer.json in {folder}, only {other}: convert it once where transformers is installed, "
         "AutoTokenizer.from_pretrained(folder).save_pretrained(folder), or fetch tokenizer.json of this model"
@@ -152,6 +162,7 @@ def _load(folder: Path, backend: Any, config: Mapping[str, Any], usual: Mapping[
     backend.no_truncation()
     backend.no_padding()
     stated = {
+        **{name: text for name, text in _of_class(folder, backend, config).items() if name not in config},
         **usual,
         **_object(folder / "special_tokens_map.json"),
         **{k: v for k, v in config.items() if v is not None},
@@ -163,6 +174,14 @@ def _load(folder: Path, backend: Any, config: Mapping[str, Any], usual: Mapping[
     _add(backend, config.get("added_tokens_decoder") or {}, [*named.values(), *extra])
     _make_special(backend, named.values())
     return TextTokenizer(backend, named, _templates(folder, config))
+
+
+def _of_class(folder: Path, backend: Any, config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Special tokens that the tokenizer's class in transformers has where no file names them, as of GPT-2: its own."""
+    about = _object(folder / "config.json")
+    kind = config.get("tokenizer_class") or about.get("tokenizer_class")
+    is_gpt2 = kind in _GPT2 or (kind is None and about.get("model_type") in _OF_GPT2)
+    return _GPT2_NAMED if is_gpt2 and backend.token_to_id(_GPT2_NAMED["eos_token"]) is not None else {}
 
 
 def _content(token: object) -> str | None:
