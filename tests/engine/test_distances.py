@@ -145,7 +145,7 @@ def test_torch_adds_to_scores_by_distance() -> None:
 def test_the_kernels_of_a_gpu_refuse_both() -> None:
     attention = [1, 2, 3, 5, 4, 2, 8, 8, 0, 0, 0, 0]
     check(library.ATTENTION, [*attention, 0])
-    with pytest.raises(ModelError, match="a GPU adds nothing to scores by distance"):
+    with pytest.raises(ModelError, match="a GPU adds no numbers by distance to scores"):
         check(library.ATTENTION, [*attention, 4])
     with pytest.raises(ModelError, match="a GPU computes no products of groups that share weights"):
         check(library.PRODUCT, [0, 1, library.TYPES["f32"], 0, 0, 8, 0, 16, 3, 8, 16, 1])

@@ -1066,6 +1066,13 @@ def test_what_attention_of_later_mpt_says_is_off_changes_nothing() -> None:
     assert build_program({**tiny("mpt"), "attn_config": off}) == build_program({**tiny("mpt"), "attn_config": {}})
 
 
+def test_slopes_do_not_depend_on_the_last_bits_of_the_c_librarys_powers() -> None:
+    """They are rounded to fp32, by which two units of the last place of a double do not show."""
+    found = np.array(sum((mpt_slopes(1 << power) for power in range(13)), ()))
+    apart = [np.nextafter(np.nextafter(found, to), to).astype(np.float32) for to in (0.0, 1.0)]
+    assert (apart[0] == apart[1]).all()
+
+
 def test_no_more_kinds_of_gpt_neos_layers_are_listed_than_tell_that_they_are_too_many() -> None:
     """A config of a megabyte would have had a gigabyte of them."""
     with pytest.raises(ModelError, match=r"attention_types is .* 3 layers are needed, these are 9"):

@@ -238,7 +238,7 @@ RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "deepseek_v3": ("deepseek_v3", deepseek),
 }
 FAMILIES: Final[tuple[str, ...]] = tuple(RECIPES)
-# Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
+# Further families that have a recipe.
 MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "afmoe": ("afmoe", _afmoe),
     "apertus": ("apertus", lambda hidden: {}),

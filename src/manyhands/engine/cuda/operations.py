@@ -61,7 +61,7 @@ def check(kind: int, numbers: Sequence[int]) -> None:
     if kind in (library.CONVOLVE, library.SCALE) and any(numbers[4:5]):
         raise ModelError("a GPU neither pools entries of positions nor scales heads by numbers of their own")
     if kind == library.ATTENTION and any(numbers[12:13]):
-        raise ModelError("a GPU adds nothing to scores by distance")
+        raise ModelError("a GPU adds no numbers by distance to scores")
     if kind == library.INDEX:
         raise ModelError("a GPU does not compute an indexer that chooses positions")
     if kind in MIXES:

@@ -108,8 +108,8 @@ def _blocks(f: Fields, s: Sizes) -> ExpertBlocks:
 
 
 def _as_trained(f: Fields, sparse: Sequence[bool]) -> None:
-    """Fields that would need an operation that there is none of, and those of published configs that transformers does not
-    read, which must say what it computes."""
+    """Fields of what is not computed here, and those of published configs that transformers does not read, which must say what
+    it computes."""
     f.only("decoder_sparse_step", 1)
     f.only("mlp_only_layers", [i for i, has_experts in enumerate(sparse) if not has_experts])
     f.only("moe_apply_router_weight_on_input", False)

@@ -119,6 +119,7 @@ def mpt_slopes(heads: int) -> tuple[float, ...]:
 
 
 def _powers(count: int) -> tuple[float, ...]:
+    """In double by the C library, whose last bits differ from one to the other: rounded to fp32 they are the same."""
     return tuple(2.0 ** (-_BIAS_MAX * i / count) for i in range(1, count + 1))
 
 
