@@ -235,6 +235,8 @@ def test_folder_without_weights_says_so(tmp_path: Path) -> None:
         ({"a": tensor(4, 0)}, 4, "does not fit|impossible"),
         ({"a": tensor(0, 4, "U8", [-4])}, 4, "impossible shape"),
         ({"a": tensor(0, 1, "U8", [True])}, 1, "impossible shape"),
+        ({"a": tensor(0, 0, "F32", [1 << 61, 0])}, 0, "impossible shape"),
+        ({"a": tensor(0, 0, "F32", [1 << 30, 0, 1 << 30])}, 0, "impossible shape"),
         ({"a": {"dtype": "U8"}}, 4, "lacks dtype, shape or offsets"),
         ({"a": 3}, 4, "lacks dtype"),
         ({"a": {**tensor(0, 4), "data_offsets": [0]}}, 4, "impossible"),

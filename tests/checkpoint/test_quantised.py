@@ -209,6 +209,15 @@ def test_a_header_of_many_experts_makes_no_more_than_a_bound() -> None:
         folded([many], {"quantization_config": {"quant_method": "mxfp4"}})
 
 
+def test_many_stacks_of_experts_make_no_more_than_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest of 200 KB took 1.7 GB and held a member's event loop for 21 s; its weights need not be anywhere."""
+    monkeypatch.setattr("manyhands.checkpoint.folded.MAX_MATRICES", 10_000)
+    stacks = [Tensor(f"x{i}.a_blocks", "U8", (4096, 1, 1, 16)) for i in range(3)]
+    assert len(folded(stacks[:2], {"quantization_config": {"quant_method": "mxfp4"}})) == 8192
+    with pytest.raises(ModelError, match=r"with x2\.a_blocks more than 10000 quantised matrices"):
+        folded(stacks, {"quantization_config": {"quant_method": "mxfp4"}})
+
+
 def test_tables_that_stay_in_their_files_are_refused() -> None:
     """What is converted is held in memory, where plans count none of them."""
     name = "model.layers.0.ple.ple_embedding.ngram_embedding.shard_7.weight"

@@ -29,6 +29,7 @@ from manyhands.errors import ModelError
 
 TERNARY_BLOCK: Final = BLOCKS["TQ2_0"][0]
 _FLOATS: Final = ("BF16", "F16", "F32")
+MAX_MATRICES: Final = 1 << 19  # of a checkpoint: the largest that is known, of 2.8T parameters, has 250,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,12 @@ def _fold(by_name: Mapping[str, Described], how: Quantised) -> Iterable[Describe
     parts: set[str] = set()
     found: list[Described] = []
     for name in by_name:
-        for whole in _wholes(name, by_name, how):
+        wholes = _wholes(name, by_name, how)
+        if len(found) + len(wholes) > MAX_MATRICES:
+            raise ModelError(
+                f"with {name} more than {MAX_MATRICES} quantised matrices are stored; at most so many are read"
+            )
+        for whole in wholes:
             roles = how.parts(whole)
             matrix = describe(whole, {role: by_name[part] for role, part in roles.items() if part in by_name}, how)
             found.append(matrix)
@@ -68,7 +74,7 @@ def _fold(by_name: Mapping[str, Described], how: Quantised) -> Iterable[Describe
     return [*(tensor for name, tensor in by_name.items() if name not in parts), *found]
 
 
-def _wholes(name: str, by_name: Mapping[str, Described], how: Quantised) -> Iterable[str]:
+def _wholes(name: str, by_name: Mapping[str, Described], how: Quantised) -> Sequence[str]:
     """The matrices whose codes the tensor `name` holds."""
     if how.method == "mxfp4":
         if not name.endswith("_blocks"):

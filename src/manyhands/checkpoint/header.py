@@ -7,8 +7,9 @@ model that were split off or fetched lie in such files too: with the block types
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from manyhands.checkpoint.dtypes import is_known, stored_bytes
 from manyhands.checkpoint.plain_file import file_size
@@ -19,6 +20,7 @@ MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 LENGTH_BYTES: Final = 8
 MAX_NAME: Final = 1 << 10  # characters of a tensor's name
 MAX_SIZES: Final = 8  # of a tensor's shape
+MAX_NUMBERS: Final = 1 << 58  # of a tensor: numpy counts its bytes in 63 bits
 # Of a table's JSON, which become a value of Python's each: the largest manifest has 2,485,000. The bytes alone would be 6 GB
 # of lists.
 MAX_COMMAS: Final = 3 << 20
@@ -118,7 +120,7 @@ def _entry(name: str, facts: object, file: str, base: int) -> TensorEntry:
     dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
     if not isinstance(dtype, str) or not is_known(dtype):
         raise ModelError(f"{file}: tensor {name} has the unknown dtype {dtype!a:.40}")
-    if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
+    if not are_sizes(shape) or not _are_numbers(offsets) or len(offsets) != 2:
         raise ModelError(f"{file}: tensor {name} has the impossible shape {shape!a:.80} or offsets {offsets!a:.80}")
     entry = TensorEntry(name, file, dtype, tuple(shape), base + offsets[0], base + offsets[1])
     if offsets[1] - offsets[0] != _size(name, dtype, shape, file):
@@ -134,10 +136,12 @@ def _size(name: str, dtype: str, shape: list[int], file: str) -> int:
 
 
 def are_sizes(value: object) -> bool:
-    """Whether a list from JSON can be a tensor's shape."""
-    return (
-        isinstance(value, list) and len(value) <= MAX_SIZES and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
-    )
+    """Whether a value from JSON can be a tensor's shape. One without numbers, of a size 0, has no impossible sizes either."""
+    return _are_numbers(value) and len(value) <= MAX_SIZES and prod(n or 1 for n in value) < MAX_NUMBERS
+
+
+def _are_numbers(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
 
 
 def _check_tiling(entries: list[TensorEntry], file: str, base: int, size: int) -> None:
