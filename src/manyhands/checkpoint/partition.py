@@ -140,10 +140,17 @@ def longest_run(names: Iterable[str], num_layers: int) -> Span:
 
 def whole_layers(names: Iterable[str], held: set[str], num_layers: int) -> list[Span]:
     """The runs of layers of which all tensors of `names` are among `held`. Raises ModelError as span_tensors."""
-    listed = list(names)
-    runs: list[Span] = []
+    is_whole: dict[int, bool] = {}
+    has_common, runs = True, list[Span]()
+    for name in names:
+        if (layer := layer_of(name)) is not None:
+            is_whole[layer] = is_whole.get(layer, True) and name in held
+        elif _OF_EVERY.match(name):
+            has_common = has_common and name in held
     for layer in range(num_layers):
-        if held.issuperset(span_tensors(listed, Span(layer, layer + 1))):
+        if layer not in is_whole:
+            raise _lacking(layer)
+        if has_common and is_whole[layer]:
             start = runs.pop().start if runs and runs[-1].end == layer else layer
             runs.append(Span(start, layer + 1))
     return runs
@@ -156,8 +163,12 @@ def span_tensors(names: Iterable[str], span: Span) -> list[str]:
     found = [name for name in given if (layer := layer_of(name)) is not None and span.start <= layer < span.end]
     absent = sorted(set(range(span.start, span.end)) - {layer_of(name) for name in found})
     if absent:
-        raise ModelError(f"no tensors of layer {absent[0]} (as in model.layers.{absent[0]}.*): the checkpoint lacks it")
+        raise _lacking(absent[0])
     return sorted([*found, *filter(_OF_EVERY.match, given)])
+
+
+def _lacking(layer: int) -> ModelError:
+    return ModelError(f"no tensors of layer {layer} (as in model.layers.{layer}.*): the checkpoint lacks it")
 
 
 def ends_tensors(names: Iterable[str], *, embed: bool = True, head: bool = True) -> list[str]:
