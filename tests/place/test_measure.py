@@ -47,6 +47,18 @@ def test_layers_that_are_not_here_are_made(model: Checkpoint, family: str, tmp_p
     assert is_plausible(speed) and speed.source == "layers"
 
 
+@pytest.mark.parametrize("large", [{"hidden_size": 8192, "intermediate_size": 1 << 16}, {"vocab_size": 1 << 22}])
+def test_what_the_config_asks_for_is_not_made_where_memory_does_not_hold_it(
+    model: Checkpoint, large: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest of tensors of one number each passed for a small model, and 275 GB were asked for."""
+    config = json.dumps({**json.loads(model.config), "num_key_value_heads": 2, **large}).encode()
+    monkeypatch.setattr(measure, "available_memory", lambda: 500 << 20)
+    monkeypatch.setattr(measure, "_speed_of_likeness", None)
+    speed = measure.measure_speed(replace(model, config=config, folder=None))
+    assert speed.source == "bandwidth"
+
+
 @pytest.mark.parametrize("context", [1, 2, 16, 256])
 def test_models_of_few_positions_are_measured_within_them(tmp_path: Path, home: Path, context: int) -> None:
     found = look_up(str(make_tiny("llama", tmp_path / "llama", context=context)), "bf16", home)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -189,14 +190,30 @@ def measure_speed(model: Checkpoint) -> Speed:
     from manyhands.worker.choice import program_of
 
     shape, folder = model.shape, model.folder
-    largest = max(shape.layer_bytes)
+    program, largest, ends_bytes = None, max(shape.layer_bytes), shape.ends_bytes
+    if folder is None:  # what is made has the sizes of the config, whatever the checkpoint's tensors say
+        program = program_of(model.config, shape.precision)
+        layer_bytes, made_bytes = _program_bytes(program, shape.precision)
+        largest, ends_bytes = max(largest, layer_bytes), max(ends_bytes, made_bytes)
     count = min(shape.num_layers, max(2, SAMPLE_BYTES // largest))
-    copies = 2 if folder else 3  # packed from what is mapped; or made, written and then packed
-    if shape.process_bytes + copies * (shape.ends_bytes + count * largest) > available_memory():
+    copies = 3 if program else 2  # made, written and then packed; or packed from what is mapped
+    if shape.process_bytes + copies * (ends_bytes + count * largest) > available_memory():
         return _speed_by_bandwidth(shape)
-    if folder is not None:
-        return _speed_of_folder(folder, count, shape)
-    return _speed_of_likeness(program_of(model.config, shape.precision), count, shape)
+    if program is not None:
+        return _speed_of_likeness(program, count, shape)
+    assert folder is not None
+    return _speed_of_folder(folder, count, shape)
+
+
+def _program_bytes(program: "Program", precision: Precision) -> tuple[int, int]:
+    """Of the largest layer of a Program, and of its ends, at a precision."""
+    from manyhands.program.tensors import ends_tensors, layer_tensors
+
+    def num_bytes(tensors: Mapping[str, tuple[int, ...]]) -> int:
+        return int(sum(map(prod, tensors.values())) * _WEIGHT_BYTES[weight_precision(precision)])
+
+    ends = num_bytes(ends_tensors(program, embed=True, head=True))
+    return max(num_bytes(layer_tensors(layer)) for layer in program.layers), ends
 
 
 def _speed_of_folder(folder: Path, count: int, shape: ModelShape) -> Speed:
