@@ -12,6 +12,9 @@ from manyhands.worker.log import split_step
 
 # What may wait for one place, beside its credits: so many times the rows of its lease (a rollback sends rows again).
 MAX_WAITING_LEASES: Final = 2
+# Tokens that a device step draws for a session: twice as many as may be guessed. Each has a row of logits, of 1 MB where the
+# vocabulary has 262,144 tokens.
+MAX_DRAWN: Final = 128
 
 
 def check_waiting(waiting: Collection[Step], step: Step, capacity: int) -> None:
@@ -30,11 +33,13 @@ class Fit:
     vocab_size: int
 
     def cut(self, step: Step, opened: Open, num_rows: int) -> tuple[Step, Step | None]:
-        """As split_step. Where logits go back, the first part has no more of them than one Step holds; rows that are not sent
-        need none."""
-        if opened.ends == "edges" and opened.sampling is None and opened.hop == opened.num_hops - 1:
-            step = step._replace(reply_from=max(step.reply_from, opened.emit_from))
-            most = max(1, (MAX_STEP_BODY - MAX_TIMINGS * TIMING.size) // (ITEMSIZE["fp32"] * self.vocab_size))
+        """As split_step. Where logits go back, the first part has no more of them than one Step holds, and rows that are not
+        sent need none; where tokens are drawn, MAX_DRAWN at most."""
+        if opened.ends == "edges" and opened.hop == opened.num_hops - 1:
+            most = MAX_DRAWN
+            if opened.sampling is None:
+                step = step._replace(reply_from=max(step.reply_from, opened.emit_from))
+                most = max(1, (MAX_STEP_BODY - MAX_TIMINGS * TIMING.size) // (ITEMSIZE["fp32"] * self.vocab_size))
             num_rows = min(num_rows, max(0, step.reply_from - step.position) + most)
         return split_step(step, num_rows)
 
