@@ -115,6 +115,11 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else 0 if _FIRST.match(name) else None
 
 
+def is_filed(name: str) -> bool:
+    """Whether a tensor is a table whose rows are read from its file as they are asked for."""
+    return _FILED.search(name) is not None
+
+
 def _is_of_ends(name: str) -> bool:
     return layer_of(name) is None and not _UNUSED.search(name) and not _OF_EVERY.match(name)
 
@@ -212,7 +217,7 @@ def layer_bytes(
     sizes = [0] * num_layers
     for tensor in tensors:
         layer = layer_of(tensor.name)
-        if layer is not None and layer < num_layers and not _FILED.search(tensor.name):
+        if layer is not None and layer < num_layers and not is_filed(tensor.name):
             sizes[layer] += tensor_bytes(tensor, precision, wide)
     return sizes
 
@@ -222,7 +227,7 @@ def ends_bytes(tensors: Iterable[Described], precision: Precision, wide: Contain
     head is held once. A second table of embeddings stays in its file (but for devices of torch, which hold it)."""
     kept: Precision = "w8" if precision == "w4" else precision
     ends = (tensor for tensor in tensors if _is_of_ends(tensor.name))
-    return sum(tensor_bytes(tensor, kept, wide) for tensor in ends if not _FILED.search(tensor.name))
+    return sum(tensor_bytes(tensor, kept, wide) for tensor in ends if not is_filed(tensor.name))
 
 
 def tensor_bytes(tensor: Described, precision: Precision, wide: Container[str] = ()) -> int:

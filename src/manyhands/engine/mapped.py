@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -12,6 +13,7 @@ from manyhands.checkpoint.dtypes import BLOCKS, stored_bytes
 from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.gguf_scales import FLOAT4, SCALE
 from manyhands.checkpoint.header import TensorEntry
+from manyhands.checkpoint.partition import is_filed
 from manyhands.checkpoint.verify import Add
 from manyhands.engine.library import Array
 from manyhands.engine.nvfp4 import check_signs, scaled
@@ -39,7 +41,8 @@ _PARTS: Final[dict[str, type[Any]]] = {  # of quantised matrices (engine/quantis
 class MappedTensors:
     """What `folder` holds, to be read while this is entered. `use` is told each tensor that is read, once.
 
-    Arrays are views of the files: copy what is to be kept beyond the block. Raises ModelError for damaged folders.
+    Arrays are views of the files: copy what is to be kept beyond the block. Of tensors that lie at no multiple of their numbers'
+    size, as in files of safetensors before 0.3, each read makes a copy. Raises ModelError for damaged folders.
     """
 
     def __init__(self, folder: Path, use: Add) -> None:
@@ -62,18 +65,27 @@ class MappedTensors:
     def read(self, name: str) -> Stored:
         """The tensor `name`. Raises KeyError if there is none, ModelError for a type that the engine does not read."""
         if name not in self._read:
+            if self._last is not None and self._last[0] == name:
+                return self._last[1]
             entry = self._entries[name]
-            stored = _stored(entry, self._bytes(entry))
+            raw = self._bytes(entry)
+            if _is_askew(entry, raw):
+                if is_filed(name):
+                    raise ModelError(
+                        f"{entry.file}: tensor {name} begins at byte {entry.start}, no multiple of the size of its numbers, and "
+                        "is too large to be copied: write the file anew with safetensors"
+                    )
+                return self._made(name, lambda: _stored(entry, raw))
+            stored = _stored(entry, raw)
             if entry.dtype == FLOAT4 and f"{name}{SCALE}" in self._entries:
-                return self._scaled(name, stored)
+                return self._made(name, lambda: scaled(name, stored, self.raw(f"{name}{SCALE}")))
             self._read[name] = stored
         return self._read[name]
 
-    def _scaled(self, name: str, stored: Stored) -> Stored:
-        """With its scale: no view of a file. The last is kept, of which several products may have parts."""
-        if self._last is None or self._last[0] != name:
-            self._last = None
-            self._last = name, scaled(name, stored, self.raw(f"{name}{SCALE}"))
+    def _made(self, name: str, make: Callable[[], Stored]) -> Stored:
+        """What is no view of a file. The last is kept, of which several products may have parts."""
+        self._last = None
+        self._last = name, make()
         return self._last[1]
 
     @property
@@ -116,6 +128,11 @@ class MappedTensors:
         return self._maps[file]
 
 
+def _is_askew(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> bool:
+    """Whether the numbers of a tensor begin at no multiple of their size."""
+    return entry.dtype in _TYPES and raw.ctypes.data % np.dtype(_TYPES[entry.dtype][1]).itemsize != 0
+
+
 def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
     if entry.dtype == FLOAT4:
         check_signs(entry.name, raw)
@@ -128,6 +145,5 @@ def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
             f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}; the native engine reads {known_types}"
         )
     name, dtype = known
-    if raw.ctypes.data % np.dtype(dtype).itemsize:
-        raw = raw.copy()
+    raw = raw.copy() if _is_askew(entry, raw) else raw
     return Stored(name, raw.view(dtype).reshape(entry.shape))
