@@ -28,6 +28,7 @@ from manyhands.program.ops import Embed, Program, Weight
 
 __all__ = ["CpuEnds", "CpuSpan", "Piece"]
 
+KEPT_ROOMS = 3  # plans of a span that keep their memory for rows: those that ran last
 KEPT_PARTS = 4  # plans of parts that no session is on: one takes 0.2 ms a layer to make and 5 KB a layer
 
 
@@ -59,6 +60,7 @@ class CpuSpan:
         layers = program.layers[span.start : span.end]
         self._layers = compile_layers(program, layers, read, precision, self.back_end, packer)
         self._plan = self._layers.plan(self.back_end)
+        self._ran: list[Plan] = []  # those that have memory for rows, the last that ran first
         self._parts = PlansOfParts(span, self._plan, partial(self._layers.plan, self.back_end), KEPT_PARTS)
 
     @property
@@ -93,10 +95,19 @@ class CpuSpan:
                 raise ModelError("pieces of one step are on different layers")
             segments.append(piece.cache.segment(piece.start, row, piece.count))
             row += piece.count
+        if not self._ran or self._ran[0] is not plan:
+            self._runs(plan)
         out: NDArray[np.uint8] = plan.run(self._team, threads, segments, rows, row)
         for piece in pieces:
             piece.cache.done(piece.start + piece.count)
         return out
+
+    def _runs(self, plan: Plan) -> None:
+        """Others than the last that ran give their memory back: each part of a span has a plan, and others choose the parts."""
+        ran = [plan, *(each for each in self._ran if each is not plan)]
+        for other in ran[KEPT_ROOMS:]:
+            other.rest()
+        self._ran = ran[:KEPT_ROOMS]
 
     def is_ready(self, num_rows: int) -> bool:
         return True

@@ -8,9 +8,10 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from math import lcm
-from os import environ
+from os import environ, register_at_fork
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from manyhands.engine.layout import WIDE as WIDE
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 31  # of the interface: mh_version in native/plan.c
+VERSION: Final = 32  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -83,6 +84,7 @@ def load() -> ctypes.CDLL:
         "mh_plan_state_bytes": (count, [pointer]),
         "mh_plan_now_bytes": (count, [pointer]),
         "mh_plan_run": (ctypes.c_int, [pointer, pointer, count, pointer, count, pointer, count, pointer, count, count]),
+        "mh_plan_rest": (None, [pointer]),
         "mh_plan_free": (None, [pointer]),
         "mh_team_start": (pointer, [count]),
         "mh_team_stop": (None, [pointer]),
@@ -233,13 +235,19 @@ def embed(
 
 
 class Team:
-    """Threads that compute together, the caller among them. One step at a time."""
+    """Threads that compute together, the caller among them. One step at a time. In a process that was forked from this one, which
+    has no other threads, the caller computes alone."""
 
     def __init__(self, size: int) -> None:
         self._library = load()
         self.handle = self._library.mh_team_start(size)
         if not self.handle:
             raise ModelError(f"no team of {size} threads can be had: ask for 1 to 1024")
+        _TEAMS.add(self)
+
+    def be_alone(self) -> None:
+        """In a forked process: its threads are not there, and one may have held its lock."""
+        self.handle = self.handle and self._library.mh_team_start(1)
 
     def close(self) -> None:
         """Ends the threads. Only while no step runs."""
@@ -250,6 +258,17 @@ class Team:
     def __del__(self) -> None:
         if hasattr(self, "handle"):
             self.close()
+
+
+_TEAMS: Final[WeakSet[Team]] = WeakSet()
+
+
+def _after_fork() -> None:
+    for team in list(_TEAMS):
+        team.be_alone()
+
+
+register_at_fork(after_in_child=_after_fork)
 
 
 def apart(widths: Sequence[int]) -> list[int]:
@@ -335,6 +354,10 @@ class Plan:
         if code:
             check(code)
         return out
+
+    def rest(self) -> None:
+        """Give back the memory for rows, tens of megabytes after a prompt; the next step takes it again."""
+        self._library.mh_plan_rest(self._handle)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

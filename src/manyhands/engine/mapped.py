@@ -41,8 +41,8 @@ _PARTS: Final[dict[str, type[Any]]] = {  # of quantised matrices (engine/quantis
 class MappedTensors:
     """What `folder` holds, to be read while this is entered. `use` is told each tensor that is read, once.
 
-    Arrays are views of the files: copy what is to be kept beyond the block. Of tensors that lie at no multiple of their numbers'
-    size, as in files of safetensors before 0.3, each read makes a copy. Raises ModelError for damaged folders.
+    Arrays are views of the files: copy what is to be kept beyond the block. Of tensors that begin at no multiple of the size of
+    their numbers, as in files of safetensors before 0.3, they are copies. Raises ModelError for damaged folders.
     """
 
     def __init__(self, folder: Path, use: Add) -> None:
@@ -72,8 +72,8 @@ class MappedTensors:
             if _is_askew(entry, raw):
                 if is_filed(name):
                     raise ModelError(
-                        f"{entry.file}: tensor {name} begins at byte {entry.start}, no multiple of the size of its numbers, and "
-                        "is too large to be copied: write the file anew with safetensors"
+                        f"{entry.file}: tensor {name} begins at byte {entry.start}, no multiple of the size of its numbers, "
+                        "and is too large to be copied: write the file anew with safetensors"
                     )
                 return self._made(name, lambda: _stored(entry, raw))
             stored = _stored(entry, raw)

@@ -32,7 +32,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 31; }
+EXPORT int mh_version(void) { return 32; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -50,17 +50,25 @@ EXPORT int mh_apply(int64_t target, int64_t function, double alpha, const float 
     return DONE;
 }
 
-EXPORT void mh_plan_free(Plan *plan)
+/* Frees what a plan keeps from one step to the next for rows; the next step makes it again. Not while a step runs. */
+EXPORT void mh_plan_rest(Plan *plan)
 {
-    if (!plan)
-        return;
-    free(plan->ops);
     free(plan->registers);
     free(plan->prepared);
     free(plan->angles);
     free(plan->expert_rows);
     free(plan->index_room);
     free(plan->entry_room);
+    plan->registers = plan->prepared = plan->angles = plan->expert_rows = 0, plan->index_room = plan->entry_room = 0;
+    plan->rows = plan->expert_room = plan->index_bytes = plan->entry_bytes = 0;
+}
+
+EXPORT void mh_plan_free(Plan *plan)
+{
+    if (!plan)
+        return;
+    mh_plan_rest(plan);
+    free(plan->ops);
     free(plan);
 }
 
