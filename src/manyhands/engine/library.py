@@ -235,8 +235,8 @@ def embed(
 
 
 class Team:
-    """Threads that compute together, the caller among them. One step at a time. In a process that was forked from this one, which
-    has no other threads, the caller computes alone."""
+    """Threads that compute together, the caller among them. One step at a time. In a process that was forked from this one,
+    which has no other threads, the caller computes alone."""
 
     def __init__(self, size: int) -> None:
         self._library = load()

@@ -949,13 +949,19 @@ static void narrow(const float *x, void *stored, int64_t type, int64_t n)
     }
 }
 
+/* Not by two comparisons with v: of these clang makes a minimum and a maximum, which x86 flushes a denormal in. */
+static V clip(V v, float limit)
+{
+    return pick(below(set(limit), size_of(v)), pick(below(v, set(0)), set(-limit), set(limit)), v);
+}
+
 static void soften(float *logits, int64_t n, float scale, float soft_cap)
 {
     for (int64_t at = 0; at < n; at += LANES) {
         V v = load_part(logits + at, n - at);
         v = scale != 1 ? mul(v, set(scale)) : v;
         v = soft_cap > 0   ? mul(hyperbolic(div_(v, set(soft_cap))), set(soft_cap))
-            : soft_cap < 0 ? pick(below(v, set(soft_cap)), set(soft_cap), pick(below(set(-soft_cap), v), set(-soft_cap), v))
+            : soft_cap < 0 ? clip(v, -soft_cap)
                            : v;
         store_part(logits + at, v, n - at);
     }
