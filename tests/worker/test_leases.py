@@ -323,21 +323,41 @@ def test_places_on_other_layers_share_what_there_is_for_each_layer() -> None:
     assert budget.leased_bytes == 0 and span.free(1000) == span.most(1000) == 10 * BLOCK
 
 
+def test_states_count_in_what_a_device_has_for_caches() -> None:
+    """A GPU's room was counted in positions alone: 32 short sessions of a model with states filled it, and each failed."""
+    span = leases_of(CacheBudget(1 << 40), 3, 900)
+    span.tell_room(4 * (900 + 3 * BLOCK))
+    assert span.most(1 << 20) > 4 * BLOCK and span.free(1 << 20) == span.most(1 << 20)
+    for number in range(4):
+        assert span.free(1 << 20) >= 1
+        span.take((session_id(number), FIRST), 1, 1 << 20, None)
+    assert span.free(1 << 20) == 0 and span.extend((session_id(0), FIRST), 2 * BLOCK, 1 << 20, 0.0) == BLOCK
+    span.give_back((session_id(0), FIRST))
+    span.park(session_id(0), parked(ORIGIN, 1, FIRST), 1 << 20, 1.0)
+    assert span.parked_bytes() == span.bytes_of(1)
+    span.take((session_id(9), FIRST), 1, 1 << 20, None)
+    assert span.parked_bytes() == 0, "what is parked gives way on the device, too"
+    span.tell_room(None)
+    assert span.free(1 << 20) > 1 << 19
+
+
 OWNERS = [ORIGIN, BEFORE, AFTER]
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(1, 700), st.integers(0, 2)), max_size=60),
     st.sampled_from([(0, 0), (0, 900), (1500, 200)]),
+    st.sampled_from([None, 3000]),
 )
 def test_leases_and_what_is_parked_never_exceed_the_limit(
-    acts: list[tuple[int, int, int, int]], states: tuple[int, int]
+    acts: list[tuple[int, int, int, int]], states: tuple[int, int], room: int | None
 ) -> None:
     """Also while the limit changes: leases may be beyond a lower one, and then nothing is parked. With and without what each
-    session takes whatever its length, on all layers of a span or on some."""
+    session takes whatever its length, on all layers of a span or on some; and where a span has `room` of its own."""
     budget = CacheBudget(2000 * 3)
     spans = [leases_of(budget, *each) for each in zip((1 - (states[0] > 0), 3), states, strict=True)]
     places: list[tuple[SpanLeases, Any, int]] = []
+    spans[1].tell_room(room)
     for now, (act, index, size, owner) in enumerate(acts):
         part = (FIRST, Span(3, 4), Span(4, 6))[owner]
         span, place = spans[index], (session_id(now), part)
@@ -355,6 +375,7 @@ def test_leases_and_what_is_parked_never_exceed_the_limit(
             span, place, _ = places[size % len(places)]
             held = span.extend(place, 10 * size, 1500, float(now))
             assert held >= 10 * size or held % BLOCK == 0 or span._most_leased(place[1]) >= 1500
+        assert room is None or spans[1].leased_bytes + spans[1].parked_bytes() <= room
         kept = sum(span.parked_bytes() for span in spans)
         assert budget.leased_bytes + kept <= budget.limit_bytes or kept == 0
         for span in spans:
@@ -362,6 +383,7 @@ def test_leases_and_what_is_parked_never_exceed_the_limit(
                 assert budget.leased_bytes + span.bytes_of(free, part) <= budget.limit_bytes
             else:
                 is_full = budget.leased_bytes + span.bytes_of(1, part) > budget.limit_bytes
+                is_full = is_full or span.leased_bytes + span.bytes_of(1, part) > (span.room_bytes or 1 << 40)
                 assert is_full or span._most_leased(part) >= 1500
 
 

@@ -69,19 +69,25 @@ class CacheBudget:
         self._shed(held - int(OWNER_SHARE * self.limit_bytes), owner=owner)
 
     def _shed(self, excess: int, last: SessionId | None = None, owner: NodeId | None = None) -> None:
+        _shed(self._spans, excess, last, owner)
+
+
+def _shed(spans: "Sequence[SpanLeases]", excess: int, last: SessionId | None, owner: NodeId | None) -> None:
+    """Take so many bytes from sessions that are parked on these spans, the least recently used first."""
+    if excess <= 0:
+        return
+    going = [(*one, span) for span in spans for one in span.parking.going(last, owner)]
+    for _, _, key, span in sorted(going, key=lambda one: one[:2]):
         if excess <= 0:
-            return
-        going = [(*one, span) for span in self._spans for one in span.parking.going(last, owner)]
-        for _, _, key, span in sorted(going, key=lambda one: one[:2]):
-            if excess <= 0:
-                break
-            excess -= span.bytes_of(span.parking.give_up(key), key[1])
+            break
+        excess -= span.bytes_of(span.parking.give_up(key), key[1])
 
 
 class SpanLeases:
     """The leases of `span`, whose layers cache so many `position_bytes` for a position each, and `state_bytes` for a session
     whatever its length. `tokens`, where it is asked for, are the positions that each layer may lease whatever the node has;
-    `part`, the layers that a place is on (default: all)."""
+    `part`, the layers that a place is on (default: all). `room_bytes`: what the device that the span is on has for its caches,
+    parked ones too, once it is loaded there; None: whatever the node has."""
 
     def __init__(
         self,
@@ -100,6 +106,11 @@ class SpanLeases:
         self._short: dict[Place, float] = {}  # which lacks some: until when it is heeded
         self._positions = [0] * (span.end - span.start)  # that are leased on each layer
         self.leased_bytes = 0
+        self.room_bytes: int | None = None
+
+    def tell_room(self, room_bytes: int | None) -> None:
+        """The span was loaded."""
+        self.room_bytes = room_bytes
 
     def __repr__(self) -> str:
         return f"<SpanLeases {self.leased_bytes} bytes of {len(self._leased)} places>"
@@ -126,13 +137,21 @@ class SpanLeases:
     def most(self, tokens: int, part: Span | None = None) -> int:
         """Positions that a lease may have on an idle node."""
         position_bytes, state_bytes = self._sizes(part)
-        blocks = max(0, self._budget.limit_bytes - state_bytes) // max(1, BLOCK * position_bytes)
+        limit_bytes = min(self._budget.limit_bytes, self._room())
+        blocks = max(0, limit_bytes - state_bytes) // max(1, BLOCK * position_bytes)
         return min(tokens, blocks * BLOCK)
+
+    def _room(self) -> int:
+        return self._budget.limit_bytes if self.room_bytes is None else self.room_bytes
+
+    def _left(self, position_bytes: int, session_bytes: int) -> int:
+        """Positions that a new lease may have by the bytes that the node has, and the device."""
+        here = max(0, self._room() - self.leased_bytes - session_bytes) // max(1, BLOCK * position_bytes) * BLOCK
+        return min(here, self._budget.free(position_bytes, session_bytes))
 
     def free(self, tokens: int, part: Span | None = None) -> int:
         """Positions that a new lease may have. Parked sessions may have their caches there."""
-        left = self._budget.free(*self._sizes(part))
-        return max(0, min(tokens - self._most_leased(part), left))
+        return max(0, min(tokens - self._most_leased(part), self._left(*self._sizes(part))))
 
     def _most_leased(self, part: Span | None = None) -> int:
         return max(self._positions[self._layers(part)])
@@ -147,6 +166,11 @@ class SpanLeases:
         self._count(place, 1)
         self._budget.join(self)
         self.parking.shrink(tokens - self._most_leased(), last)
+        self._shrink(last)
+
+    def _shrink(self, last: SessionId | None = None) -> None:
+        if self.room_bytes is not None:
+            _shed([self], self.leased_bytes + self.parked_bytes() - self.room_bytes, last, None)
         self._budget.shrink(last)
 
     def extend(self, place: Place, positions: int, tokens: int, now: float) -> int:
@@ -154,7 +178,7 @@ class SpanLeases:
         many it has now."""
         self._short.pop(place, None)
         leased = self._leased[place]
-        free = -leased % BLOCK + self._budget.free(self._sizes(place[1])[0], 0)
+        free = -leased % BLOCK + self._left(self._sizes(place[1])[0], 0)
         if (more := min(positions - leased, tokens - self._most_leased(place[1]), free)) > 0:
             self._count(place, -1)
             self.take(place, leased + more, tokens, None)
@@ -177,4 +201,4 @@ class SpanLeases:
         """Keep what a place without a lease has left, as Parking.park, and within what the node has."""
         self.parking.park(name, parked, tokens - self._most_leased(), self.most(tokens), now)
         self._budget.shrink_owner(parked.owner)
-        self._budget.shrink()
+        self._shrink()

@@ -145,9 +145,11 @@ class Worker:
 
         def load() -> SpanModel:
             samplers()
-            return SpanModel(
+            model = SpanModel(
                 folder, info.span, info.precision, info.has_ends, device.num_threads, known.manifest, loading
             )
+            leases.tell_room(model.runner.cache_room)
+            return model
 
         def make_sampler(params: SamplingParams) -> Draws:
             return samplers()(params)
