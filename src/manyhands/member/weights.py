@@ -257,9 +257,8 @@ async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Pat
     here = [DiskProvider(folder) for folder in await aside(folders_of, kind.model, home)]
     manifest, config = await _described(kind, [*here, *providers])
     facts = parse_config(config)
-    shape = await aside(
-        shape_of, kind.name, facts, manifest.tensors, kind.precision
-    )  # seconds of half a million tensors
+    # Aside: of half a million tensors it takes seconds.
+    shape = await aside(shape_of, kind.name, facts, manifest.tensors, kind.precision)
     found = Weights(kind.name, kind.precision, shape, config, kind.model, None, _hub_id(kind.name))
     return await _placed(found, home)
 

@@ -41,7 +41,9 @@ def failures(device: CudaDevice, team: Team) -> list[str]:
     for tiles in PROVEN_TILES:
         machine = OnGpu(golden.choose(), team, device, tiles)
         for name, case in PROVEN_CASES.items():
-            is_tiled = name.startswith(("product", "attention", "states")) and name not in _SLOPED  # one kernel has slopes
+            is_tiled = (
+                name.startswith(("product", "attention", "states")) and name not in _SLOPED
+            )  # one kernel has slopes
             if tiles == FAST or is_tiled or name in SMALL_CASES:
                 found[name] = found[name] and golden.digest_of(case, machine) in _right(name, right)
     return [name for name, is_right in found.items() if not is_right]
