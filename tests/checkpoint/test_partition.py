@@ -129,7 +129,12 @@ def test_whole_layers_are_those_of_which_every_tensor_is_held() -> None:
 def test_each_name_is_looked_at_once_to_find_whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 449,000 names and 4,096 layers each was for every layer: twenty minutes."""
     looked: list[str] = []
-    monkeypatch.setattr(partition, "layer_of", lambda name: looked.append(name) or layer_of(name))
+
+    def noted(name: str) -> int | None:
+        looked.append(name)
+        return layer_of(name)
+
+    monkeypatch.setattr(partition, "layer_of", noted)
     assert whole_layers(NAMES, set(NAMES), 12) == [Span(0, 12)]
     assert looked == NAMES
 

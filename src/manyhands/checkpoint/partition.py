@@ -133,11 +133,7 @@ def end_role(name: str) -> EndRole:
 
 def longest_run(names: Iterable[str], num_layers: int) -> Span:
     """The longest run of layers (below `num_layers`) of which there are tensors, the first of equals. Raises CutError."""
-    held = {layer for name in names if (layer := layer_of(name)) is not None and layer < num_layers}
-    runs: list[Span] = []
-    for layer in sorted(held):
-        start = runs.pop().start if runs and runs[-1].end == layer else layer
-        runs.append(Span(start, layer + 1))
+    runs = _runs(sorted({layer for name in names if (layer := layer_of(name)) is not None and layer < num_layers}))
     if not runs:
         raise CutError("this checkpoint folder holds no layers")
     return max(runs, key=lambda run: (len(run), -run.start))
@@ -146,18 +142,24 @@ def longest_run(names: Iterable[str], num_layers: int) -> Span:
 def whole_layers(names: Iterable[str], held: set[str], num_layers: int) -> list[Span]:
     """The runs of layers of which all tensors of `names` are among `held`. Raises ModelError as span_tensors."""
     is_whole: dict[int, bool] = {}
-    has_common, runs = True, list[Span]()
+    has_common = True
     for name in names:
         if (layer := layer_of(name)) is not None:
             is_whole[layer] = is_whole.get(layer, True) and name in held
         elif _OF_EVERY.match(name):
             has_common = has_common and name in held
-    for layer in range(num_layers):
-        if layer not in is_whole:
-            raise _lacking(layer)
-        if has_common and is_whole[layer]:
-            start = runs.pop().start if runs and runs[-1].end == layer else layer
-            runs.append(Span(start, layer + 1))
+    absent = next((layer for layer in range(num_layers) if layer not in is_whole), None)
+    if absent is not None:
+        raise _lacking(absent)
+    return _runs(layer for layer in range(num_layers) if has_common and is_whole[layer])
+
+
+def _runs(layers: Iterable[int]) -> list[Span]:
+    """Layers in order, those that follow each other together."""
+    runs: list[Span] = []
+    for layer in layers:
+        start = runs.pop().start if runs and runs[-1].end == layer else layer
+        runs.append(Span(start, layer + 1))
     return runs
 
 

@@ -6,7 +6,7 @@ compile     Program -> native operations (compiled); what they are made with: em
             have those of latent and of compressed attention and of experts, compile_rows of rows alone; parts: plans of
             some layers
 registers   which registers of a plan may share memory
-library     native/ (C) by ctypes; layout: structs that both write down
+library     native/ (C) by ctypes; layout: structs that both write down, signatures: functions
 cache       what a session keeps of a span; states: what convolutions and linear attention keep, rings: what
             entries are made of
 weights     matrices packed, vectors in fp32; quants: small ones, packing: packed now or at an earlier load, memory: for them

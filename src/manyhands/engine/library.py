@@ -22,6 +22,7 @@ from manyhands.engine.filed import Files, Given, TableParts
 from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, difference
 from manyhands.engine.layout import TYPES as TYPES
 from manyhands.engine.layout import WIDE as WIDE
+from manyhands.engine.signatures import SIGNATURES
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
@@ -61,35 +62,7 @@ def load() -> ctypes.CDLL:
         raise ModelError(f"the engine's library {path} is of version {version}, not {VERSION}: {remedy}")
     if wrong := difference(library, POSITION + 1, globals()):
         raise ModelError(f"the engine's library {path} does not fit this version of manyhands ({wrong}): {remedy}")
-    pointer, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "mh_supports": (ctypes.c_int, [count]),
-        "mh_calls": (ctypes.c_uint64, [count]),
-        "mh_packed_size": (count, [count, count]),
-        "mh_pack": (ctypes.c_int, [count, count, pointer, *([count] * 5), pointer, pointer, count]),
-        "mh_packed_bytes": (count, [count, count, count]),
-        "mh_round": (ctypes.c_int, [*([count] * 3), pointer, *([count] * 5), pointer, pointer, count]),
-        "mh_pack_blocks": (ctypes.c_int, [count, pointer, *([count] * 3), pointer, pointer, count, pointer, count]),
-        "mh_apply": (ctypes.c_int, [count, count, real, pointer, pointer, count]),
-        "mh_embed": (
-            ctypes.c_int,
-            [count, count, pointer, *([count] * 3), pointer, count, count, pointer, count, count, real],
-        ),
-        "mh_rope": (ctypes.c_int, [pointer, count, real, count, count, pointer, pointer]),
-        "mh_norms": (ctypes.c_int, [count, pointer, count, count, pointer]),
-        "mh_double": (ctypes.c_int, [count, pointer, real, pointer, count]),
-        "mh_plan_new": (pointer, [count, count, pointer, pointer, count, count, count, count]),
-        "mh_plan_add": (ctypes.c_int, [pointer, count, pointer, pointer, pointer]),
-        "mh_plan_block_bytes": (count, [pointer]),
-        "mh_plan_state_bytes": (count, [pointer]),
-        "mh_plan_now_bytes": (count, [pointer]),
-        "mh_plan_run": (ctypes.c_int, [pointer, pointer, count, pointer, count, pointer, count, pointer, count, count]),
-        "mh_plan_rest": (None, [pointer]),
-        "mh_plan_free": (None, [pointer]),
-        "mh_team_start": (pointer, [count]),
-        "mh_team_stop": (None, [pointer]),
-    }
-    for name, (result, arguments) in signatures.items():
+    for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library

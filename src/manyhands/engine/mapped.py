@@ -70,12 +70,7 @@ class MappedTensors:
             entry = self._entries[name]
             raw = self._bytes(entry)
             if _is_askew(entry, raw):
-                if is_filed(name):
-                    raise ModelError(
-                        f"{entry.file}: tensor {name} begins at byte {entry.start}, no multiple of the size of its numbers, "
-                        "and is too large to be copied: write the file anew with safetensors"
-                    )
-                return self._made(name, lambda: _stored(entry, raw))
+                return self._made(name, lambda: _copied(entry, raw))
             stored = _stored(entry, raw)
             if entry.dtype == FLOAT4 and f"{name}{SCALE}" in self._entries:
                 return self._made(name, lambda: scaled(name, stored, self.raw(f"{name}{SCALE}")))
@@ -133,6 +128,15 @@ def _is_askew(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> bool:
     return entry.dtype in _TYPES and raw.ctypes.data % np.dtype(_TYPES[entry.dtype][1]).itemsize != 0
 
 
+def _copied(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
+    if is_filed(entry.name):
+        raise ModelError(
+            f"{entry.file}: tensor {entry.name} begins at byte {entry.start}, no multiple of the size of its numbers, and is "
+            "too large to be copied: write the file anew with safetensors"
+        )
+    return _stored(entry, raw.copy())
+
+
 def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
     if entry.dtype == FLOAT4:
         check_signs(entry.name, raw)
@@ -145,5 +149,4 @@ def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
             f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}; the native engine reads {known_types}"
         )
     name, dtype = known
-    raw = raw.copy() if _is_askew(entry, raw) else raw
     return Stored(name, raw.view(dtype).reshape(entry.shape))

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from manyhands.core import Precision, Span, weight_precision
+from manyhands.core import Span, weight_precision
 from manyhands.errors import BadRequest
+from manyhands.place.likeness import WEIGHT_BYTES, program_bytes, random_reader
 from manyhands.place.machines import AWAKE_S, BEGIN_S, DOZE_S, NEW_S, OPEN_S, Machine
 from manyhands.place.shape import Checkpoint, ModelShape
 from manyhands.resources import available_memory, num_cores
@@ -31,7 +31,6 @@ from manyhands.route.cost import HOP_OVERHEAD_S
 
 if TYPE_CHECKING:
     from manyhands.engine.span import EndsRunner, SpanRunner
-    from manyhands.engine.weights import Read
     from manyhands.program.ops import Program
     from manyhands.wire.message import DType
 
@@ -45,7 +44,6 @@ ROWS: Final = 256  # RequestConfig.prefill_chunk
 START: Final = 64  # the position of steps that are measured
 STEPS: Final = 25
 DOZES: Final = 9  # steps after a long pause: of a large model each takes long
-_WEIGHT_BYTES: Final[Mapping[Precision, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "w8": 1.0625, "w4": 0.5625}
 _VERSION: Final = 7  # of what is measured and how
 
 
@@ -190,30 +188,14 @@ def measure_speed(model: Checkpoint) -> Speed:
     from manyhands.worker.choice import program_of
 
     shape, folder = model.shape, model.folder
-    program, largest, ends_bytes = None, max(shape.layer_bytes), shape.ends_bytes
-    if folder is None:  # what is made has the sizes of the config, whatever the checkpoint's tensors say
-        program = program_of(model.config, shape.precision)
-        layer_bytes, made_bytes = _program_bytes(program, shape.precision)
-        largest, ends_bytes = max(largest, layer_bytes), max(ends_bytes, made_bytes)
+    largest, ends_bytes, copies = max(shape.layer_bytes), shape.ends_bytes, 2  # packed from what is mapped
+    if folder is None:  # made, written and then packed, of the config's sizes, whatever the checkpoint's tensors say
+        program, copies = program_of(model.config, shape.precision), 3
+        largest, ends_bytes = map(max, (largest, ends_bytes), program_bytes(program, shape.precision))
     count = min(shape.num_layers, max(2, SAMPLE_BYTES // largest))
-    copies = 3 if program else 2  # made, written and then packed; or packed from what is mapped
     if shape.process_bytes + copies * (ends_bytes + count * largest) > available_memory():
         return _speed_by_bandwidth(shape)
-    if program is not None:
-        return _speed_of_likeness(program, count, shape)
-    assert folder is not None
-    return _speed_of_folder(folder, count, shape)
-
-
-def _program_bytes(program: "Program", precision: Precision) -> tuple[int, int]:
-    """Of the largest layer of a Program, and of its ends, at a precision."""
-    from manyhands.program.tensors import ends_tensors, layer_tensors
-
-    def num_bytes(tensors: Mapping[str, tuple[int, ...]]) -> int:
-        return int(sum(map(prod, tensors.values())) * _WEIGHT_BYTES[weight_precision(precision)])
-
-    ends = num_bytes(ends_tensors(program, embed=True, head=True))
-    return max(num_bytes(layer_tensors(layer)) for layer in program.layers), ends
+    return _speed_of_likeness(program, count, shape) if folder is None else _speed_of_folder(folder, count, shape)
 
 
 def _speed_of_folder(folder: Path, count: int, shape: ModelShape) -> Speed:
@@ -231,26 +213,9 @@ def _speed_of_likeness(program: "Program", count: int, shape: ModelShape) -> Spe
     shapes = ends_tensors(program, embed=True, head=True)
     for layer in program.layers[:count]:
         shapes |= layer_tensors(layer)
-    read, threads = _random_reader(shapes, whole_tensors(program)), num_cores()
+    read, threads = random_reader(shapes, whole_tensors(program)), num_cores()
     ends = ends_of(program, read, shape.precision, threads)
     return _speed_of_layers(span_of(program, Span(0, count), read, shape.precision, threads), ends, count, shape)
-
-
-def _random_reader(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Sequence[int]]) -> "Read":
-    """Reads tensors of these shapes, in bf16: small numbers of either sign, the same for all; those that `whole` says of
-    those that it names."""
-    import numpy as np
-
-    from manyhands.engine.weights import Stored
-
-    some = np.random.default_rng(0).integers(0, 1 << 16, 1 << 20, np.uint16) & np.uint16(0x80FF) | np.uint16(0x3C00)
-
-    def read(name: str) -> Stored:
-        if name in whole:
-            return Stored("i64", np.resize(np.array(whole[name]), shapes[name]))
-        return Stored("bf16", np.resize(some, shapes[name]))
-
-    return read
 
 
 def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, shape: ModelShape) -> Speed:
@@ -356,5 +321,5 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     byte_s = read_s / sum(part.nbytes for part in parts)
     weight_s = product_s / len(squares) / 512**3
     layer = max(shape.layer_bytes)
-    row_s = weight_s * layer / _WEIGHT_BYTES[weight_precision(shape.precision)]
+    row_s = weight_s * layer / WEIGHT_BYTES[weight_precision(shape.precision)]
     return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s, 0.0, 1.0, 0.0, "bandwidth")

@@ -68,26 +68,29 @@ class RenderBudget:
     def spread(self, value: Any) -> tuple[int, int]:
         """Characters and items of a value as it is written out, counted to beyond `size`, and how deep it is. Raises TooCostly
         where the seconds are over."""
-        open_values: list[Iterator[Any]] = [iter((value,))]
-        size = deepest = counted = 0
-        while open_values and size <= self.size:
-            counted += 1
-            if counted % _COUNTED == 0:
+        size = deepest = 0
+        for number, (one, depth) in enumerate(_within(value), 1):
+            if number % _COUNTED == 0:
                 self.take(0)
-            try:
-                one = next(open_values[-1])
-            except StopIteration:
-                open_values.pop()
-                continue
-            size += 1 + (len(one) if isinstance(one, str) else 0)
-            deepest = max(deepest, len(open_values) - 1)
-            if isinstance(one, dict):
-                open_values.append(chain(one, one.values()))
-            elif isinstance(one, list | tuple):
-                open_values.append(iter(one))
+            size, deepest = size + 1 + (len(one) if isinstance(one, str) else 0), max(deepest, depth)
+            if size > self.size:
+                break
         return size, deepest
 
     def check(self, size: float) -> None:
         """Raise TooCostly if one value would get so large."""
         if size > self.size:
             raise TooCostly(f"it builds a value of more than {self.size} characters or items")
+
+
+def _within(value: Any) -> Iterator[tuple[Any, int]]:
+    """A value and what it holds, each as often as it is written out, with its depth. No list of what is left is made."""
+    open_values: list[Iterator[Any]] = [iter((value,))]
+    while open_values:
+        for one in open_values[-1]:
+            yield one, len(open_values) - 1
+            if isinstance(one, dict | list | tuple):
+                open_values.append(chain(one, one.values()) if isinstance(one, dict) else iter(one))
+                break
+        else:
+            open_values.pop()
