@@ -8,6 +8,6 @@ plan      machines -> the placements that answer one stream fastest, with predic
 living    a swarm that runs, as machines, and what brings it to a plan; whatif: what more machines change
 balance   records -> move or stay
 orders    a member asks another one to serve other layers
-measure   this machine: seconds per layer, what a hop adds; likeness: what stands in for layers that are elsewhere; kernels: each
-          kind of weights
+measure   this machine: seconds per layer, what a hop adds; likeness: in place of layers that are elsewhere; kernels: each kind
+          of weights
 """
