@@ -69,7 +69,7 @@ class MappedTensors:
                 return self._last[1]
             entry = self._entries[name]
             raw = self._bytes(entry)
-            if _is_askew(entry, raw):
+            if entry.dtype in _TYPES and _is_misaligned(raw, np.dtype(_TYPES[entry.dtype][1])):
                 return self._made(name, lambda: _copied(entry, raw))
             stored = _stored(entry, raw)
             if entry.dtype == FLOAT4 and f"{name}{SCALE}" in self._entries:
@@ -102,7 +102,7 @@ class MappedTensors:
         if entry.dtype not in _PARTS:
             raise ModelError(f"{entry.file}: tensor {name} is stored as {entry.dtype}; read are {', '.join(_PARTS)}")
         dtype, raw = np.dtype(_PARTS[entry.dtype]), self._bytes(entry)
-        return (raw.copy() if raw.ctypes.data % dtype.itemsize else raw).view(dtype).reshape(entry.shape)
+        return (raw.copy() if _is_misaligned(raw, dtype) else raw).view(dtype).reshape(entry.shape)
 
     def _bytes(self, entry: TensorEntry) -> "np.typing.NDArray[np.uint8]":
         raw = np.frombuffer(self._map(entry.file), np.uint8, len(entry), entry.start)
@@ -123,9 +123,9 @@ class MappedTensors:
         return self._maps[file]
 
 
-def _is_askew(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> bool:
-    """Whether the numbers of a tensor begin at no multiple of their size."""
-    return entry.dtype in _TYPES and raw.ctypes.data % np.dtype(_TYPES[entry.dtype][1]).itemsize != 0
+def _is_misaligned(raw: "np.typing.NDArray[np.uint8]", dtype: "np.dtype[Any]") -> bool:
+    """Whether numbers begin at no multiple of their size."""
+    return bool(raw.ctypes.data % dtype.itemsize)
 
 
 def _copied(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
