@@ -67,7 +67,7 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
             ends[i], row = start + count, row + count
         rows = np.ascontiguousarray(stored(rows_of(integer, row, width), row_type)).view(np.uint8).reshape(-1)
         if integer(0, 3) == 0:
-            plan.rest()
+            plan.release()
         try:
             out.append(plan.run(team, integer(1, 4), segments, rows, row).tobytes())
             for i, end in ends.items():

@@ -7,7 +7,7 @@
 
 #define FUNCTIONS(X) \
     X(mh_version) X(mh_supports) X(mh_calls) X(mh_packed_size) X(mh_packed_bytes) X(mh_pack) X(mh_round) X(mh_pack_blocks) X(mh_apply) X(mh_embed) X(mh_rope) X(mh_double) \
-    X(mh_plan_new) X(mh_plan_add) X(mh_plan_block_bytes) X(mh_plan_state_bytes) X(mh_plan_now_bytes) X(mh_plan_run) X(mh_plan_rest) X(mh_plan_free) X(mh_team_start) X(mh_team_stop)
+    X(mh_plan_new) X(mh_plan_add) X(mh_plan_block_bytes) X(mh_plan_state_bytes) X(mh_plan_now_bytes) X(mh_plan_run) X(mh_plan_release) X(mh_plan_free) X(mh_team_start) X(mh_team_stop)
 #define DECLARE(name) extern int64_t name(void);
 #define NAME(name) (void (*)(void))name,
 FUNCTIONS(DECLARE)

@@ -103,10 +103,10 @@ class CpuSpan:
         return out
 
     def _runs(self, plan: Plan) -> None:
-        """Others than the last that ran give their memory back: each part of a span has a plan, and others choose the parts."""
+        """Release the memory of all plans but the last KEPT_ROOMS that ran: peers choose the parts, and each has a plan."""
         ran = [plan, *(each for each in self._ran if each is not plan)]
         for other in ran[KEPT_ROOMS:]:
-            other.rest()
+            other.release()
         self._ran = ran[:KEPT_ROOMS]
 
     def is_ready(self, num_rows: int) -> bool:

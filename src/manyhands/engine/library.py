@@ -218,7 +218,7 @@ class Team:
             raise ModelError(f"no team of {size} threads can be had: ask for 1 to 1024")
         _TEAMS.add(self)
 
-    def be_alone(self) -> None:
+    def drop_threads(self) -> None:
         """In a forked process: its threads are not there, and one may have held its lock."""
         self.handle = self.handle and self._library.mh_team_start(1)
 
@@ -238,7 +238,7 @@ _TEAMS: Final[WeakSet[Team]] = WeakSet()
 
 def _after_fork() -> None:
     for team in list(_TEAMS):
-        team.be_alone()
+        team.drop_threads()
 
 
 register_at_fork(after_in_child=_after_fork)
@@ -328,9 +328,9 @@ class Plan:
             check(code)
         return out
 
-    def rest(self) -> None:
-        """Give back the memory for rows, tens of megabytes after a prompt; the next step takes it again."""
-        self._library.mh_plan_rest(self._handle)
+    def release(self) -> None:
+        """Free the memory for rows, tens of megabytes after a prompt; the next step allocates it again."""
+        self._library.mh_plan_release(self._handle)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -32,7 +32,7 @@ SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
         ctypes.c_int,
         [_POINTER, _POINTER, _COUNT, _POINTER, _COUNT, _POINTER, _COUNT, _POINTER, _COUNT, _COUNT],
     ),
-    "mh_plan_rest": (None, [_POINTER]),
+    "mh_plan_release": (None, [_POINTER]),
     "mh_plan_free": (None, [_POINTER]),
     "mh_team_start": (_POINTER, [_COUNT]),
     "mh_team_stop": (None, [_POINTER]),

@@ -51,7 +51,7 @@ EXPORT int mh_apply(int64_t target, int64_t function, double alpha, const float 
 }
 
 /* Frees what a plan keeps from one step to the next for rows; the next step makes it again. Not while a step runs. */
-EXPORT void mh_plan_rest(Plan *plan)
+EXPORT void mh_plan_release(Plan *plan)
 {
     free(plan->registers);
     free(plan->prepared);
@@ -67,7 +67,7 @@ EXPORT void mh_plan_free(Plan *plan)
 {
     if (!plan)
         return;
-    mh_plan_rest(plan);
+    mh_plan_release(plan);
     free(plan->ops);
     free(plan);
 }
